@@ -18,7 +18,7 @@ import yaml
 from kazoo.client import KazooClient
 
 START_MAX_S = 30
-# These options replace kazoo's default, which waits longer after each failure, up to an hour.
+# These options replace kazoo's default. By default, kazoo waits longer after each failure, up to an hour.
 RETRY = {"max_tries": -1, "delay": 0.05, "max_delay": 0.5}
 
 
@@ -33,7 +33,7 @@ def bag_add(zk, respond, path, data, kind):
         zk.ensure_path(f"{path}/{parent}")
     item = zk.create(f"{path}/item/item", decoded(data), ephemeral=kind == "ephemeral", sequence=True)
     number = number_of(item)
-    # Do not wait for the creation of the token, because Petting Zoo does not wait either.
+    # This function does not wait for the creation of the token, because Petting Zoo does not wait either.
     zk.create_async(f"{path}/token/token{number:010d}", b"")
     if number > 0:
         for token in zk.get_children(f"{path}/token"):
@@ -54,8 +54,8 @@ def bag_get(zk, respond, path, number):
 def bag_listen(zk, respond, path):
     for parent in ["item", "token"]:
         zk.ensure_path(f"{path}/{parent}")
-    # List the tokens before the items. Every item whose number is at most the last number in the two lists then existed
-    # before this function listed the items.
+    # This function lists the tokens before the items. Every item whose number is at most the last number in the two
+    # lists then existed before the function listed the items.
     last = max(map(number_of, zk.get_children(f"{path}/token")), default=-1)
     present = sorted(map(number_of, zk.get_children(f"{path}/item")))
     last = max([last, *present])
@@ -68,7 +68,7 @@ def bag_listen(zk, respond, path):
         nonlocal last
         newest = max(map(number_of, tokens), default=-1)
         for number in range(last + 1, newest + 1):
-            # Report no item that has already been removed.
+            # The function does not report an item that another process has already removed.
             if zk.retry(zk.exists, item_path(path, number)):
                 print_line("event", "added", path, number)
                 watch(number)
@@ -120,8 +120,8 @@ def discover_write(zk, respond, service_class, name, key, text):
         raise ValueError(f"header.service_class is not {service_class}")
     config["header"].setdefault("metadata", {}).update(service_name=name, key=key)
     path = f"/discovery/{service_class}/{name}/{key}"
-    # Delete the node and create it again, as Petting Zoo does. Other processes then see that the node does not exist
-    # for a moment.
+    # This function deletes the node and creates it again, as Petting Zoo does. For a moment, other processes therefore
+    # see no node.
     if zk.exists(path):
         delete(zk, path)
     zk.create(path, yaml.safe_dump(config).encode(), ephemeral=True, makepath=True)
@@ -207,7 +207,7 @@ VERBS = {
 }
 
 
-# Shared helpers of the verbs.
+# Helper functions that several commands use.
 
 
 def watch_until_gone(zk, path, gone):

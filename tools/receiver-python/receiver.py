@@ -85,7 +85,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(MALFORMED)
             self._transport.close()
 
-    # The HTTP parser calls the following methods.
+    # The HTTP parser of `httptools` calls the following methods.
 
     def on_message_begin(self):
         self._arrived_us = self._arrived_now_us
@@ -118,7 +118,8 @@ class Connection(asyncio.Protocol):
 def verify(webhook, body, headers):
     try:
         webhook.verify(body, headers, json_parse=False)
-    # A malformed body or signature causes exceptions in the library's decoders, and the library does not catch them.
+    # A malformed body or signature causes exceptions in the decoders of `standardwebhooks`, and this library does not
+    # catch them.
     except (standardwebhooks.WebhookVerificationError, ValueError):
         return False
     return True

@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn version_is_set_in_the_workspace_and_in_its_own_dependencies() {
+    fn tool_changes_the_version_of_the_workspace_and_its_own_crates() {
         let manifest = "[workspace.package]\nversion = \"0.1.0\"\n\n[workspace.dependencies]\n\
                         api = { package = \"reveille-api\", path = \"crates/api\", version = \"0.1.0\" }\n\
                         other = { version = \"0.1.0\" }\n";

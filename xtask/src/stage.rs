@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn failing_command_without_failed_test_counts_as_failure() {
+    fn command_that_fails_without_a_failed_test_counts_as_one_failure() {
         let counts = |failed| Counts { passed: 5, failed };
         assert_eq!(counts(0).with_end(false), counts(1));
         assert_eq!(counts(3).with_end(false), counts(3));

@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batch_acknowledges_only_lines_with_status_201() {
+    fn only_batch_lines_with_status_201_count_as_acknowledged() {
         let created = Incarnation(0x0190_0000_0000_1234);
         let id = ScheduleId::from_incarnation(created);
         let body = format!(
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_count_of_filled_schedules_never_decreases() {
+    fn recorded_count_of_created_schedules_never_decreases() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("filled.json");
         let progress = Progress { path: path.clone(), before: 100, written: Mutex::new(0) };

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn verdict_compares_the_median_increase_with_the_bound() {
+    fn verdict_compares_the_median_increase_of_p99_lateness_with_the_bound() {
         let results = Results::of(&[row(5.0, 0), row(6.0, 0)], &[row(14.0, 0), row(15.0, 0)]);
         assert_eq!(results.to_text(10), "p99 changed by +9.00 ms (median of +9.00 ms, +9.00 ms; bound: 10 ms)");
         assert!(results.judge(Demand::Slow, 10.0).is_ok());

@@ -399,7 +399,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn due_instants_are_evenly_spread_or_equal() {
+    fn generator_spreads_due_instants_evenly_or_makes_them_equal() {
         let due = Due::Evenly { per_second: 10_000, duration: Duration::from_secs(300) };
         assert_eq!((due.count(), due.gap_micros(), due.lasts()), (3_000_000, 100, Duration::from_secs(300)));
         let at_once = Due::AtOnce { count: 100_000 };

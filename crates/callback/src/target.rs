@@ -67,7 +67,8 @@ impl Targets {
 
 fn prepare(target: &HttpTarget, tenant: TenantId, egress: &Egress, pool: &Pool) -> Result<Prepared, TargetError> {
     let (uri, connect_to, host) = parse_url(&target.url)?;
-    let path = uri.path_and_query().cloned().ok_or(TargetError::Url("the path is missing"))?;
+    let path =
+        uri.path_and_query().cloned().ok_or(TargetError::Url("the URL has no path; add a path such as /hook"))?;
     let method = Method::from_bytes(target.method.as_bytes()).map_err(|_| TargetError::Method)?;
     if method == Method::CONNECT {
         return Err(TargetError::Method);

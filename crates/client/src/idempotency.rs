@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn key_has_1_to_255_visible_ascii_characters() {
+    fn idempotency_key_has_1_to_255_visible_ascii_characters() {
         for good in ["a", "order-17", "~", &"x".repeat(255)] {
             assert_eq!(
                 good.parse::<IdempotencyKey>().map(|key| key.0.to_str().unwrap().to_owned()),

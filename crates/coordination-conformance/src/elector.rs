@@ -1,4 +1,4 @@
-//! Cases about electors: a group has at most one leader, and its terms rise.
+//! Cases about electors: a replica group has at most one leader, and the terms of its leaders rise.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use runtime::Runtime;
 /// Length of a lease that does not end while a case runs.
 const LONG: Duration = Duration::from_secs(60);
 
-/// An engine of electors whose groups have no replicas at the start of each case.
+/// An engine of electors whose replica groups have no replicas at the start of each case.
 pub trait Subject: Send + Sync {
     fn runtime(&self) -> Runtime;
 
@@ -21,7 +21,7 @@ pub trait Subject: Send + Sync {
         Duration::from_millis(300)
     }
 
-    /// Opens an elector of this group, as another process would do.
+    /// Opens an elector of this replica group for another process.
     fn elector<'a>(&'a self, group: &'a str) -> BoxFuture<'a, Arc<dyn Elector>>;
 }
 
@@ -139,7 +139,7 @@ pub(super) async fn resigning_follower_does_not_affect_the_leader(subject: &dyn 
     let term = leads(a, "a").await;
     assert_eq!(leads(b, "b").await, None);
     b.resign("b").await.expect("the engine responds");
-    // Another process cannot resign for this replica, even under its name.
+    // Another process cannot resign for this replica, even if that process uses the replica's name.
     b.resign("a").await.expect("the engine responds");
     assert_eq!(leads(b, "b").await, None);
     assert_eq!(leads(a, "a").await, term);

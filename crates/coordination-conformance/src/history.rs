@@ -18,10 +18,11 @@
 //! ZooKeeper promises less for reads, but it has these properties for the following reasons. The leader orders the
 //! writes, and the session's server responds to a write after it has applied the write. The session's server sends a
 //! sync to the leader. The leader returns the sync after all changes that it has committed. Only then does the server
-//! respond to the sync and to the session's later reads. A server that knows less than the session has observed rejects
-//! the session. The leader does not ask a quorum about a sync (ZOOKEEPER-1675). A paused leader that another leader has
-//! replaced may therefore respond to a sync from an old state. This state is never older than the session's own view
-//! (decision 0148). These tests cut sessions off and kill leaders, but they pause no leader.
+//! respond to the sync and to the session's later reads. If the session has observed a change that a server does not
+//! know yet, this server rejects the session. The leader does not ask a quorum about a sync (ZOOKEEPER-1675). A paused
+//! leader that another leader has replaced may therefore respond to a sync from an old state. This state is never older
+//! than the session's own view (decision 0148). These tests cut sessions off and kill leaders, but they pause no
+//! leader.
 //!
 //! The check does not cover watches, children, multis, or ephemeral nodes.
 
@@ -54,7 +55,7 @@ pub(super) enum Call {
     Read,
 }
 
-/// Data about an existing node that a response contained.
+/// Data that a response contained about an existing node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Observation {
     /// `None` if the response does not contain the value.
@@ -191,7 +192,7 @@ impl Operation {
     }
 }
 
-/// Knowledge about changes that at least one session has.
+/// Changes that the responses to the sessions show.
 struct Knowledge<'a> {
     /// Creates and sets that a response shows. The map's key is the number of the change, and each entry contains the
     /// node's key.
@@ -247,8 +248,8 @@ impl<'a> Knowledge<'a> {
         count.checked_sub(1).map_or(Zxid(i64::MIN), |last| self.latest[last].1)
     }
 
-    /// Checks that a call wrote each value that a session read, and to the same key. Also checks that the number of
-    /// each change is greater than all numbers that any session knew when the change was requested.
+    /// Checks that each value that a session read comes from a call that wrote it to the same key. Also checks that the
+    /// number of each change is greater than all numbers that any session knew when the change was requested.
     fn check_numbers(&self, history: &History) -> Result<(), String> {
         for (value, observed) in &self.by_value {
             let write = history.get(*value).filter(|write| write.writes());

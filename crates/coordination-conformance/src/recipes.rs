@@ -30,7 +30,7 @@ use coordination::tree::{
     Acl, Counted, Credentials, Expected, NodePath, Sequence, SessionOptions, SessionState, Tree, TreeError, Trees,
 };
 
-pub use self::sequences::line_continues_past_the_greatest_sequence_number;
+pub use self::sequences::recipes_keep_their_order_when_sequence_numbers_overflow;
 
 conformance::suite! { $ dyn Subject, recipe_conformance_tests, [$crate::recipes];
     locks {
@@ -255,7 +255,7 @@ async fn wait_for_state(subject: &dyn Subject, tree: &dyn Tree, state: SessionSt
     within(subject, &format!("the session is {state:?}"), becomes).await.expect("the session reports all states");
 }
 
-/// Waits so long that other tasks can make progress.
+/// Waits long enough for other tasks to make progress.
 async fn short_wait(subject: &dyn Subject) {
     subject.runtime().sleep(Duration::from_millis(50)).await;
 }

@@ -35,7 +35,7 @@ pub enum OpenError {
     /// The PostgreSQL URL is invalid, the server failed, or the schema does not match this build.
     #[error(transparent)]
     Postgres(#[from] coordination_postgres::OpenError),
-    /// On PostgreSQL the name of a replica group is its path, which must be a valid name.
+    /// The lease is in a row of PostgreSQL, and the path of the replica group is not a valid [`GroupName`].
     #[error("invalid path of a replica group on PostgreSQL: {0}")]
     Group(#[from] GroupNameError),
 }
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn error_for_an_unknown_url_lists_the_forms_and_hides_the_url() {
+    fn error_for_an_unknown_url_lists_valid_forms_and_hides_the_url() {
         for url in ["redis://ann:hunter2@db", "db:2181", "", "ZOOKEEPER://a"] {
             let error = Engine::of(url).err().expect(url).to_string();
             assert!(error.contains("zookeeper://") && error.contains("postgres://"), "{error}");

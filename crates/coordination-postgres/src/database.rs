@@ -102,8 +102,8 @@ impl Database {
 /// Action on a connection when a caller drops its request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnDrop {
-    /// Closes the connection. The server has exceeded a time limit of the caller, so it would also delay the next
-    /// request.
+    /// Closes the connection. The server has exceeded a time limit of the caller, so the server would also delay the
+    /// next request.
     Abandon,
     /// Keeps the connection. The caller no longer needs the response, but the server is not late.
     Keep,

@@ -54,7 +54,8 @@ async fn listen(runtime: &Runtime, server: &Server, channel: &str, changes: &wat
             Some(result) => result.map_err(|error| server.failure(&error))?,
             None => return Err(Failure::Silent { server: server.to_string(), waited: server.statement_timeout() }),
         }
-        // Reports a change at once, because the server may have sent a notification before the subscription.
+        // The task reports a change at once, because the server may have sent a notification before this process
+        // listened.
         changes.send_replace(());
         // Waits forever to keep the client alive. A drop of the client closes the connection.
         std::future::pending::<()>().await;

@@ -4,7 +4,8 @@
 //! last change. The function locks this row until it commits. In the same transaction it checks that its session is
 //! alive. The row of a session contains the session's end by the database's clock. A client that finds an expired
 //! session ends the session and deletes its nodes in a separate change. A change records its effects on each node.
-//! [`feed`] reads these records for the watches of this process, when NOTIFY wakes it and periodically.
+//! [`feed`] reads these records for the watches of this process. It reads them after each NOTIFY, and also
+//! periodically.
 //!
 //! Invariants: Before a read returns a state, the watches of this process receive all events up to this state. The
 //! server applies the changes of a session in the order of its calls.
@@ -143,8 +144,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Reads through the read connection. Excess reads wait in this function, before their time limit begins, and not
-    /// on the connection.
+    /// Reads through the read connection. A read above the largest number of concurrent reads waits in this function,
+    /// before the time limit of that read begins.
     async fn read(&self, statement: &'static str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, TreeError> {
         let _turn = self.reading.acquire().await;
         self.query(&self.reads, statement, parameters).await
@@ -283,8 +284,8 @@ impl Shared {
         done.into_iter().next().ok_or_else(rows::unexpected)
     }
 
-    /// Works like [`Shared::within`], but polls the read in a separate task. A read may wait for other reads, but it
-    /// does not stop while no caller polls.
+    /// Works like [`Shared::within`], but polls the read in a separate task. The read therefore continues even while
+    /// the caller does not poll it.
     fn within_detached<T: Send + 'static>(
         &self,
         read: impl Future<Output = Result<T, TreeError>> + Send + 'static,

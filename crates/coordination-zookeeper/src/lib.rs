@@ -1,6 +1,6 @@
 //! The tree on a real ZooKeeper, through the client library of kezhuw. The tests use ZooKeeper 3.9. Older servers from
 //! version 3.6 on also support recursive watches. But an older server drops a recursive watch when the same session
-//! sets another watch on its node, and it returns no stat for the nodes that a multi created.
+//! sets another watch on the same node. An older server also returns no stat for the nodes that a multi created.
 //!
 //! The client library handles sessions, reconnects, watches across reconnects and the order of requests. This crate
 //! adds the types and errors of the port, and it reports the effect of a lost connection on [`Events`]. It also
@@ -131,8 +131,8 @@ impl ZookeeperTree {
         client.filter(|_| self.session.is_valid(self.runtime.monotonic())).ok_or(TreeError::SessionLost)
     }
 
-    /// Sends a request. Only pings move the deadline of the session. The response to this request does not, because
-    /// this process may have created an error response itself.
+    /// Sends a request. Only pings move the deadline of the session. The response to another request does not move the
+    /// deadline, because an error may come from the client library in this process and not from the server.
     async fn request<T, F>(&self, request: impl FnOnce(zk::Client) -> F) -> Result<T, TreeError>
     where
         F: Future<Output = Result<T, TreeError>>,
@@ -417,7 +417,7 @@ impl Tree for ZookeeperTree {
 impl Drop for ZookeeperTree {
     fn drop(&mut self) {
         self.session.lose();
-        // The event streams share this client. Remove it, so that they no longer use it after the drop of this object.
+        // The event streams share this client. The drop removes the client, so that the streams no longer use it.
         drop(self.client.lock().expect("no code panics while it holds this mutex").take());
     }
 }

@@ -44,7 +44,7 @@ struct Known {
     uncertain: usize,
 }
 
-/// Reservation for requested nodes. A drop of this value counts the nodes as uncertain.
+/// Reservation of bytes for requested nodes. A drop of this value counts the nodes as uncertain.
 pub(crate) struct Reservation {
     known: Arc<Mutex<Known>>,
     bytes: usize,
@@ -81,7 +81,7 @@ impl Ephemerals {
         if let Some(reserved) = self.try_reserve(more) {
             return Ok(reserved);
         }
-        // Ask the server, because many of the known nodes may no longer exist.
+        // The function asks the server for the nodes, because many of the known nodes may no longer exist.
         let _listing = self.listing.lock().await;
         let (confirmed, uncertain) = {
             let known = lock(&self.known);

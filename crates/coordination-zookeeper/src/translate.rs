@@ -41,8 +41,8 @@ pub(crate) fn stat_of(stat: &zk::Stat) -> Stat {
     }
 }
 
-/// Converts the owner field of a stat. In this field, containers and nodes with a time to live have special values
-/// (`EphemeralType` in ZooKeeper).
+/// Converts the owner field of a stat. For a container, and for a node with a time to live, this field contains a
+/// special value (`EphemeralType` in ZooKeeper).
 fn owner_of(field: i64) -> Option<SessionId> {
     const CONTAINER: i64 = i64::MIN;
     (field != 0 && field != CONTAINER).then_some(SessionId(field))

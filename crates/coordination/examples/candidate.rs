@@ -30,7 +30,7 @@ use runtime::Runtime;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 
-/// Time between two checks, and between two writes.
+/// Time between two checks of the guard, and between two writes to the tree.
 const PERIOD: Duration = Duration::from_millis(5);
 
 #[tokio::main(worker_threads = 2)]
@@ -43,7 +43,8 @@ async fn main() -> anyhow::Result<()> {
     let trees = coordination_connect::trees(&runtime, url, None).await?;
     let timeout = Duration::from_millis(millis.parse().context("SESSION_MILLIS must be a number")?);
     let client = Client::new(&runtime, trees, SessionOptions { timeout, credentials: Vec::new() });
-    // With this trust, a guard lasts longest. The tests show that even such a guard ends early enough.
+    // `Trust::UntilLost` lets a guard last longest. The tests show that even such a guard ends before the next leader
+    // leads.
     let candidate = Candidate { acl: Acl::Open, trust: Trust::UntilLost, ..Candidate::new(id) };
     let selector = LeaderSelector::new(&client, NodePath::new(group)?, candidate);
     let mut sink = Sink(BufReader::new(UnixStream::connect(sink).await.context("cannot connect to SINK")?));
@@ -83,14 +84,15 @@ async fn write_in_new_session(client: &Client, held: &Held) -> Result<Option<i64
 async fn check(runtime: &Runtime, held: &Held, sink: &mut Sink) -> anyhow::Result<()> {
     let term = held.term().0;
     loop {
-        // Read the clock first. If the guard is valid afterwards, it was also valid at that time.
+        // The function reads the clock before it checks the guard. If the guard is valid, it was also valid at the time
+        // `at`.
         let at = nanos(runtime);
         if !held.is_valid() {
             return Ok(());
         }
         report(format_args!("live {term} {at}"));
         if !sink.write(term).await? {
-            report(format_args!("refused {term} sink the sink knows a later term"));
+            report(format_args!("refused {term} sink (reason: the sink has already seen a later term)"));
         }
         runtime.sleep(PERIOD).await;
     }
@@ -101,9 +103,9 @@ async fn work(runtime: &Runtime, tree: &Arc<dyn Tree>, held: &Held) -> anyhow::R
     while held.is_valid() {
         match write(tree, held).await {
             Ok(Some(zxid)) => report(format_args!("wrote {term} {zxid}")),
-            Ok(None) => report(format_args!("refused {term} tree the fence rejected the write")),
+            Ok(None) => report(format_args!("refused {term} tree (reason: the fence rejected the write)")),
             // The tree may or may not have executed the write.
-            Err(error) => report(format_args!("refused {term} tree {error}")),
+            Err(error) => report(format_args!("refused {term} tree (reason: {error})")),
         }
         runtime.sleep(PERIOD).await;
     }

@@ -8,8 +8,9 @@
 //! Promises: a firing is a pair (job, instant). The header `idempotency-key` names the firing, and the service must
 //! drop a second call with the same name. The leader never calls the service before the instant of the firing. Several
 //! firings may become due while no leader exists or the service does not respond. The leader then calls the service
-//! once, late, for the latest firing, and skips the earlier firings. The header `x-term` rises from leader to leader. A
-//! service can therefore reject a delayed call that arrives after a call of the next leader.
+//! once, late, for the latest firing, and skips the earlier firings. The header `x-term` contains the term of the
+//! leader, and each leader has a greater term than the leader before it. A service can therefore reject a delayed call
+//! that arrives after a call of the next leader.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the example reports its progress")]
 
@@ -74,8 +75,8 @@ async fn main() -> anyhow::Result<()> {
     let group = NodePath::new("/cronulla/leaders")?.join(&arguments.job).context("--job")?;
     let selector = LeaderSelector::new(&client, group, candidate);
 
-    // 3. `run` joins the line again after each leadership, like Curator's `autoRequeue`. 4. It calls this closure in
-    // each leadership, like `takeLeadership`.
+    // 3. `run` joins the line again after each leadership, like Curator's `autoRequeue`.
+    // 4. `run` calls this closure in each leadership, like `takeLeadership`.
     let stop = stopped_by_the_terminal(&runtime);
     let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();
     let scheduler = Scheduler { arguments, cron, job, runtime, client: client.clone(), http };
@@ -121,16 +122,16 @@ impl Scheduler {
             if !leading.is_valid() {
                 return Ok(());
             }
-            // If several firings are due, call the service only for the latest firing.
+            // If several firings are due, the leader calls the service only for the latest firing.
             let due = self.cron.latest_at(self.runtime.now()).map_or(next, |latest| latest.max(next));
             if let Err(error) = self.call(due, leading).await {
                 eprintln!("the call for {due} failed; retrying: {error:#}");
                 self.runtime.sleep(Duration::from_millis(200)).await;
                 continue;
             }
-            // Store the instant after the call. If this process dies before it stores the instant, the next leader
-            // repeats the call under the same name. The fence rejects the write of a process that has lost its
-            // leadership without noticing it.
+            // The leader stores the instant of the firing after the call. If this process dies between the call and
+            // this write, the next leader repeats the call under the same name. The fence rejects the write of a
+            // process that has lost its leadership without noticing it.
             let store = Op::Set { path: self.job.clone(), data: text(due), expected: Expected::Any };
             tree.multi([leading.fence.clone(), vec![store]].concat())
                 .await
@@ -141,7 +142,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Returns the last instant for which a leader called the service. The first leader stores the present instant.
+    /// Returns the last instant for which a leader called the service. If no leader has stored an instant, the function
+    /// stores the present instant and returns it.
     async fn last(&self, tree: &dyn Tree, leading: &Leading) -> anyhow::Result<Timestamp> {
         let jobs = self.job.parent().expect("the path of a job has a parent");
         self.client.ensure(&jobs, &Acl::Open).await?;

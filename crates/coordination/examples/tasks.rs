@@ -111,7 +111,8 @@ async fn main() -> anyhow::Result<()> {
             let elector = coordination_connect::elector(&runtime, &url, &group, lease, form, &options).await?;
             let name = replica.unwrap_or_else(|| format!("replica-{:032x}", runtime.random_u128()));
             ensure!(!name.contains('/'), "--replica: the name must not contain `/`");
-            // Create the node before the replica joins, so that the leader can assign tasks to the replica at once.
+            // The program creates the parent node of the replica's tasks before the replica joins. The leader can then
+            // assign tasks to the replica at once.
             client.ensure(&tasks.given.join(&name).context("--replica")?, &Acl::Open).await?;
             let replica = Replica { runtime, tasks, elector, name, lease, followed: Cell::default() };
             tokio::select! {
@@ -276,7 +277,7 @@ impl Tasks {
     async fn do_given(&self, replica: &str) -> anyhow::Result<()> {
         let (tree, place) = (self.client.session().await?, self.given.join(replica)?);
         let (given, change) = match tree.children_and_watch(&place).await {
-            // A leader considered this replica dead. It has deleted this node and moved all tasks away from it.
+            // A leader considered this replica dead, moved all of its tasks away and deleted the node `given/REPLICA`.
             Err(TreeError::NoNode) => return Ok(self.client.ensure(&place, &Acl::Open).await?),
             listed => listed?,
         };
@@ -290,7 +291,8 @@ impl Tasks {
             let command = String::from_utf8_lossy(&command).into_owned();
             let status = process::Command::new("sh").arg("-c").arg(command).kill_on_drop(true).status().await?;
             println!("{task}: {status}");
-            // Retry until the tree has stored the result. Otherwise a replica would do the task again.
+            // The replica retries until the tree has stored the result. Otherwise this or another replica would do the
+            // task again.
             let by = Bytes::from(format!("{replica}, {status}"));
             let was_there = loop {
                 match self.move_to(&place, &self.done, &task, by.clone()).await {

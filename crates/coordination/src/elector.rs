@@ -92,7 +92,7 @@ pub async fn poll_departures(
     }
 }
 
-/// Returns the replicas of `known` that are not among `followers`, or `None` if `replica` does not lead them.
+/// Returns the replicas of `known` that are not among `followers`, or `None` if `replica` does not lead.
 #[must_use]
 pub fn departed(replica: &str, known: &[Follower], followers: &[Follower]) -> Option<Vec<Follower>> {
     let leads = followers.iter().any(|follower| follower.leads && follower.replica == replica);

@@ -13,8 +13,8 @@
 //!
 //! Nodes have the same layout as the nodes of Curator, so processes with Curator can use the same paths.
 //!
-//! Invariants: no user code runs while the code of a recipe holds a mutex, or in a task of the client. When a caller
-//! drops a future, the client removes the node of that future.
+//! Invariants: no user code runs in a task of the client. No user code runs while the code of a recipe holds a mutex.
+//! When a caller drops a future, the client removes the node of that future.
 
 mod bag;
 mod barrier;

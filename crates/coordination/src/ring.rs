@@ -3,8 +3,9 @@
 //!
 //! The ring uses rendezvous hashing (Thaler and Ravishankar, 1998). Each member has a weight for each key, and the
 //! member with the greatest weight owns the key. If one of *n* members leaves, only its own keys move. These are about
-//! one *n*th of all keys, and each of the other members gets some of them. If no member may have more than its share,
-//! use [`Ring::assign`]. It distributes a set of keys under a bound, after Mirrokni, Thorup and Zadimoghaddam (2018).
+//! one *n*th of all keys, and each of the other members gets some of them. If every member must have at most its share
+//! of the keys, use [`Ring::assign`]. It distributes a set of keys under a bound, after Mirrokni, Thorup and
+//! Zadimoghaddam (2018).
 //!
 //! The ring does not prevent two members from owning the same key. While members join and leave, two processes may know
 //! different members, and both processes may own a key. If this is not acceptable, the owner must acquire a
@@ -56,15 +57,15 @@ impl Ring {
     }
 
     /// Assigns each of `keys` to the member with the greatest weight among those that have fewer than `share` keys
-    /// ([`Ring::share`]). With less slack in `share`, more keys move when the members or the keys change. Returns an
-    /// empty map if there are no members.
+    /// ([`Ring::share`]). With a smaller `share`, more keys move when the members or the keys change. Returns an empty
+    /// map if there are no members.
     ///
     /// # Panics
     /// Panics if the shares of all members together are less than the number of keys.
     #[must_use]
     pub fn assign<'a>(&self, keys: impl IntoIterator<Item = &'a str>, share: usize) -> BTreeMap<&'a str, &str> {
-        // Sort the keys by their hashes. The order of the hashes does not follow the order of the keys, so no kind of
-        // key always comes last.
+        // The function assigns the keys in the order of their hashes. In the order of their texts, keys with late texts
+        // would always get the last free members.
         let mut keys: Vec<(u64, &str)> = keys.into_iter().map(|key| (xxh3_64(key.as_bytes()), key)).collect();
         keys.sort_unstable();
         keys.dedup();

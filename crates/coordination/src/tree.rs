@@ -152,7 +152,7 @@ pub trait Tree: Send + Sync + 'static {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Zxid(pub i64);
 
-/// Kind of a new node. It determines the end of the node and the form of its name.
+/// Kind of a new node. The kind determines when the node ends and whether its name ends with a number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CreateMode {
     /// Node that exists until a session deletes it.
@@ -291,7 +291,7 @@ pub struct Children {
 /// Versions, times and sizes of a node at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stat {
-    /// Number of the change that created the node. It is greater than the number of every earlier node, even of an
+    /// Number of the change that created the node. It is greater than this number of every earlier node, even of an
     /// earlier node at the same path.
     pub created: Zxid,
     /// Number of the last change of the node's data.

@@ -67,8 +67,8 @@ impl fmt::Display for RunId {
 /// Key of a due row. It contains all data except the payload that the scheduler needs to fire the row.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct DueKey {
-    /// Instant at which the attempt starts. It is the nominal instant, or a later instant because of a retry, a
-    /// deferral or a late creator.
+    /// Instant at which the attempt becomes due. It is the nominal instant or later. For example, it is later if the
+    /// attempt is a retry, or if a user created the schedule after the nominal instant.
     pub position: Timestamp,
     pub occurrence: Occurrence,
     /// Number of the attempt that this row requests, from 1.

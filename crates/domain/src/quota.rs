@@ -199,7 +199,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn every_quota_has_a_unique_name_and_slot() {
+    fn every_quota_has_a_unique_name_and_its_own_stored_number() {
         let mut quotas = Quotas::NONE;
         for (number, quota) in (1..).zip(Quota::ALL) {
             assert_eq!(Quota::named(quota.name()), Some(quota));
@@ -220,13 +220,13 @@ mod tests {
     }
 
     #[test]
-    fn tenant_gets_pollers_for_its_quota_and_ten_percent_more() {
+    fn tenant_gets_enough_pollers_for_its_rate_quota_plus_ten_percent() {
         let quotas = [0, 1, 900, 1_000, 1_001, 7_000, 8_000, 50_000, 60_000, 1_000_000, u32::MAX];
         assert_eq!(quotas.map(pollers), [2, 2, 2, 2, 4, 8, 16, 64, 128, 1_024, 1_024]);
     }
 
     #[test]
-    fn idle_bucket_gives_tokens_of_one_period_then_single_tokens() {
+    fn idle_token_bucket_gives_the_tokens_of_one_period_and_then_single_tokens() {
         let rate = Rate::new(10, SECOND);
         let mut bucket = TokenBucket::default();
         let now = Duration::from_secs(100);

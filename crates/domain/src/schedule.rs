@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn all_spellings_of_an_origin_have_one_form() {
+    fn all_spellings_of_an_origin_have_the_same_canonical_form() {
         let spellings = [
             (
                 "https://example.com:443",

@@ -1,8 +1,9 @@
-//! Compares the journal's speed with that of its disk: `cargo run --profile dist -p journal --example rate -- FOLDER`.
+//! Compares the speed of the journal with the speed of its disk: `cargo run --profile dist -p journal --example rate --
+//! FOLDER`.
 //!
-//! The program measures the bare disk first: one thread writes records of the journal's sizes to a preallocated file,
-//! and syncs each record. Then the program measures the journal, first with few and then with many entries of 1 KB in
-//! flight.
+//! The program measures the bare disk first: one thread writes records as large as the records of the journal to a
+//! preallocated file, and syncs each record. Then the program measures the journal, first with few and then with many
+//! entries of 1 KB in flight.
 
 #![expect(clippy::print_stdout, reason = "this program prints a table")]
 
@@ -57,7 +58,7 @@ async fn bare(runtime: &Runtime, folder: &Path, bytes: usize) -> std::io::Result
 }
 
 /// Measures the journal. Each writer has one entry in flight. A sample is the time from an append to the consumer's
-/// response to it.
+/// response to this append.
 async fn journal(
     runtime: &Runtime,
     folder: &Path,

@@ -130,8 +130,8 @@ impl RecordHeader {
     /// Decodes the header of the record at `offset` of the segment with this salt and length. Returns `None` if `bytes`
     /// are not the header of such a record.
     pub(crate) fn decode(bytes: &[u8; HEADER_BYTES], salt: u64, offset: u64, segment_length: u64) -> Option<Self> {
-        // Compare the salt first. Nearly all bytes that are not a record header fail this test, and the decoder
-        // computes no checksum for them.
+        // The decoder compares the salt first. Nearly all bytes that are not a record header fail this test, and the
+        // decoder computes no checksum for them.
         if read_u64(bytes, 8) != salt || bytes[..4] != RECORD_MAGIC {
             return None;
         }
@@ -163,7 +163,7 @@ pub(crate) fn record_bytes(body_bytes: usize) -> u64 {
     (HEADER_BYTES as u64 + body_bytes as u64).next_multiple_of(BLOCK)
 }
 
-/// Builder of records that reuses one buffer.
+/// Builder that encodes one record after another in the same buffer.
 #[derive(Default)]
 pub(crate) struct RecordBuffer {
     bytes: Vec<u8>,

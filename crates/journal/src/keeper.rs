@@ -16,7 +16,7 @@ use crate::format::{BLOCK, HEADER_BYTES, SegmentHeader, to_usize};
 use crate::segment::Segment;
 use crate::shared::Shared;
 
-/// Interval between attempts to prepare a segment on a full disk when no other event triggers one.
+/// Interval between attempts to prepare a segment on a full disk when no other event triggers an attempt.
 const FULL_RETRY: Duration = Duration::from_secs(1);
 
 const SEGMENT_PREFIX: &str = "segment-";
@@ -141,8 +141,8 @@ pub(crate) async fn prepare(
     let from = spare.as_deref().unwrap_or(fresh);
     let prepared = prepare_from(disk, dir, header, from, spare.is_none()).await;
     if prepared.as_ref().is_err_and(is_full) {
-        // Remove the allocated file, because it would occupy the little space that is left. If the file already has the
-        // segment's name, the removal fails. The next attempt then replaces the file with that name.
+        // The task removes the allocated file, because the file would occupy the little space that is left. If the file
+        // already has the segment's name, the removal fails. The next attempt then replaces the file with that name.
         let _removed = disk.remove(from).await;
     }
     prepared

@@ -278,7 +278,7 @@ impl Options {
         if !self.segment_bytes.is_multiple_of(BLOCK) {
             return Err(OpenError::Options("segment_bytes must be a multiple of 4096"));
         }
-        // A segment holds its header, one record and a marker.
+        // The smallest segment contains a header, one record and a marker.
         if self.segment_bytes < BLOCK + record_bytes(body_bytes_max) + BLOCK {
             return Err(OpenError::Options("segment_bytes must be large enough for an entry of entry_bytes_max"));
         }
@@ -301,7 +301,7 @@ struct CloseOnDrop<T> {
 impl<T> CloseOnDrop<T> {
     fn close(&self) {
         self.queue.close();
-        // The writer may be waiting for a segment because the disk is full. Wake it.
+        // The writer may be waiting for a segment because the disk is full, so this call wakes the writer.
         self.shared.segment_ready.notify_one();
     }
 }
@@ -338,7 +338,7 @@ async fn create(runtime: &Runtime, dir: &Path, options: &Options, files_named: u
 }
 
 /// Makes the folder's directory entry durable, and also the directory entries of parent folders, because the journal
-/// may have created them, too.
+/// may also have created these folders.
 async fn sync_ancestors(disk: &dyn Disk, dir: &Path) -> Result<(), OpenError> {
     for ancestor in dir.ancestors().skip(1) {
         let ancestor = if ancestor.as_os_str().is_empty() { Path::new(".") } else { ancestor };

@@ -15,7 +15,7 @@ use runtime::Monotonic;
 
 /// Delay before the next commit. Under load, the latency of an append increases by this value.
 const DELAY: Duration = Duration::from_millis(1);
-/// Duration of one measurement of the rate.
+/// Duration of a round. The writer measures the rate of entries once per round.
 const ROUND: Duration = Duration::from_millis(50);
 /// Time without a commit after which the writer discards the measurement of the round.
 const IDLE: Duration = Duration::from_millis(10);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn writer_does_not_delay_few_callers_that_await_responses() {
+    fn writer_does_not_delay_entries_if_only_a_few_callers_await_responses() {
         let plain = 40_000 * 4;
         let (entries, _) = run(10, |_| 4);
         assert!(entries * 100 >= plain * 95, "{entries} entries of {plain}");

@@ -157,7 +157,7 @@ impl<T> Queue<T> {
     }
 
     fn weight(&self, entry: &Bytes) -> u32 {
-        // Limit the weight, so that the empty queue accepts an entry that is larger than the whole queue.
+        // The weight has a limit, so that the empty queue accepts an entry that is larger than the limit of the queue.
         u32::try_from(entry.len()).unwrap_or(u32::MAX).max(self.share).min(self.capacity_max)
     }
 

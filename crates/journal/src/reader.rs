@@ -1,5 +1,5 @@
-//! Reader that returns entries in order. The consumer reads entries at a start, and concurrently with the writer for a
-//! backup.
+//! Reader that returns entries in order. The consumer reads entries when it starts. For a backup, it reads entries
+//! while the writer appends further entries.
 
 use std::io;
 use std::sync::Arc;

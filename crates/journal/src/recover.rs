@@ -4,7 +4,8 @@
 //! be the highest such index of all segments. Recovery reads records from the oldest on, while the records are whole
 //! and their indexes are consecutive. If these records reach E, recovery drops all later records, because the journal
 //! never reported them as durable. If they do not reach E, a durable entry is lost, and recovery fails with an error
-//! that names the place and the indexes. Recovery changes no file before it has made this decision.
+//! that names the place of the damage and the indexes of the lost entries. Recovery changes no file before it has made
+//! this decision.
 //!
 //! Invariant: the journal returns an entry only after this process has synced it. After a failed sync, Linux may return
 //! bytes from its cache that are not on disk and that another sync would not write. Recovery therefore first rewrites
@@ -150,7 +151,8 @@ impl Walk {
             offset = self.record(&segment, offset, &header).await.map_err(io_error("read", &path))?;
         }
         if !self.anchored {
-            // The keeper removes an older segment only once this segment has a durable record.
+            // The keeper removed the older segments only after this segment had a durable record, so this record is
+            // lost.
             self.lost(path, BLOCK, "the segment's first record is corrupt", true, None);
         }
         Ok(())
@@ -160,7 +162,7 @@ impl Walk {
     /// ended. Returns the offset at which the search for the next record continues.
     async fn record(&mut self, segment: &Arc<Segment>, expected: u64, header: &RecordHeader) -> io::Result<u64> {
         self.add_evidence(header.synced_below);
-        // Do not trust the length of a record that follows a corrupt record.
+        // Recovery does not trust the length of a record that follows a corrupt record.
         let continue_at = header.offset + BLOCK;
         if let Some(defect) = &mut self.defect {
             if defect.resumes_at.is_none() && header.first_index > self.next {
@@ -267,8 +269,8 @@ impl Walk {
             segment = %defect.segment.display(), offset = defect.offset, next = self.next,
             "dropped an unfinished record that the journal never reported as durable"
         );
-        // Write a marker over the dropped record. Otherwise, if the writer put the next record into another segment, a
-        // later recovery would treat the dropped record as a lost record.
+        // Recovery writes a marker over the dropped record. Otherwise, if the writer put the next record into another
+        // segment, a later recovery would treat the dropped record as a lost record.
         let Some(live) = self.live.iter_mut().find(|live| live.segment.path == defect.segment) else { return Ok(()) };
         if live.end_offset == BLOCK {
             return Ok(());

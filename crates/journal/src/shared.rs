@@ -17,8 +17,8 @@ use crate::Options;
 use crate::format::BLOCK;
 use crate::segment::Segment;
 
-/// Bounds of the histogram's buckets. The lowest is 100 µs, the latency of a disk whose cache survives a power loss.
-/// The highest is 2.5 s, which is longer than a healthy disk needs.
+/// Bounds of the buckets in the histogram of commit times. The lowest bound is 100 µs, the latency of a disk whose
+/// cache survives a power loss. The highest bound is 2.5 s, which is longer than a healthy disk needs.
 const COMMIT_SECONDS: [f64; 14] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
 
@@ -97,7 +97,7 @@ pub(crate) struct State {
     pub(crate) next: u64,
     /// The consumer has released the entries below this index.
     released: u64,
-    /// Index of the next entry of each reader, by the reader's pin number.
+    /// Index of the next entry of each reader. The key is the number that [`State::pin`] returned to the reader.
     pins: BTreeMap<u64, u64>,
     pins_created: u64,
     /// True if the last attempt to prepare a segment failed on a full disk.
@@ -155,7 +155,7 @@ impl State {
         true
     }
 
-    /// Records that a record of the active segment has become durable.
+    /// Updates the state after a record of the active segment has become durable.
     pub(crate) fn record_written(&mut self, end_offset: u64, next: u64) {
         let active = self.live.back_mut().expect("the journal always has an active segment");
         assert!(active.end_offset < end_offset && self.next <= next, "offsets and indexes only increase");

@@ -93,7 +93,7 @@ impl<T: Send + 'static> Writer<T> {
     async fn commit(&mut self) -> Result<(), Stopped> {
         let mut bytes_max = self.shared.options.batch_bytes_max;
         if self.shared.state().ready.is_empty() {
-            // No other segment is ready, so fill the active segment first.
+            // No other segment is ready, so the writer first fills the active segment.
             bytes_max = bytes_max.min(self.bytes_left());
         }
         let Batch { entries, body_bytes } = self.queue.take(bytes_max);
@@ -111,7 +111,7 @@ impl<T: Send + 'static> Writer<T> {
         self.next += count as u64;
         self.proven = false;
         self.publish_position();
-        // If the consumer has dropped the receiver, it cannot respond to the callers, so stop.
+        // If the consumer has dropped the receiver, it cannot respond to the callers, so the writer stops.
         self.commits.send(Commit { first_index, entries }).await.map_err(|_| Stopped)?;
         if let Some(pause) = self.linger.after_commit(count, self.shared.runtime.monotonic()) {
             self.shared.runtime.sleep(pause).await;
@@ -167,12 +167,13 @@ impl<T: Send + 'static> Writer<T> {
     /// Makes the next segment the active segment. Waits until that segment is ready.
     async fn activate_next_segment(&mut self) -> Result<(), Stopped> {
         if self.offset == BLOCK {
-            // The segment is too small for this record, because the keeper prepared it for a smaller limit. Write a
-            // marker. Every earlier segment then contains a record, and recovery detects damage to the segment.
+            // The active segment is empty, but too small for this record, because the keeper prepared the segment for a
+            // smaller limit. The writer writes a marker, so that every earlier segment contains a record. Recovery can
+            // then detect damage to the segment.
             self.write_marker().await;
         }
-        // Notify the keeper only once: on a full disk the keeper retries by itself and wakes the writer after each
-        // attempt.
+        // The writer notifies the keeper only once: on a full disk the keeper retries by itself and wakes the writer
+        // after each attempt.
         self.shared.keeper_wake.notify_one();
         loop {
             {

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn claim_name_parses_only_canonical_shard_numbers() {
+    fn claim_name_parser_accepts_only_canonical_shard_numbers() {
         for number in [0, 9, 17, 255, u16::MAX] {
             assert_eq!(ClaimName::shard(ShardId(number)).to_shard(), Some(ShardId(number)));
         }

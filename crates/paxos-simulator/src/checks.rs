@@ -66,7 +66,7 @@ pub(crate) struct Checks {
     rejected: BTreeSet<u64>,
     last_promised: Vec<Vec<Ballot>>,
     /// End of the time for which each node is master, by the node's own clock, and the epoch of its mastership. The
-    /// list is by node and paxos group.
+    /// outer list is by node, and each inner list is by paxos group.
     serving: Vec<Vec<Option<(Instant, u64)>>>,
     /// Roles of each node in moves.
     ordered: Vec<Vec<Ordered>>,

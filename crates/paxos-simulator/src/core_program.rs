@@ -25,13 +25,14 @@ pub struct Core {
     applications: BTreeMap<GroupId, Application>,
     /// Preparation that the application reports to the node as finished at a later tick.
     prepares: Option<(Fence, Preparation)>,
-    /// State of the system group at the last observation.
+    /// State of the system group when this program last reported its changes as observations.
     system: System,
-    /// Last move of each paxos group whose orders made this node shorten its lease or let its lease end.
+    /// For each paxos group, the last move with orders that made this node shorten its lease or let its lease end.
     leaves: BTreeMap<GroupId, Move>,
 }
 
-/// Application of a paxos group. `chain` contains a hash of all slots up to each slot since the snapshot.
+/// Application of a paxos group. For each slot since the snapshot, `chain` contains a hash of all slots up to that
+/// slot.
 #[derive(Default)]
 struct Application {
     base: u64,
@@ -100,8 +101,8 @@ impl Program for Core {
         let groups: Vec<_> = node_config.groups.iter().map(|group| (*group, node_config.founders.to_vec())).collect();
         let options = Arc::new(node_config.run.options.clone());
         let mut effects = Effects { token: Token(out.token), ..Effects::default() };
-        // Tokens of records only increase. Each process therefore starts with another token, and gets another
-        // incarnation number.
+        // The tokens of a node's records only increase, also across restarts. Each process of the node therefore starts
+        // with another token, and derives another incarnation number from it.
         let process = Process { node: node_config.me, incarnation: mix(out.token << 8 ^ u64::from(node_config.me.0)) };
         let node = Node::start(process, &options, &groups, records, now, &mut effects);
         let applications = node_config.groups.iter().map(|group| (*group, Application::default())).collect();
@@ -118,7 +119,7 @@ impl Program for Core {
             leaves: BTreeMap::new(),
         };
         core.collect(out);
-        // These snapshots come from the node's own disk, so they are no incidents.
+        // These snapshots come from the node's own disk, so their installation does not count as an incident.
         out.observations.retain(|observation| *observation != Observation::Incident(Incident::SnapshotInstalled));
         core
     }

@@ -160,7 +160,7 @@ impl Disk {
         if end < promised {
             return Err(Damaged);
         }
-        // Ignore the statements of frames that this start cuts.
+        // The start ignores the numbers of durable bytes that the cut frames state.
         self.bytes.truncate(end);
         (self.synced, self.known, self.hole) = (end, known, None);
         Ok(records)

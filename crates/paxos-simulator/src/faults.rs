@@ -13,7 +13,8 @@ impl<P: Program> World<P> {
         let fault = Fault::ALL[self.random.index(Fault::ALL.len())];
         let node = self.random.index(self.nodes.len());
         let group = self.groups[self.random.index(self.groups.len())];
-        // Fork the random number generator for every fault, so that a disabled fault does not change later events.
+        // The simulation forks the random number generator for every fault, so that a disabled fault does not change
+        // later events.
         let mut random = self.random.fork();
         if self.config.isolates_masters && self.config.has(Fault::Ambushes) && random.coin() {
             self.heal_links();
@@ -56,7 +57,8 @@ impl<P: Program> World<P> {
                 }
             }
             Fault::Members => return self.change_members(group, &mut random),
-            // Isolate the master at any time: it may have served for a long time, and may be idle.
+            // The simulation isolates the master at any time. The master may have served for a long time, and may be
+            // idle.
             Fault::Ambushes if random.chance(self.config.targeted_fault) => {
                 if let Some(master) = self.checks.server(group.0 as usize) {
                     self.isolate(master);
@@ -71,7 +73,8 @@ impl<P: Program> World<P> {
     fn cut_or_heal(&mut self, random: &mut Random) {
         let count = self.nodes.len();
         match random.below(5) {
-            // Cut or heal a single random link. Links therefore heal in another order than the order of the cuts.
+            // The simulation cuts or heals a single random link. It therefore heals links in another order than it cut
+            // them.
             0 => {
                 let (a, b) = (random.index(count), random.index(count));
                 let was_whole = !self.is_cut[a][b] && !self.is_cut[b][a];
@@ -117,9 +120,9 @@ impl<P: Program> World<P> {
         }
     }
 
-    /// Injects a targeted fault into a move in progress. There are three such faults: the holder of the token fails and
-    /// another process must continue the move, the master that must hand over pauses, or another node takes over the
-    /// system group.
+    /// Injects a targeted fault into a move in progress. There are three such faults. In the first, the holder of the
+    /// token fails, and another process must continue the move. In the second, the simulation pauses the master that
+    /// must hand over. In the third, another node takes over the system group.
     pub(crate) fn inject_fault_into_move(&mut self, holder: usize) {
         if !self.draws_targeted_fault() {
             return;
@@ -201,7 +204,8 @@ impl<P: Program> World<P> {
         others.retain(|member| *member != self.nodes[master].id);
         let Some(to) = others.get(random.index(others.len().max(1))) else { return Ok(()) };
         self.request(master, group, Request::Shorten(*to, remaining))?;
-        // Pause the master. It may have recorded the end of its lease, but not yet know that the record is decided.
+        // The simulation pauses the master. The master may have recorded the end of its lease, but not yet know that
+        // the record is decided.
         if self.config.has(Fault::Pauses)
             && self.is_up(master)
             && !self.nodes[master].is_paused
@@ -290,7 +294,7 @@ impl<P: Program> World<P> {
     /// proposals of clients.
     pub(crate) fn heal(&mut self) -> Result<(), Violation> {
         self.faults_stopped = true;
-        // Start all nodes, because `core` needs the member lists that the nodes know.
+        // The simulation starts all nodes, because `core` needs the member lists that the nodes know.
         for node in 0..self.nodes.len() {
             if self.nodes[node].has_failed {
                 self.crash(node)?;
@@ -321,7 +325,8 @@ impl<P: Program> World<P> {
         // If a lease may end before the members decide a slot, it is possible that no node becomes master. The rule
         // then requires decided slots instead of acknowledgements. The same applies to the system group, because
         // clients do not write to it. A write waits for the sync in progress and then for its own sync. The minimum
-        // lease is twice the total, so that a master serves for about half of the time.
+        // lease is twice the total of these syncs and of two message delays, so that a master serves for about half of
+        // the time.
         let can_serve = lease > 2 * (2 * self.config.delay.1 + 2 * self.config.sync.1);
         let count = |world: &Self, group: GroupId| match can_serve && group != GroupId::SYSTEM {
             true => world.checks.acknowledgements()[group.0 as usize],

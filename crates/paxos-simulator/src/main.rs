@@ -56,7 +56,7 @@ struct Arguments {
 
 fn main() -> anyhow::Result<ExitCode> {
     let arguments = Arguments::parse();
-    // Print nothing when an assertion fails, because the run reports the failure as a violation.
+    // The panic hook prints nothing when an assertion fails, because the run reports the failure as a violation.
     std::panic::set_hook(Box::new(|_| {}));
     let is_good = match (arguments.seed, arguments.moves) {
         (Some(seed), _) => replay(&arguments, seed)?,

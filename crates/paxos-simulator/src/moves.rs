@@ -254,7 +254,7 @@ fn config(lease: Duration, seed: u64) -> RunConfig {
         delay: DELAY,
         sync: SYNC,
         tick: TICK,
-        // Disable the simulation's own client, because it would propose to any node.
+        // The simulation's own client would propose to any node, so this value disables it.
         proposal: NEVER,
         fault_interval: NEVER,
         loss: 0.0,

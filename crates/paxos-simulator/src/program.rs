@@ -17,7 +17,7 @@ pub trait Program: Sized {
     fn step(&mut self, now: Instant, input: Input<Self::Message>, out: &mut Out<Self::Message>);
 
     /// # Panics
-    /// Panics if the node has no such group.
+    /// Panics if the node has no such paxos group.
     fn view(&self, group: GroupId) -> View;
 
     /// Returns the ballot that a message promises. The sender of the message must never promise a lower ballot.

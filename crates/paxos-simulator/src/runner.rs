@@ -52,7 +52,8 @@ pub fn run<P: Program>(config: &RunConfig, is_read: bool) -> RunReport {
     }
 }
 
-/// Returns a configuration whose run breaks the same rule, with as few kinds of faults and steps as the search finds.
+/// Returns a configuration whose run breaks the same rule, with as few steps and as few kinds of faults as the search
+/// finds.
 #[must_use]
 pub fn shrink<P: Program>(config: &RunConfig, violation: &Violation) -> RunConfig {
     let fails = |config: &RunConfig| match run::<P>(config, false) {
@@ -80,7 +81,8 @@ pub fn shrink<P: Program>(config: &RunConfig, violation: &Violation) -> RunConfi
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub violation: Violation,
-    /// Configuration that breaks the same rule with the fewest kinds of faults and steps that the search found.
+    /// Configuration that breaks the same rule, with the fewest steps and the fewest kinds of faults that the search
+    /// found.
     pub least: RunConfig,
     /// False if a second run of the seed differed. The program then depends on a value that the seed does not
     /// determine.

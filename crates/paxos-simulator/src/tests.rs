@@ -17,7 +17,7 @@ fn quietly<T>(test: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-fn six_hundred_seeds_break_no_rule() {
+fn simulations_with_six_hundred_seeds_break_no_rule() {
     let mut coverage = Coverage::default();
     for seed in 0..600 {
         let config = RunConfig::draw(seed, Mutation::None);
@@ -124,7 +124,7 @@ fn runner_skips_seeds_in_the_state_file_of_the_same_build() {
 }
 
 #[test]
-fn incident_list_is_in_the_order_of_incident_numbers() {
+fn list_of_simulated_incidents_is_in_the_order_of_incident_numbers() {
     for (index, incident) in Incident::ALL.into_iter().enumerate() {
         assert_eq!(incident as usize, index);
     }

@@ -51,7 +51,8 @@ pub(crate) struct Host<P: Program> {
     pub(crate) id: NodeId,
     /// `None` while the node is down, or before its first start.
     pub(crate) program: Option<P>,
-    /// Number of starts and crashes of the node. The simulation drops events for an earlier incarnation.
+    /// Number of starts and crashes of the node. An event with a lower number is for an earlier process of the node,
+    /// and the simulation drops it.
     pub(crate) incarnation: u32,
     disk: Disk,
     clock: Clock,
@@ -370,7 +371,8 @@ impl<P: Program> World<P> {
                 let view = self.nodes[node].program.as_ref().map(|program| program.view(group));
                 let Some(view) = view else { return Ok(()) };
                 let indexes = |members: &[NodeId]| members.iter().map(|id| self.index(*id)).collect::<Vec<_>>();
-                // Pass both member lists, because the node may have begun the next change of members in the same step.
+                // The check needs both member lists, because the node may have begun the next change of members in the
+                // same step.
                 let members = [indexes(&view.members), indexes(&view.members_decided)];
                 self.checks.acknowledged(index(group), slot, id, members)
             }
@@ -410,7 +412,7 @@ impl<P: Program> World<P> {
                 },
             ),
         };
-        // Drop a message that no node can receive, and schedule no event for it.
+        // The simulation drops a message that no node can receive, and schedules no event for it.
         if self.is_cut[from][to] || !self.is_up(to) {
             return;
         }
@@ -459,7 +461,8 @@ impl<P: Program> World<P> {
             self.checks.note_incident(Incident::FailedSync);
             self.nodes[node].has_failed = true;
             self.nodes[node].disk.fail_sync(&mut self.random);
-            // A correct program stops at this input. An incorrect program may continue, and its later syncs succeed.
+            // A correct program stops when it receives `StorageFailed`. An incorrect program may continue, and its
+            // later syncs succeed.
             let (after, incarnation) = (1_000 + self.random.below(50_000), self.nodes[node].incarnation);
             self.schedule(after, WorldEvent::Crash { node, incarnation });
             return self.feed(node, Input::StorageFailed);

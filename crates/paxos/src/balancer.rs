@@ -14,10 +14,10 @@
 //!   with that cost. The problem is a minimum-cost flow. A flow is optimal as soon as its residual graph has no cycle
 //!   of negative cost.
 //! - *Different weights*: to find an optimum is as hard as to divide a set of numbers into two sets of equal sums. No
-//!   chain of moves of paxos groups of one weight improves the result. A chain may be a move of a single paxos group,
-//!   or its return to its present master. If all members have the same capacity and may be master of every paxos group,
-//!   a member therefore carries at most max(upper end of its band, share + heaviest weight), and at least min(lower
-//!   end, share - heaviest weight).
+//!   chain of moves of paxos groups of one weight improves the result. A chain may also be a single move of one paxos
+//!   group, such as a return to its present master. Two bounds follow if all members have the same capacity and may be
+//!   master of every paxos group. A member then carries at most max(upper end of its band, share + heaviest weight). It
+//!   carries at least min(lower end of its band, share - heaviest weight).
 //! - *Hysteresis*: while every member is within [`Tolerance::start_percent`] of its share, a paxos group moves only if
 //!   its master is unknown, must not be master, or is not a replica.
 //! - For a distribution that is already ideal, the balancer returns the same distribution. For equal weights, each move
@@ -47,8 +47,8 @@ pub struct Member {
 pub struct Load {
     pub group: GroupId,
     /// Weight, in any unit that is the same for all paxos groups, such as bytes per second. The balancer treats a
-    /// weight below a 2²⁸th part of the total as that part. It therefore also distributes idle paxos groups evenly,
-    /// without a cost for other paxos groups.
+    /// weight below a 2²⁸th part of the total as that part. It therefore also distributes idle paxos groups evenly.
+    /// Their weight is too small to affect other paxos groups.
     pub weight: u64,
     pub replicas: Vec<NodeId>,
 }
@@ -227,7 +227,8 @@ impl Plan {
 
     /// Improves the distribution until no improvement exists. Each improvement reduces the cost, so the loop ends.
     fn refine(&mut self) {
-        // Start with the heaviest paxos groups, because one heavy paxos group can replace several light paxos groups.
+        // The search starts with the heaviest paxos groups, because one heavy paxos group can replace several light
+        // paxos groups.
         let weights: Vec<i128> = self.alike.keys().rev().copied().collect();
         loop {
             let mut improved = false;
@@ -294,7 +295,7 @@ impl PlannedMember {
 fn scale(groups: &mut [Placed]) {
     let sum: i128 = groups.iter().map(|placed| placed.weight).sum();
     for placed in groups {
-        // If the sum is 0, give the same weight to all paxos groups.
+        // If the sum is 0, all paxos groups get the same weight.
         placed.weight = (placed.weight * WHOLE).checked_div(sum).unwrap_or(1 << 10).max(1);
     }
 }

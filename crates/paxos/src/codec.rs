@@ -245,8 +245,8 @@ const LIST_ITEMS: usize = 256;
 
 fn take_list<T: Coded>(from: &mut Reader) -> Result<Vec<T>, DecodeError> {
     let len = from.len()?;
-    // Limit the reserved memory: the input may contain fewer items than it declares, and an item takes more bytes in
-    // memory than in the input.
+    // The decoder limits the memory that it reserves: the input may contain fewer items than it declares, and an item
+    // takes more bytes in memory than in the input.
     let mut list = Vec::with_capacity(len.min(LIST_ITEMS));
     for _ in 0..len {
         list.push(T::take(from)?);
@@ -313,8 +313,8 @@ macro_rules! coded_struct {
     };
 }
 
-/// Implements the encoding of an enum: a kind byte, and the fields of the variant. Never reuse the number of a kind for
-/// another kind.
+/// Implements the encoding of an enum: a kind byte, and the fields of the variant. A developer must never reuse the
+/// number of a kind for another kind.
 macro_rules! coded_enum {
     ($type:ident { $($kind:literal => $variant:ident $(($item:ident))? $({ $($field:ident),* })?),* $(,)? }) => {
         impl Coded for $type {

@@ -35,9 +35,9 @@ pub enum Input {
     /// outcome: the entry may be lost, or two slots may contain it.
     Forward { entry: Bytes },
     /// Provides the state of the application after the entry at `slot`. The paxos group then trims the log up to this
-    /// slot. It ignores the input while it sends an earlier snapshot to another node and this node makes progress; a
-    /// later input succeeds. A snapshot is one record. This node and the receiver each have the whole snapshot in
-    /// memory. The driver must limit the size of snapshots, as it limits the size of entries.
+    /// slot. It ignores the input while it sends an earlier snapshot to another node and that node makes progress. The
+    /// driver may repeat the input later. A snapshot is one record. This node and the receiver each have the whole
+    /// snapshot in memory. The driver must limit the size of snapshots, as it limits the size of entries.
     Snapshot { slot: Slot, application: Bytes },
     /// Sets the liveness epoch of this node in the system group, and the end of this epoch's lease. The epoch is 0 if
     /// the node has none.
@@ -46,16 +46,17 @@ pub enum Input {
     Learners(Vec<NodeId>),
     /// Reports that the system group decided that this liveness epoch of the node is over.
     Expired { node: NodeId, liveness: u64 },
-    /// Requests on the master that a node becomes a member once it has all decided slots. A later request replaces an
-    /// earlier request that still waits. The driver repeats the request until the node is a member.
+    /// Requests from the master that it adds the node as a member once the node has all decided slots. A later request
+    /// replaces an earlier request that still waits. The driver repeats the request until the node is a member.
     AddMember { node: NodeId },
-    /// Requests on the master that it removes another member. To remove the master itself, the driver must first move
+    /// Requests from the master that it removes another member. To remove the master itself, the driver must first move
     /// the mastership. The driver repeats the request until the node is not a member.
     RemoveMember { node: NodeId },
-    /// Requests on the master that it records an early end of its lease: after `remaining`, or at the regular end if
+    /// Requests from the master that it records an early end of its lease: after `remaining`, or at the regular end if
     /// that is sooner. Then `to`, another member, may take over.
     Shorten { to: NodeId, remaining: std::time::Duration },
-    /// Requests on a member that it takes over the mastership: it requests the consent of the present master.
+    /// Requests from a member that it takes over the mastership. The member then requests the consent of the present
+    /// master.
     Take,
 }
 

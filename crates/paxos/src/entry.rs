@@ -10,8 +10,8 @@ use crate::ids::{Ballot, NodeId, Slot, Term};
 /// Position in a log: a slot, and the ballot of the slot's entry. Two logs that both contain a position are equal up to
 /// that position.
 ///
-/// To compare two logs, compare their last positions. The log with the greater ballot is ahead. If the ballots are
-/// equal, the log with the greater slot is ahead.
+/// The last positions of two logs determine which log is ahead. The log with the greater ballot is ahead. If the
+/// ballots are equal, the log with the greater slot is ahead.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Position {
     pub ballot: Ballot,
@@ -40,7 +40,7 @@ pub struct Entry {
 /// Value that a slot decides.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Value {
-    /// Has no content. Like every value, it renews the lease of the master that proposed it.
+    /// Value without content. Like every value, it renews the lease of the master that proposed it.
     Noop,
     /// Contains entries of the application, in order.
     Data(Arc<[Bytes]>),

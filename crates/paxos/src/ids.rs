@@ -43,8 +43,8 @@ impl Slot {
     }
 }
 
-/// Number of a right to propose. Acceptors obey the greatest ballot that they know. Two nodes never have the same
-/// ballot.
+/// Number that identifies a node's right to propose. Acceptors obey the greatest ballot that they know. Two nodes never
+/// have the same ballot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ballot {
     pub round: u64,

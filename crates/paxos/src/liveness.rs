@@ -124,7 +124,7 @@ impl Liveness {
             for (node, ((liveness, last), learned)) in &mut self.renewals {
                 if now.since(*learned) >= wait {
                     records.push(Record::Expire { node: *node, liveness: *liveness, last: *last });
-                    // Propose the record again after `resend` if it is not decided by then.
+                    // The node proposes the record again after `resend` if the record is not decided by then.
                     *learned = now - wait + options.resend;
                 }
             }

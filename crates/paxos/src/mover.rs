@@ -10,13 +10,13 @@
 //! just started can therefore continue any move.
 //!
 //! Invariants:
-//! - A process begins a step only while it is the holder of the token, and only within [`Options::lease`] after its
-//!   proposal of the token's last record, by its own clock. Another process takes the token over only after
+//! - A process begins a step only while it is the holder of the token. By its own clock, it begins the step within
+//!   [`Options::lease`] after its proposal of the token's last record. Another process takes the token over only after
 //!   [`Options::wait`], counted from the instant at which it learned of the last record. By then the lease is over, and
 //!   all steps that began during the lease are also over. Therefore no two moves are in flight.
-//! - Every step has a time limit, and a move ends with its last step, even if it fails. At the limit, each node returns
-//!   to its earlier state without a further message, or is no longer master. The holder ends the token of a failed move
-//!   only after all steps of the move are over.
+//! - Every step has a time limit, and a move ends with its last step, even if the move fails. At the limit, each node
+//!   returns to its earlier state without a further message, or is no longer master. The holder ends the token of a
+//!   failed move only after all steps of the move are over.
 //! - After a failed move, the mover begins no move to the same node for some time. Of several moves, the mover chooses
 //!   the move whose target node has the fewest failures, and then the move whose paxos group has the fewest failures. A
 //!   move that always fails therefore does not block other moves.
@@ -116,7 +116,8 @@ pub struct View<'a> {
 pub struct Facts {
     /// Node that serves, and the epoch of its mastership; `None` if this node knows no master.
     pub master: Option<(NodeId, Epoch)>,
-    /// Number of slots that each replica lacks. The mover never moves a master to a replica without a number.
+    /// Number of slots that each replica lacks. The mover never moves a master to a replica for which this number is
+    /// unknown.
     pub lag: BTreeMap<NodeId, u64>,
 }
 
@@ -201,8 +202,8 @@ enum MoveStatus {
 
 impl Mover {
     /// # Panics
-    /// Panics if the options allow a process to take over a token while the holder still acts, or if the lease of a
-    /// token could end while its renewal is in flight.
+    /// Panics if the options allow a process to take over a token while the holder still acts. Also panics if the lease
+    /// of a token could end while its renewal is in flight.
     #[must_use]
     pub fn new(options: Options, deviation: Deviation) -> Mover {
         assert!(
@@ -317,8 +318,8 @@ impl Mover {
     }
 
     /// Proposes to take over the token of another node or of an earlier process of this node. If the token's move is
-    /// over, proposes the end of the token without a wait, because any step that the holder may still begin names a
-    /// mastership that is over.
+    /// over, proposes the end of the token without a wait. The wait is not necessary, because any step that the holder
+    /// may still begin names a mastership that is over.
     fn take_over(&mut self, now: Instant, view: &View<'_>, token: &Token) -> Vec<Action> {
         if view.is_over(token) {
             return self.propose(now, (token.fence, None), Record::TokenEnd { fence: token.fence });

@@ -75,8 +75,8 @@ impl Node {
     ///
     /// # Panics
     /// The node panics as [`Group::start`] does. It also panics if the options allow a process to take over a move's
-    /// token while the holder still acts, or if they do not leave a master time to hand over before the end of its
-    /// orders. It also panics if the journal contains records that this build cannot read.
+    /// token while the holder still acts. It also panics if the options do not leave a master time to hand over before
+    /// the end of its orders. It also panics if the journal contains records that this build cannot read.
     pub fn start(
         process: Process,
         options: &Arc<Options>,
@@ -115,9 +115,8 @@ impl Node {
 
     /// # Panics
     /// The node panics as [`Group::step`] does. It also panics if an entry proposed to the system group is not a
-    /// [`system::Record`], because that entry would stop all nodes once it is decided. It also panics if the system
-    /// group decides an entry that this build cannot read, or if another member sends a snapshot of the system group
-    /// that this build cannot read.
+    /// [`system::Record`], because that entry would stop all nodes once it is decided. It also panics if this build
+    /// cannot read an entry that the system group decides, or a snapshot of the system group that another member sends.
     pub fn step(&mut self, now: Instant, input: NodeInput, effects: &mut Effects) {
         let begun = effects.events.len();
         match input {
@@ -160,7 +159,7 @@ impl Node {
             Message::Report(report) => self.handle_report(from, report, now, effects),
             Message::Orders(orders) => self.handle_orders(&orders, now, effects),
             Message::RequestConsent { term } => self.handle_consent_request(from, group, term, now, effects),
-            // Drop an entry that is not a record, because it would stop all nodes once it is decided.
+            // The node drops an entry that is not a record, because the entry would stop all nodes once it is decided.
             Message::Forward { entry } if group == GroupId::SYSTEM => {
                 if let Ok(record) = system::Record::decode(&entry)
                     && !self.is_pending(&record)
@@ -193,7 +192,7 @@ impl Node {
         self.relay_consents(sent, effects);
     }
 
-    /// Finds the consents among the messages from index `at` on, and sends them also to the members of the system
+    /// Finds the consents among the messages from index `at` on, and also sends them to the members of the system
     /// group. These members forward the consents. The members of the system group may receive this node's messages
     /// although the next masters do not. This node is then alive, and without the consents the next masters could not
     /// take over.

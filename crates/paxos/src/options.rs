@@ -96,7 +96,7 @@ impl Options {
 
     fn drift(&self, duration: Duration) -> Duration {
         let micros = u128::from(self.drift_ppm) * duration.as_micros() / 1_000_000;
-        // Round up, because both clocks round instants to whole microseconds.
+        // The sum includes two more microseconds, because both clocks round instants to whole microseconds.
         Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX).saturating_add(2))
     }
 }

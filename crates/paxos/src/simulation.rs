@@ -14,7 +14,8 @@ pub enum Defence {
     /// Acceptors promise no other candidate until a lease is certainly over. Candidates campaign at any time, and the
     /// log does not compare claims.
     Acceptors,
-    /// Candidates wait until a lease is over, and the log compares their claims. Acceptors promise at any time.
+    /// A candidate waits until the master's lease is over. When a node applies a `BeMaster` entry of the log, it
+    /// compares the entry's claim with the mastership in its own state. An acceptor makes promises at any time.
     Log,
 }
 

@@ -86,7 +86,7 @@ impl GroupState {
         if let Value::Shorten(Shorten { term, to, remaining }) = entry.value
             && term == mastership.term
         {
-            // Remove the liveness epoch, so that a shortened lease ends even if the node is alive.
+            // The mastership loses its liveness epoch, so that a shortened lease ends even if the node is alive.
             (mastership.shortened, mastership.liveness) = (Some(Shortened { to, remaining }), 0);
         }
         mastership.lease_slot = slot;

@@ -64,8 +64,8 @@ pub enum Record {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Take {
-    /// Last fence that the taker knows, and the slot of the last record of the present token. The slot is 0 if no
-    /// process holds the token.
+    /// Last fence that the process that takes the token knows, and the slot of the last record of the present token.
+    /// The slot is 0 if no process holds the token.
     pub precondition: (Fence, Slot),
     pub holder: NodeId,
     /// Liveness epoch of the holder. By this epoch, a process recognises the token of an earlier process of its node.
@@ -93,9 +93,10 @@ impl Step {
 /// Preparation of a move. The present master still serves during the preparation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Preparation {
-    /// The present master copies the offsets that consumers have committed to the next master.
+    /// The present master copies to the next master the offsets that consumers have committed.
     SyncOffsets,
-    /// The present master notifies producers, and the nodes that forward messages of producers, of the next master.
+    /// The present master notifies producers about the next master. It also notifies the nodes that forward messages of
+    /// producers.
     NotifyProducers,
 }
 
@@ -192,7 +193,8 @@ impl System {
                 RecordOutcome::Applied
             }),
             Record::Alive { node, liveness, last, stamp } => self.with(*node, |node| {
-                // Reject a renewal that arrives after a later renewal, because it would shorten the lease.
+                // The system group rejects a renewal that arrives after a later renewal, because the renewal would
+                // shorten the lease.
                 if node.alive != Some(*last) || node.liveness != *liveness || *stamp <= node.stamp {
                     return RecordOutcome::Stale;
                 }
@@ -269,7 +271,7 @@ impl System {
         RecordOutcome::Applied
     }
 
-    /// Sets the weights of the registered paxos groups, even if other paxos groups are unknown.
+    /// Sets the weights of the registered paxos groups, and ignores the weights of unregistered paxos groups.
     fn weigh(&mut self, weights: &[(GroupId, u64)]) -> RecordOutcome {
         let mut outcome = RecordOutcome::Applied;
         for (group, weight) in weights {

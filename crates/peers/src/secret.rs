@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn parser_accepts_only_hexadecimal_hashes() {
+    fn hash_parser_accepts_only_lower_case_hexadecimal_text() {
         let hash = sha256(b"a");
         assert_eq!(parse_hash(&hex(&hash)), Some(hash));
         for other in ["", &hex(&hash)[1..], &hex(&hash).to_uppercase(), &"g".repeat(64), &"+1".repeat(32)] {

@@ -63,8 +63,8 @@ impl Failure {
         };
         let (code, reason) = (db_error.code(), db_error.message().to_owned());
         match code.code() {
-            // The server is shutting down, is starting, crashed because of another session, or has too many clients. A
-            // later attempt may succeed.
+            // The codes mean: the server is shutting down, is starting, ends all sessions after a crash, or has too
+            // many clients. A later attempt may succeed.
             "57P01" | "57P02" | "57P03" | "57P05" | "53300" => Failure::Unreachable { server, reason },
             // Only a primary accepts writes. The server became a standby while this process was connected.
             "25006" => Failure::Unreachable { server, reason },

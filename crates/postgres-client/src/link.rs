@@ -128,7 +128,8 @@ impl Session {
         }
     }
 
-    /// Returns the client of this connection. [`Session::within`] limits the wait for its requests.
+    /// Returns the client of this connection. The caller passes each request of the client to [`Session::within`],
+    /// which limits the wait for the response.
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
@@ -162,7 +163,8 @@ impl Session {
         match self.runtime.timeout(waited, request).await {
             Some(answer) => answer.map_err(|error| {
                 let failure = self.server.failure(&error);
-                // A primary that became a standby keeps its connections. The link must connect to the new primary.
+                // A primary that became a standby keeps its connections. This method therefore ends the connection, so
+                // that the link connects to the new primary.
                 if matches!(failure, Failure::Unreachable { .. }) {
                     self.abandon();
                 }

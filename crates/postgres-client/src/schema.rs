@@ -1,4 +1,4 @@
-//! The product's schema in a database: migrations, and the table that records the schema's version.
+//! Database schema of a storage engine: the migrations, and the table that records the schema's version.
 
 use tokio_postgres::error::SqlState;
 

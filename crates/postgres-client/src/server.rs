@@ -149,7 +149,7 @@ fn take_ssl(url: &str) -> Result<(String, Ssl), UrlError> {
         return Err(UrlError::Scheme);
     }
     let mut ssl = Ssl { mode: Mode::Prefer, roots: None };
-    // A password may contain a question mark.
+    // The search starts at the `@`, because the password before the `@` may contain a question mark.
     let authority = url.find('@').unwrap_or(0);
     let Some(query) = url[authority..].find('?').map(|at| authority + at) else { return Ok((url.to_owned(), ssl)) };
     let mut kept = Vec::new();

@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_parser_reads_back_requests_and_rejects_other_lines() {
+    fn control_parser_accepts_each_written_request_and_rejects_other_lines() {
         for request in [Request::Check, Request::Backup(PathBuf::from("/var/backups/a b"))] {
             assert_eq!(Request::parse(request.line().unwrap().trim_end_matches('\n')), Some(request));
         }

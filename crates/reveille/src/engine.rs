@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn coordination_without_shared_store_fails_with_next_step() {
+    fn coordination_option_without_shared_store_fails_with_next_step() {
         let error = arguments(None, Some(URL)).engine().unwrap_err().to_string();
         assert!(error.contains("--store postgres://") && error.contains("leave out --coordination"), "{error}");
     }

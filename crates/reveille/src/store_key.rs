@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn start_rejects_missing_or_foreign_key_with_the_next_step() {
+    fn start_rejects_missing_key_and_key_of_another_store() {
         block_on(async {
             let (runtime, data) = (Runtime::real(), tempfile::tempdir().unwrap());
             let store = empty(&runtime);

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn server_beyond_loopback_requires_tls_or_the_flag_insecure() {
+    fn server_requires_tls_or_insecure_flag_for_non_loopback_address() {
         let open =
             |insecure, listen: &str| TlsArguments { insecure, ..TlsArguments::default() }.open(listen.parse().unwrap());
         for loopback in ["127.0.0.1:80", "127.9.9.9:80", "[::1]:80"] {

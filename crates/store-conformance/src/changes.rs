@@ -40,7 +40,8 @@ fn replacing(fixture: &Fixture, schedule: &Schedule, at: Timestamp) -> Insert {
 async fn put_over(owner: Owner<'_>, schedule: &Schedule, at: Timestamp) -> Arc<Schedule> {
     let fixture = owner.fixture;
     let mut insert = replacing(fixture, schedule, at);
-    // A caller may know only the pollers of the tenant's current generation.
+    // The put names a poller of a later generation, because a caller may know only the tenant's current generation. The
+    // schedule keeps its old poller.
     Arc::make_mut(&mut insert.schedule).poller.generation += 1;
     let expected = Arc::new(Schedule {
         incarnation: schedule.incarnation,

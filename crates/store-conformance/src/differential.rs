@@ -28,7 +28,7 @@ use store::{
 const LABELS: [&str; 2] = ["team", "a label"];
 const CHOSEN_IDS: [&str; 4] = ["a", "b", "c", "s00000000000000000000000001"];
 
-/// One call of the store. Each number selects an alternative, modulo the number of alternatives.
+/// One call of the store. A number that selects an alternative is an index modulo the number of alternatives.
 #[derive(Clone, Debug)]
 pub enum Operation {
     Insert(Vec<New>),
@@ -60,7 +60,7 @@ pub enum Name {
     Made(u8),
 }
 
-/// Nominal instant, and the delay of the position after it, in minutes.
+/// Nominal instant of a due row, and the time from that instant to the row's position, both in minutes.
 type At = (u8, u8);
 
 #[derive(Clone, Debug)]
@@ -516,7 +516,8 @@ fn run_and_retry(tenant: TenantId, row: DueKey, state: u8, attempt: u8) -> (Run,
 }
 
 fn pick<T>(from: &[T], choice: u8) -> Option<&T> {
-    // The choice counts from the newest element, so that the small choices of a shrunk test select recent elements.
+    // `choice` counts from the newest element. When proptest shrinks a failed test to small numbers, they therefore
+    // select recent elements.
     from.iter().rev().nth(usize::from(choice) % from.len().max(1))
 }
 

@@ -1,8 +1,8 @@
 //! Benchmark of the embedded store on this machine: `cargo run --profile dist -p store-embedded --example rates -- DIR
 //! [ROWS]`.
 //!
-//! The example measures batches of 1 KB schedules, single inserts, outcomes, loads and a restart. It creates and fills
-//! the folder `DIR`, and does not delete the folder.
+//! The example measures inserts of 1 KB schedules (in batches and one by one), reads of schedules, writes of outcomes,
+//! and a restart of the store. It creates and fills the folder `DIR`, and does not delete the folder.
 
 #![expect(clippy::print_stdout, reason = "the benchmark prints its results to the terminal")]
 #![expect(clippy::unwrap_used, reason = "a failed step ends the benchmark with a panic")]

@@ -297,8 +297,8 @@ pub(crate) fn is_server_made(id: &str, incarnation: Incarnation) -> bool {
     ScheduleId::new(id).ok().and_then(|id| id.to_incarnation()) == Some(incarnation)
 }
 
-/// Loads the state that the store keeps in memory from the rows before the sequence `before`. Also gives the index the
-/// bounds below which the index may drop due rows.
+/// Fills `memory` with the state that the store keeps in memory. Reads this state from the rows that have a sequence
+/// before `before`. Also passes to the index the bounds below which the index may drop due rows.
 pub(crate) fn load(rows: &Rows, before: Sequence, memory: &mut Memory) -> Result<(), StoreError> {
     let index = &*rows.index;
     let mut first_error = None;

@@ -109,7 +109,8 @@ impl Shared {
         while self.behind.load(Ordering::Acquire) && !self.closed.is_cancelled() {
             let mut caught_up = std::pin::pin!(self.caught_up.notified());
             caught_up.as_mut().enable();
-            // The backlog may have ended before this task subscribed.
+            // The method checks `behind` again, because the backlog may have ended before this task subscribed to the
+            // notification.
             if self.behind.load(Ordering::Acquire) {
                 tokio::select! {
                     biased;
@@ -156,7 +157,7 @@ impl Shared {
     }
 }
 
-/// Number and position of the seals that the applying task has made.
+/// Progress of the applying task: how often it has sealed parts of the index, and up to which journal entry.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Encrypted {
     /// Number of times that the task sealed a part of the index.
@@ -196,7 +197,7 @@ impl Applier {
                 request = requests.recv(), if requests_open => match request {
                     Some(response) => {
                         self.seal_all();
-                        // The caller may have dropped the receiver.
+                        // The send fails if the caller has dropped the receiver. This failure is harmless.
                         let _ignored = response.send(self.applied);
                     }
                     None => requests_open = false,
@@ -214,7 +215,8 @@ impl Applier {
             if let Err(error) = &response {
                 tracing::error!(entry = entry_index, %error, "journal entry could not be applied");
             }
-            // The caller may have dropped the receiver. The entry is durable in any case.
+            // The send fails if the caller has dropped the receiver. This failure is harmless, because the entry is
+            // durable.
             let _ignored = ticket.send(response);
             self.bytes_since_checkpoint += entry.len() as u64;
             self.applied = entry_index;
@@ -379,7 +381,7 @@ impl Readers {
     ) -> Result<T, StoreError> {
         let (response, receiver) = oneshot::channel();
         let job = Box::new(move || {
-            // The caller may have dropped the receiver.
+            // The send fails if the caller has dropped the receiver. This failure is harmless.
             let _ignored = response.send(look_up());
         });
         let turn = self.next.fetch_add(1, Ordering::Relaxed);

@@ -30,7 +30,7 @@ impl EmbeddedStore {
     ///
     /// # Errors
     /// Returns a [`BackupError`] if the copy fails. The folder is then not a backup, because it has no `CHECKPOINT`.
-    /// Remove the folder.
+    /// The caller must remove the folder.
     pub async fn backup(&self, dir: &Path) -> Result<(), BackupError> {
         let io = |source: io::Error| BackupError::Io { dir: dir.to_owned(), source };
         let disk = self.shared.runtime.disk();
@@ -78,14 +78,14 @@ impl EmbeddedStore {
     }
 }
 
-/// Creates a data folder `to` from the backup `from`, which stays unchanged. Compares everything in the new folder with
-/// its checksums, and returns the number of its rows.
+/// Creates a data folder `to` from the backup `from`, which stays unchanged. Compares all bytes in the new folder with
+/// their checksums, and returns the number of rows in the folder.
 ///
 /// The call blocks its thread while it copies and reads all files.
 ///
 /// # Errors
 /// Returns a [`BackupError`] if `from` is not a backup or is damaged, or if the copy fails. After an error, `to` is not
-/// a data folder and may contain files. Remove `to`.
+/// a data folder but may contain files. The caller must remove `to`.
 pub async fn restore(runtime: &Runtime, from: &Path, to: &Path) -> Result<Verified, BackupError> {
     let not_a_backup = |what: String| BackupError::NoBackup { dir: from.to_owned(), what };
     let io = |source: io::Error| BackupError::Io { dir: to.to_owned(), source };

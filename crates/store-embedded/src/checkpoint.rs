@@ -12,7 +12,7 @@ use crate::options::IndexKind;
 
 pub(crate) const FILE: &str = "CHECKPOINT";
 const VERSION: u8 = 2;
-/// Version of the checkpoint file that builds without listings write.
+/// Version of the checkpoint files of earlier builds. The index of such a build contains no listings.
 const VERSION_UNLISTED: u8 = 1;
 
 /// Checkpoint of a store. The store replaces the file in one atomic step after each flush. The index contains all
@@ -30,8 +30,8 @@ pub(crate) struct Checkpoint {
     /// Number of the last entry that the index contains together with all earlier entries. The numbers continue from
     /// one journal to the next.
     pub synced: u64,
-    /// True if the listings contain every schedule of the index. False for an index of an earlier build that this build
-    /// has not opened yet.
+    /// True if the listings contain every schedule of the index. False if an earlier build wrote the index and this
+    /// build has not opened the index yet.
     pub is_listed: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Errors of opening, backup and restore.
+//! Errors when a store is opened, backed up or restored.
 
 use std::io;
 use std::path::PathBuf;

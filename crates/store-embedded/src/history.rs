@@ -122,8 +122,8 @@ impl Sweeper<'_> {
         Ok(deleted)
     }
 
-    /// Adds the rows of a schedule that may be deleted to `items`: old runs, and the schedule itself if no run remains.
-    /// Returns the number of rows that this call has already deleted.
+    /// Examines one schedule. Adds the rows that the sweep may delete to `items`: the schedule's old runs, and the
+    /// schedule itself if no run remains. Returns the number of rows that this call has already deleted.
     async fn examine(
         &self,
         incarnation: Incarnation,
@@ -167,8 +167,9 @@ impl Sweeper<'_> {
         Ok(deleted)
     }
 
-    /// Returns whether `done` of the schedule's poller is at or after the horizon. An owner that restarts reads the due
-    /// rows after `done`. It needs the run records to recognise the rows that have fired.
+    /// Returns whether `done` of the schedule's poller is at or after the horizon. If not, the sweep keeps the run
+    /// records. An owner that restarts reads the due rows after `done`, and needs the records to recognise the rows
+    /// that have fired.
     fn is_done(&self, incarnation: Incarnation, horizon: Tick) -> Result<bool, StoreError> {
         let Some(known) = self.rows.known(incarnation, Sequence::LATEST)? else { return Ok(false) };
         let head = schedule::head(&known.row).map_err(|error| self.rows.malformed(incarnation, error))?;

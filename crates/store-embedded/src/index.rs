@@ -48,8 +48,8 @@ impl Family {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Sequence(u64);
 
-/// Number of bits for the item. The entry number uses 47 bits, which are enough for 44 years at 100,000 entries per
-/// second.
+/// Number of bits of a sequence for the item's number. The entry's number uses 47 bits, which are enough for 44 years
+/// at 100,000 entries per second.
 const ITEM_BITS: u32 = 16;
 
 impl Sequence {

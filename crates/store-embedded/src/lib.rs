@@ -16,8 +16,8 @@
 //! Invariants:
 //! - A write that the store has acknowledged is durable, and every later read observes it.
 //! - The state machine is deterministic: the same entries produce the same rows and results.
-//! - The store reports damage with the affected rows, by [`StoreError::Damaged`] or when it opens. Rows never disappear
-//!   without an error.
+//! - The store reports damaged rows: a call returns [`StoreError::Damaged`], or the open returns an error. Rows never
+//!   disappear without an error.
 //!
 //! docs/decisions/0005-let-the-firing-task-look-up-rows.md gives the reasons for the design.
 

@@ -39,8 +39,8 @@ pub struct Options {
     /// Number of threads that look up rows. The default is 2.
     pub readers: usize,
     /// Shortest time for which the store keeps final runs, and ended or cancelled schedules. The default is 30 days.
-    /// After this time a repeated put creates its schedule again, and no caller can redrive the dead letter. A longer
-    /// time uses more disk space.
+    /// After this time a repeated put creates its schedule again, and callers can no longer redrive the dead letters. A
+    /// longer time uses more disk space.
     pub history: Duration,
     /// Period between two history sweeps. A sweep reads all schedules that are older than `history`. The default is 1
     /// h. The period must be much shorter than `history`.

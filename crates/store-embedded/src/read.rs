@@ -76,8 +76,8 @@ impl Rows {
             if let Some(row) = self.get(Family::Rows, &key::row(changed.row), before)? {
                 return Ok(Some(Known { incarnation, changed, row }));
             }
-            // A concurrent write may be replacing or deleting the schedule. Then a read as of the sequence of the state
-            // still finds the row, or the state itself has changed or is missing now.
+            // A concurrent write may have replaced or deleted the row after this loop read the state. In that case the
+            // row still exists as of the sequence of the state, or the next read of the state has another result.
             let written = self.index.written(&state_key, before).map_err(damaged)?;
             let then = written.map_or(before, Sequence::next);
             if let Some(row) = self.get(Family::Rows, &key::row(changed.row), then)? {

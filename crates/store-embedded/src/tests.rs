@@ -54,8 +54,8 @@ impl Killed {
         };
         let Some((store, tasks)) = open else { return };
         {
-            // The copy has the state of one instant, like the disk after a kill. Only the journal may still delete
-            // released segments, so the loop repeats the copy in that case.
+            // The copy has the state of one instant, like the disk after a kill. The journal may delete a released
+            // segment during the copy. In that case the loop repeats the copy.
             let _alone = store.shared.maintenance.write().await;
             let (from, to) = (self.data(number - 1), self.data(number));
             loop {

@@ -141,7 +141,7 @@ impl Inner {
 
     async fn insert_part(&self, part: Arc<[Insert]>) -> Result<Vec<Inserted>, StoreError> {
         // A caller may choose an id that is the server-made id of another schedule. The index of chosen ids does not
-        // contain that schedule.
+        // contain that schedule, so this method looks it up under locks.
         let resembles_server_made =
             |insert: &Insert| insert.schedule.id.to_incarnation().is_some() && !has_server_made_id(&insert.schedule);
         if part.iter().any(resembles_server_made) {

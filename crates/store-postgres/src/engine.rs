@@ -33,7 +33,7 @@ use crate::partition::Partitions;
 use crate::{cancel, create, gather, schema, write};
 
 /// Time for which the store reports that it is full after the server rejected a write for lack of space. After this
-/// time a write tries again.
+/// time the store reports that it accepts writes, and a caller may try a write again.
 const FULL_FOR: Duration = Duration::from_secs(5);
 
 /// Store on PostgreSQL.
@@ -214,7 +214,8 @@ impl Inner {
     }
 }
 
-/// Reads the cluster and takes a snapshot before the first call of the store.
+/// Reads the cluster that the database belongs to, and takes a snapshot of the database before the first call of the
+/// store.
 async fn read_cluster(
     partition_link: &Link,
     server: &Server,

@@ -31,7 +31,7 @@ pub(crate) struct Job<W, A> {
 
 impl<W, A> Job<W, A> {
     pub(crate) fn respond(self, response: Result<A, StoreError>) {
-        // The caller may have dropped the receiver.
+        // The send fails if the caller has dropped the receiver. This failure is harmless.
         drop(self.response.send(response));
     }
 }
@@ -129,7 +129,7 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(10);
 
     #[test]
-    fn waiting_calls_form_batches_up_to_the_row_limit() {
+    fn waiting_calls_form_batches_that_end_at_the_row_limit() {
         on_real(async |runtime| {
             let (queue, waiting) = queue::<Vec<u32>, usize>(100);
             let calls = (0..6).map(|_| queue.submit(&runtime, TIMEOUT, vec![0; 3]));

@@ -27,10 +27,11 @@ const TURN: Duration = Duration::from_secs(30);
 /// Number of rows that one statement reads, and maximum number of rows that one transaction deletes.
 const PAGE: usize = 1_000;
 
-/// Selects schedules that ended before $1, starting after ($2, $3). For each schedule, also returns whether it still
-/// has a run, or a retry row or deferred row after its poller's `done`. If the clocks differ by less than a day, the
-/// nominal instants of these runs and rows are at most a day after the end of the schedule. The query therefore
-/// searches few partitions for runs, and looks up late rows one by one instead of hashing all rows.
+/// Selects schedules that ended before $1, starting after ($2, $3). For each schedule, also returns whether the store
+/// must keep the schedule: it still has a run, or a retried or deferred due row after its poller's `done`. The query
+/// assumes that the members' clocks differ by less than a day. The nominal instants of the runs and due rows are then
+/// at most a day after the end of the schedule. The query therefore searches few partitions for runs. It looks up each
+/// late due row by an index, because a hash table of all due rows would be large.
 const OVER: &str = "
     select s.ended_at, s.incarnation,
         exists (
@@ -118,8 +119,8 @@ impl Inner {
         let mut dropped = Vec::new();
         for partition in existing(session, Family::Runs, Edge::End, before).await? {
             let drop = async {
-                // Summarise the index first. Otherwise the query on `written_at` would read every block that no vacuum
-                // has summarised.
+                // The first statement summarises the BRIN index. Otherwise the query on `written_at` would read every
+                // block that no vacuum has summarised.
                 let summarise = format!(
                     "select count(brin_summarize_new_values(i.indexrelid))
                      from pg_index i join pg_class c on c.oid = i.indexrelid join pg_am a on a.oid = c.relam

@@ -74,7 +74,8 @@ impl Inner {
     pub(crate) async fn list(&self, read: &ListRead) -> Result<ListPage, StoreError> {
         let ListRead { tenant: TenantId(tenant), by, order, after, limit } = *read;
         let tenant = i64::from(tenant);
-        // No schedule has the least or the greatest incarnation.
+        // A listing can start after the least or before the greatest incarnation, because no schedule has one of these
+        // two incarnations.
         let (statements, start) = match order {
             Order::Oldest => (OLDEST, Incarnation(0)),
             Order::Newest => (NEWEST, Incarnation(u128::MAX)),

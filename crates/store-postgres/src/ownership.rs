@@ -34,7 +34,7 @@ impl Inner {
         let (numbers, counts): (Vec<i16>, Vec<i64>) =
             times.iter().map(|(shard, times)| (shard.0.cast_signed(), *times)).unzip();
         let rows = self.takers.query(TAKE, &[&numbers, &counts]).await.map_err(store_error)?;
-        // Contains the next term to return for each shard.
+        // Maps each shard to the next term that this method returns for the shard.
         let mut next: BTreeMap<ShardId, i64> = BTreeMap::new();
         for row in &rows {
             let shard = ShardId(row.get::<_, i16>(0).cast_unsigned());

@@ -44,7 +44,8 @@ pub struct Migrated {
     pub to: i32,
     /// Id of the cluster that the database belongs to. The first migration creates the id, and the id never changes.
     pub cluster: String,
-    /// True if the database role exists for applications that schedule inside their own transactions.
+    /// True if the server has the database role of applications. Applications with this role schedule inside their own
+    /// transactions.
     pub has_client_role: bool,
 }
 
@@ -126,7 +127,7 @@ async fn cluster(session: &Session) -> Result<Cluster, Failure> {
 mod tests {
     use super::*;
 
-    /// To change the schema, write a new migration. A released migration must stay unchanged.
+    /// A change of the schema requires a new migration, because a released migration must stay unchanged.
     #[test]
     fn released_migration_never_changes() {
         let digests: Vec<u32> =

@@ -82,7 +82,9 @@ const WRITE_POSITIONS: &str = "insert into reveille.position as p (poller, close
     on conflict (poller) do update
     set closed = greatest(p.closed, excluded.closed), done = greatest(p.done, excluded.done)";
 
-/// Updates the counts in the order of the tenants, so that two transactions that share a slot do not deadlock.
+/// Updates the tenants' counts of active schedules. A tenant has up to 64 rows with counts (slots), and a connection
+/// always uses the same slot. All transactions update the tenants in the same order, so that two transactions with the
+/// same slot do not deadlock.
 pub(crate) const COUNT: &str = "insert into reveille.active as a (tenant, slot, schedules)
     select c.tenant, (pg_backend_pid() % 64)::smallint, c.more
     from unnest($1::bigint[], $2::bigint[]) as c (tenant, more)
@@ -356,7 +358,8 @@ async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
     let known_runs: Vec<&(dyn ToSql + Sync)> =
         vec![&occurrences.incarnations, &occurrences.nominals, &occurrences.versions];
     let asked_ids: Vec<Uuid> = needs.asked.iter().copied().map(uuid).collect();
-    // Read the ids again under the locks of their schedules. No other transaction can take the ids any more.
+    // The transaction reads the ids again under the locks of their schedules. No other transaction can take the ids any
+    // more.
     let (schedule_rows, names_now, run_rows, asked_rows) = try_join!(
         query(session, &schedules, vec![&incarnations]),
         query(session, &names, vec![&tenants, &ids]),
@@ -541,7 +544,7 @@ async fn write(
     sending.statement(WRITE_RUNS, !run_values.is_empty(), &run_parameters).await?;
     sending.statement(REDRIVE_RUNS, !redriven.incarnations.is_empty(), &redriven_parameters).await?;
     sending.statement(WRITE_POSITIONS, !pollers.is_empty(), &position_parameters).await?;
-    // The update of the counts comes last, because it may wait for another transaction with the same slot.
+    // The update of the counts comes last, because it may wait for another transaction with the same slot ([`COUNT`]).
     sending.statement(COUNT, !counts.is_empty(), &count_parameters).await?;
     let mut sent = sending.sent;
     sent.push(session.within(session.client().batch_execute("commit")).boxed());

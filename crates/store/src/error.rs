@@ -24,8 +24,8 @@ impl StoreError {
     }
 }
 
-/// Rejection of one item of an owner's write. The item had no effect except possibly void or duplicate due rows. An
-/// engine that writes in steps may find the reason only after it has written a due row.
+/// Rejection of one item of an owner's write. The item had no effect, with one exception. An engine that writes in
+/// steps may find the reason only after it has written a due row. Such a row is void or a duplicate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WriteRejection {
     /// Another member took the shard under a later term. The caller no longer owns the shard.

@@ -213,12 +213,13 @@ async fn due_page(
         Some(Place::Due(after)) if after.position >= range.start => DueBound::Key(after),
         Some(_) | None => DueBound::Instant(range.start - GRAIN),
     };
-    // Ids spread evenly over the pollers, but a page contains only few rows of each poller. A page ends where the first
-    // read has no more rows. Each read therefore requests some extra rows, so that most pages are full.
+    // Ids spread evenly over the pollers, but a page contains only few rows of each poller. The page ends as soon as
+    // one of the reads runs out of rows. Each read therefore requests some extra rows, so that most pages are full.
     let share = 2 * listing.limit.div_ceil(pollers.len()) + 8;
     let reads = pollers.iter().map(|poller| DueRead { poller: *poller, after, until, limit: share }).collect();
     let pages = store.due(reads).await?;
-    // The rows are complete only up to the last key of the read that ended at the earliest key.
+    // Each read that reached its limit is complete only up to its last key. The page therefore ends at the smallest of
+    // these last keys.
     let unread = pages.iter().filter(|page| page.next.is_some_and(|next| next <= until));
     let end = unread.filter_map(|page| page.keys.last().copied()).min();
     let mut keys: Vec<DueKey> = pages.into_iter().flat_map(|page| page.keys).collect();

@@ -6,8 +6,8 @@
 //! cannot change the form. Only tenants are JSON. Each value starts with the version of its form.
 //!
 //! Invariants:
-//! - Decoding returns the value that the encoder received. Decoding other bytes returns an error and never panics. It
-//!   uses at most a small multiple of their length as memory.
+//! - Decoding returns the value that the encoder received. Decoding other bytes returns an error and never panics. The
+//!   memory that decoding uses is at most a small multiple of the number of bytes.
 //! - Every later build can read the bytes that a released build wrote. A new form has a new version.
 
 pub mod hand_over;

@@ -156,7 +156,7 @@ proptest! {
     }
 
     #[test]
-    fn patched_row_has_the_new_head_and_the_old_id_and_spec(old in schedule(), new in schedule()) {
+    fn patch_changes_all_fields_of_a_schedule_row_except_id_and_spec(old in schedule(), new in schedule()) {
         let patched = schedule::patch(&schedule_row(&old), &Head::of(&new));
         prop_assert_eq!(schedule::decode(&patched.into()), Ok(Schedule { id: old.id, spec: old.spec, ..new }));
     }

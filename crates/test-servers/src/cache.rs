@@ -1,4 +1,5 @@
-//! Cache of folders. Each checkout creates a folder once, and creates a new one when the sources of the folder change.
+//! Cache of folders that tests need, such as installed packages. A checkout of the repository creates each folder once,
+//! and creates a new folder when the source files of the folder change.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ pub(crate) fn provide(
         return Ok(folder);
     }
     if folder.exists() {
-        // Remove the files of an attempt that was interrupted.
+        // The folder contains files of an earlier call that was interrupted, so this function removes the folder.
         fs::remove_dir_all(&folder)?;
     }
     fs::create_dir(&folder)?;

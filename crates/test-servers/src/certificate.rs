@@ -1,4 +1,5 @@
-//! TLS certificates of a test server: an authority, and a certificate for localhost that the authority has signed.
+//! TLS certificates of a test server: the certificate of an authority, and a certificate for localhost that the
+//! authority has signed.
 
 use std::path::Path;
 

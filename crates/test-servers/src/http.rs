@@ -1,5 +1,5 @@
 //! HTTP/1.1 for tests. The module reads and writes whole messages over a blocking stream or a tokio stream. It shares
-//! no code with the product, sends exactly the bytes of the caller, and works for clients and servers.
+//! no code with Reveille, sends exactly the bytes of the caller, and works for clients and servers.
 //!
 //! The body of a message has a content length or chunks. A message without both has an empty body.
 

@@ -1,7 +1,8 @@
-//! Real servers for tests and benches, and [`http`], the HTTP client of tests. Each server runs on this machine, in a
-//! temporary folder, on a free port of 127.0.0.1.
+//! Real servers for tests and benchmarks, and [`http`], the HTTP client of tests. Each server runs on this machine, in
+//! a temporary folder, on a free port of 127.0.0.1.
 //!
-//! Only tests, benches and chores use this crate. Its calls block, so a test must not make a call during a measurement.
+//! Only tests, benchmarks and the commands of `xtask` use this crate. Calls of this crate block their thread, so a test
+//! must not make a call during a measurement.
 //!
 //! Invariants: a guard stops a server and deletes its folder soon after the end of the process that started the server,
 //! even after SIGKILL. Two processes never share a server. A server syncs data before it acknowledges the data as
@@ -9,7 +10,7 @@
 
 // The thread of a test may wait, read a clock and start programs. The crate `runtime` replaces these functions only for
 // the tested code.
-#![expect(clippy::disallowed_methods, reason = "only tests, benches and chores use this crate")]
+#![expect(clippy::disallowed_methods, reason = "only tests, benchmarks and xtask use this crate")]
 
 mod cache;
 mod certificate;

@@ -18,10 +18,11 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Creates a namespace. Requires root and `ip`.
+    /// Creates a namespace. This function requires the user root and the program `ip`.
     ///
     /// # Errors
-    /// Returns an error if the kernel does not allow it or the user has too few rights. The error names the next step.
+    /// Returns an error if the kernel does not allow network namespaces or the user has too few rights. The error names
+    /// the next step.
     pub fn make() -> anyhow::Result<Namespace> {
         ensure!(
             rustix::process::geteuid().is_root(),

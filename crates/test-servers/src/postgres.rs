@@ -16,7 +16,7 @@ use programs::Programs;
 use crate::guard::Guard;
 use crate::port::free_port;
 
-/// Password of the superuser. Its special characters test whether the product decodes a URL.
+/// Password of the superuser. Its special characters test whether Reveille decodes a URL.
 pub const PASSWORD: &str = "p@ss:word/1";
 const PASSWORD_IN_URL: &str = "p%40ss%3Aword%2F1";
 const START_MAX: Duration = Duration::from_secs(60);
@@ -171,7 +171,7 @@ impl Postgres {
     pub fn stop(&self) -> anyhow::Result<()> {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mut child) = server.take() {
-            // Resume the server first, because a paused process handles no signal.
+            // This method resumes the server first, because a paused process handles no signal.
             signal_all(&child, Signal::CONT)?;
             rustix::process::kill_process(pid_of(&child), Signal::INT).context("cannot end PostgreSQL")?;
             child.wait()?;
@@ -186,7 +186,8 @@ impl Postgres {
     pub fn kill(&self) -> anyhow::Result<()> {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mut child) = server.take() {
-            // Pause the postmaster first, so that it starts no process while this method lists its children.
+            // This method pauses the postmaster first, so that the postmaster starts no process while this method lists
+            // its children.
             rustix::process::kill_process(pid_of(&child), Signal::STOP)?;
             let children = children_of(&child);
             signal_all(&child, Signal::KILL)?;
@@ -277,7 +278,7 @@ impl Drop for Postgres {
         let child = self.server.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         self.guard.stop();
         if let Some(mut child) = child {
-            // The guard has already waited for the end of the server, or killed it.
+            // This wait is short, because the guard has already waited for the end of the server or killed the server.
             drop(child.wait());
         }
     }
@@ -303,11 +304,11 @@ fn pid_of(child: &Child) -> Pid {
 /// Sends a signal to the postmaster and its children. If the signal is SIGSTOP, waits until all these processes have
 /// stopped.
 fn signal_all(postmaster: &Child, signal: Signal) -> anyhow::Result<()> {
-    // Signal the postmaster first, because a stopped postmaster starts no further child.
+    // The postmaster receives the signal first, because a stopped postmaster starts no further child.
     rustix::process::kill_process(pid_of(postmaster), signal).context("cannot signal PostgreSQL")?;
     wait_if_stopping(pid_of(postmaster), signal)?;
     for child in children_of(postmaster) {
-        // A child may have ended after this function read the list.
+        // The kill fails if the child ended after this function read the list. This failure is harmless.
         let _ended = rustix::process::kill_process(child, signal);
         wait_if_stopping(child, signal)?;
     }

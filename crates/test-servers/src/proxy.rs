@@ -97,7 +97,7 @@ impl Proxy {
 
 fn end(connections: &mut Vec<TcpStream>) {
     for connection in connections.drain(..) {
-        // The connection may already have ended.
+        // The shutdown fails if the connection has already ended. This failure is harmless.
         drop(connection.shutdown(Shutdown::Both));
     }
 }
@@ -129,7 +129,7 @@ impl Link {
                 break;
             }
         }
-        // Forward the end of the connection, unless the proxy is cut.
+        // The proxy forwards the end of the connection, unless the proxy is cut.
         if is_connected() {
             drop(to.shutdown(Shutdown::Both));
         }

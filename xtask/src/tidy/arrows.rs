@@ -220,14 +220,14 @@ mod tests {
     }
 
     #[test]
-    fn rule_rejects_test_dependency_as_crate_dependency() {
+    fn rule_rejects_normal_dependency_on_a_crate_that_only_tests_may_use() {
         assert_eq!(count(package("journal", &[("simulator", Some("dev"), true)])), 0);
         assert_eq!(count(package("journal", &[("simulator", None, true)])), 1);
         assert_eq!(count(package("store", &[("store", Some("dev"), true)])), 1);
     }
 
     #[test]
-    fn pure_crate_uses_only_crates_of_its_rule() {
+    fn rule_rejects_impure_dependency_of_a_pure_crate() {
         assert_eq!(count(package("domain", &[("jiff", None, false), ("proptest", Some("dev"), false)])), 0);
         assert_eq!(count(package("domain", &[("tokio", None, false)])), 1);
         assert_eq!(count(package("domain", &[("runtime", None, true)])), 1);

@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn check_allows_uses_of_the_root_and_by_the_root() {
+    fn check_allows_uses_between_the_crate_root_and_its_modules() {
         let root = ("lib.rs", "mod one; use one::One; pub struct Options;");
         assert!(circles_of(&[root, ("one.rs", "use crate::Options;")]).is_empty());
     }

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn check_finds_clock_in_a_pure_file_outside_comments() {
+    fn check_finds_impure_code_but_not_comments_in_a_pure_file() {
         let pure = "crates/scheduler/src/firing/wheel.rs";
         for word in IMPURE {
             assert_eq!(finding_lines(pure, &format!("// {word}\n  {word}")), [2], "{word}");
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn check_finds_path_of_one_machine() {
+    fn check_finds_path_that_exists_only_on_one_machine() {
         for (start, end) in MACHINE {
             assert_eq!(finding_lines("docs/a.md", &format!("see {start}{end}main")), [1], "{start}{end}");
         }

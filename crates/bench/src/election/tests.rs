@@ -2,7 +2,7 @@ use super::handover::HandOverKind;
 use super::*;
 
 #[test]
-fn report_shows_reveille_beside_the_peer() {
+fn report_compares_reveille_with_the_peer_implementation() {
     let hand_overs = vec![
         HandOvers::with_values(HandOverKind::Graceful, &[2.0, 4.0, 3.0], &[5.0, 6.0, 7.0]),
         HandOvers::with_values(HandOverKind::CrashBeyondTimeout, &[100.0], &[200.0]),
@@ -44,7 +44,7 @@ fn verdict_fails_if_reveille_is_slower_in_too_many_pairs() {
 }
 
 #[test]
-fn verdict_fails_if_more_watching_replicas_send_more_requests() {
+fn verdict_fails_if_requests_increase_with_the_number_of_watching_replicas() {
     let watching = |replicas: u32, requests: f64| Requests::with_values(replicas, Form::Watching, requests);
     let polling = Requests::with_values(100, Form::Polling, 200.0);
     assert!(replicas::judge(&[watching(10, 9.0), polling, watching(100, 10.0)]).is_ok());

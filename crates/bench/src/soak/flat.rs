@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn figure_that_grows_by_more_than_a_tenth_is_not_flat() {
+    fn measurement_that_grows_by_more_than_a_tenth_is_not_flat() {
         assert_eq!(fault(0.0, &[100.0, 102.0, 104.0, 106.0]), None);
         let found = fault(0.0, &[100.0, 104.0, 108.0, 112.0]).unwrap();
         assert_eq!(found, "not flat: disk: 106.0 MiB on average over 4 minutes, growth +12.0 MiB (bound 10.6)");
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn falling_or_oscillating_figure_is_flat() {
+    fn falling_or_oscillating_measurement_counts_as_flat() {
         assert_eq!(fault(0.0, &[100.0, 150.0, 100.0, 150.0, 100.0]), None);
         assert_eq!(fault(0.0, &[100.0, 50.0, 10.0]), None);
         assert_eq!(fault(0.0, &[5.0]), None);

@@ -16,7 +16,7 @@ fn get(cache: &Cache<u32>, key: u32) -> (u32, bool) {
 }
 
 #[test]
-fn cache_creates_value_once_while_it_is_in_use() {
+fn cache_creates_a_frequently_used_value_only_once() {
     let cache = Cache::new(4);
     assert_eq!(get(&cache, 0), (0, true));
     for other in 1..100 {
@@ -26,7 +26,7 @@ fn cache_creates_value_once_while_it_is_in_use() {
 }
 
 #[test]
-fn cache_contains_at_most_two_generations() {
+fn cache_contains_at_most_two_generations_of_values() {
     let cache = Cache::new(4);
     for key in 0..1000 {
         get(&cache, key);

@@ -10,7 +10,7 @@ fn wait(text: &str) -> Option<Duration> {
 }
 
 #[test]
-fn retry_after_accepts_seconds_and_all_date_formats() {
+fn retry_after_parser_accepts_seconds_and_all_http_date_formats() {
     assert_eq!(wait("0"), Some(Duration::ZERO));
     assert_eq!(wait("120"), Some(Duration::from_secs(120)));
     assert_eq!(wait("Sat, 21 Nov 2026 10:01:30 GMT"), Some(Duration::from_secs(90)));

@@ -21,7 +21,7 @@ fn present_s() -> i64 {
 
 proptest! {
     #[test]
-    fn other_implementation_accepts_every_signature(
+    fn independent_webhook_library_accepts_every_signature(
         secret in proptest::collection::vec(any::<u8>(), 24..=64),
         id in "[0-9a-z]{52}",
         age_s in -200..200_i64,

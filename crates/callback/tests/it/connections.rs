@@ -68,7 +68,7 @@ async fn all_spellings_of_a_target_share_one_connection() {
 }
 
 #[tokio::test]
-async fn idle_connections_of_one_tenant_leave_places_to_others() {
+async fn idle_connections_of_one_tenant_never_use_the_whole_limit() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options { idle_connections_max: 4, ..Options::default() });
     let serve = async |count: usize| {

@@ -76,7 +76,7 @@ async fn callback_headers_identify_the_run() {
 }
 
 #[tokio::test]
-async fn attempts_of_a_run_share_id_and_trace_but_no_span() {
+async fn attempts_of_a_run_share_the_webhook_id_and_trace_but_no_span() {
     let listening = Listening::start().await;
     let first = delivery(target(listening.url()), b"1");
     let mut second = first.clone();
@@ -91,7 +91,7 @@ async fn attempts_of_a_run_share_id_and_trace_but_no_span() {
 }
 
 #[tokio::test]
-async fn lateness_is_never_negative() {
+async fn lateness_header_of_a_callback_is_never_negative() {
     let listening = Listening::start().await;
     let mut early = delivery(target(listening.url()), b"1");
     early.started_at = early.started_at - std::time::Duration::from_secs(60);

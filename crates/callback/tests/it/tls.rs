@@ -52,7 +52,7 @@ async fn attempt(deliverer: &HttpDeliver, listening: &Listening, payload: &[u8])
 }
 
 #[tokio::test]
-async fn client_calls_target_with_trusted_certificate_over_tls() {
+async fn client_calls_a_target_that_has_a_trusted_tls_certificate() {
     let identity = identity("localhost", b"http/1.1");
     let listening = Listening::start().await;
     let deliverer = trusting(&identity);
@@ -172,7 +172,7 @@ async fn http2_callbacks_share_one_connection() {
 }
 
 #[tokio::test]
-async fn callbacks_beyond_the_streams_of_a_connection_use_further_connections() {
+async fn client_opens_another_connection_if_no_http2_stream_is_free() {
     let identity = identity("localhost", b"h2");
     let listening = Listening::start().await;
     let deliverer = trusting(&identity);

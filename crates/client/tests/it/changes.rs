@@ -53,7 +53,7 @@ fn patch_changes_only_the_fields_that_it_names() {
 }
 
 #[test]
-fn second_change_with_the_same_tag_is_rejected() {
+fn second_change_with_the_same_etag_is_rejected() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
@@ -120,7 +120,7 @@ fn dry_run_returns_the_result_and_changes_nothing() {
 }
 
 #[test]
-fn tag_parser_accepts_only_quoted_text() {
+fn etag_parser_accepts_only_quoted_text() {
     assert_eq!(r#" "a1" "#.parse::<Tag>().unwrap().to_string(), r#""a1""#);
     for text in ["", "a", "\"", "W/\"a\"", "\"a\"b\"", "\"a b\"", "\"ü\"", "*"] {
         assert!(text.parse::<Tag>().is_err(), "{text:?}");

@@ -85,7 +85,7 @@ fn client_reports_each_wait_before_another_attempt() {
 }
 
 #[test]
-fn client_does_not_repeat_secret_creation_of_unknown_outcome() {
+fn client_does_not_repeat_creation_of_a_signing_secret_after_lost_response() {
     on_real(async |runtime| {
         let broken = "HTTP/1.1 201 Created\r\ncontent-length: 999\r\n\r\n{";
         let (address, asked) = scripted(&runtime, &[broken, broken]).await;

@@ -39,7 +39,8 @@ struct Prefix {
 struct Placed<'a> {
     at: Value,
     operation: &'a Operation,
-    /// Deadline of a call without a response. A call that was requested after this step cannot precede it in the order.
+    /// Latest step at which a call without a response can take effect. In the order, this call precedes every call that
+    /// was requested after this step.
     deadline: Option<Step>,
 }
 

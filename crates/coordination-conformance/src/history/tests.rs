@@ -242,7 +242,7 @@ fn history_in_which_a_deleted_node_reappears_is_invalid() {
     script.on(2, KEY, Call::Delete(Any), |_| Response::Deleted);
     script.assert_invalid(NO_ORDER);
 
-    // A deleted node cannot replace the new node at its path either.
+    // Once a session has created a new node at the path, a read cannot return the deleted node.
     let mut script = Script::default();
     let made = script.create(1, 1);
     script.delete(1);
@@ -293,7 +293,7 @@ fn call_cannot_take_effect_after_a_later_sync_of_its_session() {
     on_it.synced(2, observed(made, 0, 1, 1));
     on_it.synced(1, observed(late, 1, 1, 2));
     on_it.assert_invalid(NO_ORDER);
-    // After a sync of another key, the late call cannot take effect either.
+    // The sync prevents the late effect of the call even if the session syncs another key.
     let (mut elsewhere, made, late) = script();
     elsewhere.on(2, "/b", Call::SyncedRead, |_| Response::NoNode);
     elsewhere.synced(1, observed(made, 0, 1, 1));
@@ -322,7 +322,7 @@ fn reordered_changes_of_a_session_are_invalid() {
 }
 
 #[test]
-fn change_numbers_rise_in_the_order_of_changes_on_all_keys() {
+fn change_numbers_increase_in_the_order_of_changes_across_all_keys() {
     let mut script = Script::default();
     script.create(1, 5);
     script.on(2, "/b", Call::Create, |at| observed(at, 0, 4, 4));
@@ -359,7 +359,7 @@ fn contradictory_reports_of_a_change_are_invalid() {
     script.on(1, KEY, Call::Create, |at| observed(at, 0, 1, 2));
     script.assert_invalid("reported in two ways");
 
-    // A response that does not contain the value must agree with the other responses too.
+    // A response that does not contain the value must also agree with the other responses.
     let no_value = Response::Node(Observation { value: None, version: 0, created: Zxid(1), modified: Zxid(1) });
     let mut script = Script::default();
     script.create(1, 1);

@@ -134,7 +134,8 @@ pub(super) async fn instances_are_found_while_they_are_alive(subject: &dyn Subje
         discovery(&two).register(&service("queues", "rabbit"), "r", Values::new()).expect("the payload is a map");
     wait_for_instances(subject, &mut found, &["10.0.0.1", "10.0.0.2"]).await;
     wait_for_instances(subject, &mut below, &["10.0.0.1", "10.0.0.2", "r"]).await;
-    // The service of a subclass has the same name, but its instance is not an instance of this service.
+    // The service `kestrel` of the class `queues` has the same path as the class `queues/kestrel`. The services of that
+    // class must not count as instances.
     let mut queues =
         discovery(&one).follow(&service("queues", "kestrel")).await.expect("every session may access the node");
     wait_for_instances(subject, &mut queues, &[]).await;
@@ -223,7 +224,7 @@ pub(super) async fn invalid_instances_are_ignored_and_rewrites_cause_no_gap(subj
     let seen = std::sync::Mutex::new(Vec::new());
     let rewriting = async {
         for _ in 0..5 {
-            // Writers of Petting Zoo rewrite the node of an instance in this way.
+            // To update an instance, Petting Zoo's writers delete the node and create it again.
             tree.delete(&at, Expected::Any).await.expect("the node exists");
             at = put("good", good).await;
             short_wait(subject).await;

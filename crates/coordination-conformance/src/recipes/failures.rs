@@ -88,7 +88,7 @@ pub(super) async fn all_kinds_of_waits_continue_after_a_lost_connection(subject:
     assert_eq!(one.tree().await.session().id(), session, "the process keeps its session");
 }
 
-/// Checks that processes no longer create or remove places some time after the faults.
+/// Checks that the line becomes stable after the faults: processes stop the creation and removal of places.
 pub(super) async fn line_becomes_stable_after_faults(subject: &dyn Subject) {
     const COUNT: usize = 3;
     let (watcher, stop) = (Peer::open(subject).await, CancellationToken::new());

@@ -19,7 +19,8 @@ async fn cut_responses_after<'a>(subject: &'a dyn Subject, asked: &'static str) 
     Peer::of(subject, process.clone(), Arc::new(Counted::with_hook(process, hook)), options)
 }
 
-/// Drops all further responses. Before this, the process completes the requests that it sends only once per connection.
+/// Creates and deletes a node, and then drops all further responses. A process sends some requests only once per
+/// connection. It still receives the responses to these requests.
 async fn cut_responses(peer: &Peer<'_>) {
     let (tree, at) = (peer.tree().await, path("/before"));
     tree.create(&at, Bytes::new(), CreateMode::Ephemeral, Acl::Open)

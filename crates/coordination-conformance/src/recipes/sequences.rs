@@ -11,7 +11,7 @@ use coordination::tree::CreateMode;
 ///
 /// # Panics
 /// Panics if the engine or a recipe breaks the promise.
-pub async fn line_continues_past_the_greatest_sequence_number(
+pub async fn recipes_keep_their_order_when_sequence_numbers_overflow(
     subject: &dyn Subject,
     set_next: impl Fn(&NodePath, i32),
 ) {
@@ -25,7 +25,7 @@ pub async fn line_continues_past_the_greatest_sequence_number(
         created.expect("every session may create nodes in the root");
         set_next(&path(at), i32::MAX - 1);
     }
-    // The places get the two greatest numbers of the range and then the three least numbers.
+    // The nodes of the lock get the two greatest numbers of the range and then the three least numbers.
     let mut holder = peers[0].acquired().await;
     let locks: Vec<Lock> = peers.iter().skip(1).map(Peer::lock).collect();
     let mut waiting = Vec::new();

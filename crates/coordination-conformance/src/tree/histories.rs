@@ -1,5 +1,5 @@
 //! Cases in which many sessions of several processes work on few nodes, without faults, or with repeated cuts and lost
-//! sessions. The test records the [history](crate::history) of their calls and checks it.
+//! sessions. The test records the [history](crate::history) of all calls and checks this history.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};

@@ -70,15 +70,15 @@ impl Feed {
     /// that it read.
     pub(super) fn watch<W>(&self, session: SessionId, watch: impl FnOnce(&mut Watchers) -> W) -> Result<W, TreeError> {
         let mut listeners = self.lock();
-        // If the session has left, no code would end its new watch.
+        // The removal of a session ends its watches. No code would end a watch that is registered after the removal.
         if !listeners.sessions.contains_key(&session) {
             return Err(TreeError::SessionLost);
         }
         Ok(watch(&mut listeners.watchers))
     }
 
-    /// Works like [`Feed::fetch`], for a read under this turn. If the read shows an earlier state than a previous read,
-    /// the database has returned to an earlier state.
+    /// Works like [`Feed::fetch`], after a read by the task that holds the turn. If the read shows an earlier state
+    /// than a previous read, the database has returned to an earlier state.
     pub(super) async fn follow(&self, turn: &mut Turn<'_>, inner: &Inner, zxid: i64) -> Result<(), TreeError> {
         if turn.zxid > zxid {
             tracing::warn!(

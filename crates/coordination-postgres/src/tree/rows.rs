@@ -14,7 +14,7 @@ pub(super) const OPEN: &str = "select reveille_coordination.tree_open($1, $2)";
 pub(super) const RENEW: &str = "select reveille_coordination.tree_renew($1)";
 pub(super) const CLOSE: &str = "select reveille_coordination.tree_close($1)";
 pub(super) const REAP: &str = "select reveille_coordination.tree_reap()";
-/// Reads the number of the last change, and whether [`REAP`] has work.
+/// Reads the number of the last change, and whether [`REAP`] has anything to remove.
 pub(super) const POLL: &str = "
     select last,
         exists (select 1 from reveille_coordination.tree_session where lease_end <= clock_timestamp())
@@ -107,7 +107,7 @@ fn grant_of(line: &str) -> Option<Grant> {
     Some(Grant { permissions: Permissions::from_bits(bits.parse().ok()?), to: identity_of(to)? })
 }
 
-/// Converts the eleven columns from `at` on to a stat.
+/// Converts eleven columns to a stat. The first column has the index `at`.
 fn stat_of(row: &Row, at: usize) -> Option<Stat> {
     let zxid = |at| row.try_get(at).ok().map(Zxid);
     let number = |at| row.try_get::<_, i32>(at).ok();

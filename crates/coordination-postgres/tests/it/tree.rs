@@ -103,8 +103,8 @@ fn sql(url: &str, statement: &str) {
     shared().sql(name_of(url), statement).unwrap();
 }
 
-/// The server must check the end of a session by its own clock. The session's row exists after this end, and the clock
-/// of the client may be slow.
+/// The server must check the end of a session by its own clock. The row still exists after the session has ended, and
+/// the clock of the client may be slow.
 #[test]
 fn expired_session_changes_nothing() {
     let url = database();
@@ -134,7 +134,7 @@ fn expired_session_changes_nothing() {
 
 /// Tests a change that reaches the server after later changes, because its caller dropped the request.
 #[test]
-fn server_does_not_apply_a_late_change() {
+fn server_rejects_a_change_that_arrives_after_later_changes() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
@@ -270,7 +270,7 @@ fn sync_waits_for_earlier_changes_without_a_response() {
 
 /// The session has more nodes than one read of events returns. One call cannot delete so many nodes.
 #[test]
-fn close_of_a_session_deletes_many_nodes_and_reports_all() {
+fn close_of_a_session_deletes_many_nodes_and_reports_each_deletion() {
     const COUNT: usize = 6_000;
     let url = database();
     on_real(async |runtime| {
@@ -316,7 +316,7 @@ fn dropping_the_last_handle_of_a_session_closes_the_session() {
 }
 
 #[test]
-fn rejected_change_advances_the_number_of_the_last_call() {
+fn rejected_change_increases_the_stored_number_of_the_last_call() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
@@ -327,14 +327,15 @@ fn rejected_change_advances_the_number_of_the_last_call() {
 }
 
 #[test]
-fn line_continues_past_the_greatest_sequence_number() {
+fn recipes_keep_their_order_when_sequence_numbers_overflow() {
     let url = database();
     let set_next = |path: &NodePath, next: i32| {
         sql(&url, &format!("update reveille_coordination.tree_node set creations = {next} where path = '{path}'"));
     };
     on_real(async |runtime| {
         let forest = Forest { runtime, url: url.clone() };
-        coordination_conformance::recipes::line_continues_past_the_greatest_sequence_number(&forest, set_next).await;
+        coordination_conformance::recipes::recipes_keep_their_order_when_sequence_numbers_overflow(&forest, set_next)
+            .await;
     });
 }
 

@@ -59,7 +59,7 @@ async fn fill(tree: &dyn Tree, parent: &str) -> (usize, TreeError) {
 
 /// If the session had more nodes, its end would stop the ensemble repeatedly.
 #[test]
-fn limit_of_ephemeral_nodes_protects_the_ensemble() {
+fn ensemble_survives_the_end_of_a_session_at_the_ephemeral_node_limit() {
     with_real_runtime(async |runtime| {
         let forest = Forest::new(runtime.clone(), ensemble());
         let (process, dying) = open(&forest, Duration::from_secs(8)).await;
@@ -104,7 +104,7 @@ fn limit_of_ephemeral_nodes_protects_the_ensemble() {
 
 /// If the session had more watches, the client library would not recover from a lost connection.
 #[test]
-fn watches_below_the_limit_survive_a_reconnect() {
+fn watches_survive_a_reconnect_if_their_paths_fit_into_the_limit() {
     with_real_runtime(async |runtime| {
         let forest = Forest::new(runtime.clone(), ensemble());
         let ((process, tree), (_process, other)) = (open(&forest, LIMIT).await, open(&forest, LIMIT).await);
@@ -131,7 +131,7 @@ fn watches_below_the_limit_survive_a_reconnect() {
         assert_eq!(tree.get_and_watch(&at(1)).await.err(), Some(rejected.clone()));
         assert_eq!(tree.children_and_watch(&at(0)).await.err(), Some(rejected.clone()));
         assert_eq!(tree.watch_all(&at(0)).await.err(), Some(rejected.clone()));
-        // The limit counts each path and kind once.
+        // The limit counts several watches of the same kind at the same path once.
         let mut same = Vec::new();
         for _ in 0..200 {
             same.push(tree.get_and_watch(&at(0)).await.unwrap().1);
@@ -165,7 +165,8 @@ fn watches_below_the_limit_survive_a_reconnect() {
     });
 }
 
-/// Several creations find the deleted nodes at the same time, but only one of them gets the space of a node.
+/// Several requests discover the deleted nodes at the same time. The space of each deleted node must go to only one
+/// request.
 #[test]
 fn concurrent_creations_never_exceed_the_ephemeral_node_limit() {
     with_real_runtime(async |runtime| {
@@ -178,7 +179,7 @@ fn concurrent_creations_never_exceed_the_ephemeral_node_limit() {
             let gone = |n: &usize| Op::Delete { path: node(&format!("/all/{n:050}")), expected: Expected::Any };
             tree.multi(some.iter().map(gone).collect()).await.unwrap();
         }
-        // Request more nodes than the limit allows. Send all requests before the first response.
+        // The test requests more nodes than the limit allows. It sends all requests before the first response.
         let again = |from: usize| {
             let some = (from..from + 1_000).map(|n| create_op(format!("/all/again{n:045}"), CreateMode::Ephemeral));
             tree.multi(some.collect())
@@ -197,7 +198,7 @@ fn concurrent_creations_never_exceed_the_ephemeral_node_limit() {
     });
 }
 
-/// The lock polls its node, because it cannot set a watch.
+/// The lock polls its node, because its session cannot set another watch.
 #[test]
 fn lock_works_after_its_session_reaches_the_watch_limit() {
     with_real_runtime(async |runtime| {

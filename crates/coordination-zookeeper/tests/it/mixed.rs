@@ -74,7 +74,7 @@ fn kazoo() -> Mixed {
 }
 
 #[test]
-fn processes_of_curator_and_this_crate_have_one_leader() {
+fn processes_with_curator_and_with_this_crate_elect_one_leader() {
     with_real_runtime(async |runtime| {
         let (java, dying) = (curator(), curator());
         for (layout, kind) in [(Layout::Selector, "selector"), (Layout::Latch, "latch")] {
@@ -145,7 +145,7 @@ fn password_protected_lock_admits_curator_with_the_password() {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a thread of a test's own sleeps")]
-fn lock_excludes_curator_kazoo_and_this_crate() {
+fn lock_is_exclusive_among_curator_kazoo_and_this_crate() {
     with_real_runtime(async |runtime| {
         let (java, python) = (curator(), kazoo());
         let scene = Scene::new(&runtime, Vec::new());
@@ -374,7 +374,7 @@ fn queues_work_with_kazoo() {
 }
 
 #[test]
-fn discovery_works_with_kazoo() {
+fn service_discovery_works_with_kazoo() {
     with_real_runtime(async |runtime| {
         let (python, dying) = (kazoo(), kazoo());
         let scene = Scene::new(&runtime, Vec::new());

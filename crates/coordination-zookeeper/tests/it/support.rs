@@ -39,7 +39,7 @@ impl Forest {
         Forest { is_roaming: true, ..self }
     }
 
-    /// Creates a forest for cases in which the length of paths matters.
+    /// Creates a [`Forest`] with a short root, for cases in which the length of paths matters.
     pub(crate) fn with_short_paths(runtime: Runtime, servers: &'static Zookeeper) -> Self {
         let root = format!("{:08x}", runtime.random_u128() >> 96);
         Forest { root, ..Forest::new(runtime, servers) }
@@ -144,7 +144,7 @@ impl Process for Mortal {
     fn cut(&self, is_cut: bool) {
         let (servers, mut killed) = (&self.servers, self.killed.lock().unwrap());
         if is_cut && servers.is_whole.swap(false, Ordering::AcqRel) {
-            // If no leader exists, kill the first server.
+            // If no leader exists, the cut kills the first server.
             let leader = servers.ensemble.leader().unwrap_or(0);
             servers.ensemble.kill(leader).unwrap();
             servers.deaths.fetch_add(1, Ordering::Relaxed);

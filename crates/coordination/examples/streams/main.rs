@@ -12,10 +12,10 @@
 //! ```
 //!
 //! Promises: if the feed of an observation succeeds, the observation changes the parameters of each model once, even if
-//! processes die. No two holders learn the same observation, whether they hold the same shard or shards of different
-//! counts. The reason is that a single change removes the observation from the inbox, records it as done and stores the
-//! parameter. This change contains the fence of the shard's holder. A message to a subscriber may be lost. The next
-//! message about the same parameter replaces the lost message.
+//! processes die. Two holders never learn the same observation, even if one of them holds a shard of the old number of
+//! shards and the other holds a shard of the new number. The reason is that a single change removes the observation
+//! from the inbox, records it as done and stores the parameter. This change contains the fence of the shard's holder. A
+//! message to a subscriber may be lost. The next message about the same parameter replaces the lost message.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the example reports its progress")]
 
@@ -110,14 +110,15 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes the shards that do not belong to the new count, and then adds the missing shards. Shards of two counts
-/// therefore never exist at the same time. A process may safely repeat the call, for example after another process has
-/// died during such a call.
+/// Removes the shards that do not belong to the new count, and then adds the missing shards. Shards of the old and the
+/// new count therefore never exist at the same time. A process may safely repeat the call, for example after another
+/// process has died during such a call.
 async fn shard(client: &Client, model: &Model, count: u64) -> anyhow::Result<()> {
     let lock = Lock::new(client, model.path.join("sharding")?, Acl::Open).acquire().await?;
-    // Check the lock before each change. A process that is paused between the check and the change may still make its
-    // change while another process holds the lock. This does no harm. A holder learns each observation under the fence
-    // of its shard, so no observation is lost or counts twice. The next run of `shard` corrects the shards.
+    // The function checks the lock before each change. A process that is paused between the check and the change may
+    // still make its change while another process holds the lock. This does no harm. A holder learns each observation
+    // under the fence of its shard, so no observation is lost or counts twice. The next run of `shard` corrects the
+    // shards.
     let check = || -> anyhow::Result<()> {
         ensure!(lock.is_valid(), "this process lost the lock; run the command again");
         Ok(())

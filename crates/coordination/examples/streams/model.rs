@@ -13,10 +13,10 @@ const STEP: f64 = 0.1;
 pub(crate) struct Model {
     pub(crate) name: &'static str,
     pub(crate) path: NodePath,
-    /// Parent of the waiting observations. Their names are KEY.NUMBER, where KEY is a student or an item, depending on
-    /// the model.
+    /// Parent of the nodes of the waiting observations. A node has the name KEY.NUMBER, where KEY is a student or an
+    /// item, depending on the model.
     pub(crate) inbox: NodePath,
-    /// Parent of the learnt observations. Each node contains the shard that learnt the observation, for inspection.
+    /// Parent of the nodes of the learnt observations. Each node shows a user which shard learnt the observation.
     done: NodePath,
     /// Parameters by key.
     parameters: NodePath,

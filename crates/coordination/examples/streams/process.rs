@@ -162,8 +162,8 @@ impl Process {
     async fn subscribe_once(&self, side: &Side) -> anyhow::Result<()> {
         let address = self.socket.local_addr()?;
         let subscription = side.model.subscribers.add_own(address.to_string().into()).await?;
-        // Read the parameters after the subscription. This process may miss a change that happens before a publisher
-        // knows the subscription. The next message about the same parameter replaces the missed message.
+        // This process reads the parameters after it has subscribed. It may miss a change that happens before a
+        // publisher knows the subscription. The next message about the same parameter replaces the missed message.
         for (key, parameter) in side.model.parameters().await? {
             side.update(&key, parameter);
         }
@@ -176,7 +176,8 @@ impl Process {
         loop {
             let update = match self.socket.recv(&mut message).await {
                 Ok(count) => parsed(&message[..count]),
-                // Some systems report an error for an earlier message to a subscriber that has left.
+                // Some operating systems report this error because an earlier message went to a subscriber that has
+                // left.
                 Err(_refused) => continue,
             };
             if let Ok((model, key, parameter)) = update

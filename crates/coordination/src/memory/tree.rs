@@ -260,7 +260,7 @@ impl MemoryTree {
         })
     }
 
-    /// Runs a change of one step.
+    /// Runs a change that consists of the single step `op`.
     fn change<'a, T: Send + 'a>(&'a self, op: Op, done: impl FnOnce(Done) -> Option<T> + Send + 'a) -> Answer<'a, T> {
         if let Err(error) = check_data(op.data().len()) {
             return Box::pin(async move { Err(error) });

@@ -2,8 +2,8 @@
 //! bag receive every change.
 //!
 //! An item is a numbered node. Petting Zoo's processes do not watch items but tokens. A token has the number of its
-//! item, and only the last token exists. A listener of this crate has one watch over all items, so it receives one
-//! message for each change.
+//! item, and only the token of the last item exists. A listener of this crate has one watch over all items, so it
+//! receives one message for each change.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -236,8 +236,8 @@ impl BagListener {
         &self.present
     }
 
-    /// Returns the next change. Additions come in the order of their numbers. The listener may not report an item that
-    /// other processes add and remove while the connection is lost.
+    /// Returns the next change. Additions come in the order of their numbers. The listener can miss an item that other
+    /// processes add and remove while the connection is lost.
     pub async fn next(&mut self) -> BagChange {
         match self.changes.recv().await {
             Some(change) => change,
@@ -313,7 +313,7 @@ impl Reported {
                 event = events.next() => event,
             };
             let change = match event {
-                // The numbers start at zero below a new parent, so list the items again.
+                // The numbers start at zero below a new parent, so the listener lists the items again.
                 Some(Event::Created(path)) if path == *items => {
                     match client.retry(|| list(&*tree, items)).await {
                         Ok(all) => now = Some(all),

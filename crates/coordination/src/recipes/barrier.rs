@@ -26,8 +26,8 @@ impl Barrier {
     /// ended.
     ///
     /// # Errors
-    /// Returns the same errors as a [`Tree`], except [`TreeError::Disconnected`] after a session is open. In that case
-    /// the function sends the request again.
+    /// Returns the same errors as a [`Tree`]. Once a session is open, the function never returns
+    /// [`TreeError::Disconnected`], because it sends the request again.
     pub async fn close(&self) -> Result<(), TreeError> {
         let tree = self.client.session().await?;
         create_node(&self.client, &*tree, &self.path, Bytes::new(), CreateMode::Container, &self.acl).await

@@ -32,7 +32,7 @@ struct Inner {
     _tasks: TaskSet,
 }
 
-/// Abandoned nodes and the signals of the task that removes them.
+/// Queue of abandoned nodes for the cleanup task, with a signal for each added node and each removed node.
 #[derive(Default)]
 struct Cleanup {
     queue: std::sync::Mutex<CleanupQueue>,

@@ -29,12 +29,12 @@ pub struct Config {
 /// Effective configuration of an instance.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Effective {
-    /// Service's values and instance's values together. If both contain a key, the instance's value is here.
+    /// Service's values and instance's values together. If both contain a key, this map contains the instance's value.
     pub values: Values,
-    /// Last change of the service's values, or `None` if the service has no values. This change never becomes an
-    /// earlier change.
+    /// Number of the last change of the service's values, or `None` if the service has no values. The number never
+    /// decreases.
     pub service: Option<Zxid>,
-    /// Last change of the instance's values, or `None` if the instance has no values.
+    /// Number of the last change of the instance's values, or `None` if the instance has no values.
     pub instance: Option<Zxid>,
     /// True if the engine responded recently.
     pub is_current: bool,
@@ -78,7 +78,7 @@ impl Config {
         Ok(Overrides(Presence::start(&self.client, path, CreateMode::Persistent, self.acl.clone(), data)))
     }
 
-    /// Follows the effective values of `instance` from now on. This needs only two watches, for any number of
+    /// Follows the effective values of `instance` from now on. The follower needs only two watches, for any number of
     /// instances.
     ///
     /// # Errors
@@ -122,7 +122,8 @@ impl Config {
     }
 }
 
-/// Values of an instance that last until its process ends. After a drop, the service's values are effective.
+/// Values of an instance that last until its process ends. After a drop of this object, the service's values are
+/// effective.
 #[derive(Debug)]
 #[must_use = "a drop of this value removes the instance's values"]
 pub struct Overrides(Presence);

@@ -133,8 +133,8 @@ impl Discovery {
     }
 
     /// Picks one random instance and follows it. When the instance is gone, the follower picks another instance. When
-    /// the service grows, some followers move to new instances, so the followers remain evenly distributed. The value
-    /// also changes when the instance publishes other data.
+    /// the service gets new instances, some followers move to them, so the followers remain evenly distributed. The
+    /// follower's value also changes when the instance publishes other data.
     ///
     /// # Errors
     /// Returns the same errors as [`Discovery::follow`].
@@ -190,7 +190,7 @@ impl Discovery {
     }
 }
 
-/// Instance that this process publishes. Its drop removes the instance.
+/// Instance that this process publishes. A drop of this value removes the instance.
 #[derive(Debug)]
 #[must_use = "a drop of this value removes the instance"]
 pub struct Registration {
@@ -242,7 +242,7 @@ fn map_in<'a>(map: &'a mut Values, key: &str) -> Option<&'a mut Values> {
 /// State of a follower of instances.
 struct View {
     root: NodePath,
-    /// Service that the view follows, or `None` if it follows a class and all classes below it.
+    /// Service of the instances, or `None` if the view contains the instances of a class and of all classes below it.
     service: Option<Service>,
     in_files: Option<Arc<[Instance]>>,
     /// Instance that each node contained at its last read, or `None` if the node is not an instance.

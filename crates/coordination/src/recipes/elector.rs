@@ -1,7 +1,7 @@
 //! Electors on a tree. A replica learns by polling or by watching that it leads.
 //!
-//! A replica is an ephemeral node `<group>/<replica><number>`. The replica with the least number leads. The number of
-//! the change that created its node is the term.
+//! A replica is an ephemeral node `<group>/<replica><number>`. The replica with the least number leads. The term is the
+//! number of the change that created the leader's node.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -44,7 +44,7 @@ struct Inner {
 /// Place of a replica in the line.
 struct JoinedReplica {
     place: Arc<Place>,
-    /// State of the replica's turn, if the replica uses the watching form.
+    /// Progress of the replica towards the leadership. `None` if the replica polls.
     turn: Option<watch::Receiver<Turn>>,
     _tasks: TaskSet,
 }
@@ -113,7 +113,7 @@ impl Inner {
         let joined = self.join_line(replica).await?;
         let node = joined.place.node();
         let session = node.tree.session();
-        // Even right before its next ping, a session has at least this time left.
+        // A session has at least this time left, even right before the session sends the next ping.
         let most = session.timeout() / 2;
         if lease > most {
             let text = format!(

@@ -18,7 +18,7 @@ use crate::tree::{Event, Node, NodePath, SessionState, Tree, TreeError, Watch};
 /// Largest number of concurrent reads of nodes.
 const READS: usize = 32;
 
-/// Value that follows the tree and never goes back to an older state. Its drop ends the updates.
+/// Value that follows the tree and never goes back to an older state. A drop of this object ends the updates.
 #[must_use = "a drop of this value stops the updates"]
 pub struct Followed<T> {
     value: watch::Receiver<T>,
@@ -129,11 +129,11 @@ pub(super) async fn follow_children(client: &Client, parent: &NodePath, mut upda
 #[derive(Clone, Debug, Default)]
 pub(super) struct Subtree {
     pub(super) nodes: Arc<BTreeMap<NodePath, Node>>,
-    /// True if the engine responded recently. In that case, no unreported changes exist.
+    /// True if the engine responded recently, so that `nodes` is up to date.
     pub(super) is_current: bool,
 }
 
-/// Nodes to follow. The follower ignores nodes that this process may not read.
+/// Nodes to follow. The follower ignores nodes that this process has no permission to read.
 pub(super) enum Scope {
     /// A node and all nodes below it. The follower uses one watch in total, and one read for each node that changes.
     Subtree(NodePath),
@@ -152,7 +152,7 @@ pub(super) async fn follow(client: &Client, scope: Scope) -> Result<Followed<Sub
         Scope::Nodes(paths) => paths,
     };
     for path in first {
-        // The task reads the nodes again later. If this process cannot read a node, this first read returns the error
+        // The task below reads the nodes again. This first read only ensures that the caller receives a permanent error
         // at once.
         match client.retry(|| tree.get(path)).await {
             Ok(_) | Err(TreeError::NoNode | TreeError::SessionLost) => {}
@@ -308,7 +308,7 @@ async fn read_at(tree: &dyn Tree, path: NodePath) -> Result<(NodePath, Option<No
     node.map(|node| (path, node))
 }
 
-/// Reads a node. Returns `None` if the node does not exist or this process may not read it.
+/// Reads a node. Returns `None` if the node does not exist or this process has no permission to read it.
 async fn read(tree: &dyn Tree, path: &NodePath) -> Result<Option<Node>, TreeError> {
     match tree.get(path).await {
         Ok(node) => Ok(Some(node)),

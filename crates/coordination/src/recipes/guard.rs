@@ -26,7 +26,8 @@ pub enum Trust {
 /// the background. [`Held::release`] waits for the release.
 #[must_use = "a drop of this value releases the lock"]
 pub struct Held {
-    // Rust drops this field before the node, so the guard ends before another process can get the lock.
+    // Rust drops this field before the field `owned`, which removes the node. The guard therefore ends before another
+    // process can get the lock.
     _ends: DropGuard,
     validity: Validity,
     owned: NodeGuard,
@@ -125,7 +126,7 @@ impl Held {
     }
 
     /// Returns steps for a multi. A multi with these steps fails after the guard has ended, even if the writer does not
-    /// know yet that it has ended.
+    /// know yet that the guard has ended.
     #[must_use]
     pub fn fence(&self) -> Vec<Op> {
         let own = Op::Check { path: self.owned.node().path.clone(), expected: Expected::Any };

@@ -1,4 +1,4 @@
-//! Line of places. Each place is a node below the same parent, and the engine numbers these nodes.
+//! Line of places. The places are nodes below one parent, and the engine numbers these nodes.
 //!
 //! Locks and leader elections use lines. The process of each place watches only the place before it, so one departure
 //! wakes only one process.
@@ -16,7 +16,7 @@ use crate::tree::{Acl, CreateMode, Node, NodePath, Sequence, Tree, TreeError, Wa
 #[derive(Clone, Debug)]
 pub(super) struct Line {
     pub(super) parent: NodePath,
-    /// Name of a new place before its number, for example Curator's `lock-`.
+    /// Text before the number in the name of a new place, for example Curator's `lock-`.
     pub(super) name: Arc<str>,
     pub(super) naming: Naming,
     pub(super) members: Members,
@@ -190,7 +190,7 @@ impl Place {
 }
 
 impl Rule {
-    /// Returns the name of the place to wait for, where `names` are the places before this one.
+    /// Returns the name of the place that this place must wait for. `names` contains the places before this place.
     fn before(self, names: &[String]) -> Option<&str> {
         let before = match self {
             Rule::Among(places) => names.len().checked_sub(places).and_then(|at| names.get(at)),
@@ -235,10 +235,10 @@ mod tests {
     }
 
     proptest! {
-        /// The numbers may start at any number. Two places may have the same number, because a process with Curator
+        /// The first place may have any number. Two places may have the same number, because a process with Curator
         /// that changes a write lock into a read lock keeps the number.
         #[test]
-        fn in_order_sorts_places_by_creation(first: i32, steps in proptest::collection::vec(0..50_000_i32, 0..40)) {
+        fn in_order_sorts_node_names_by_creation(first: i32, steps in proptest::collection::vec(0..50_000_i32, 0..40)) {
             let mut created = vec![first];
             steps.iter().for_each(|step| created.push(created[created.len() - 1].wrapping_add(*step)));
             let mut sorted = created.clone();

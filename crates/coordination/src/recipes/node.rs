@@ -110,8 +110,8 @@ impl NewNode {
 }
 
 /// Node without a GUID in its name. The process finds it as the only node of this session that is newer than the last
-/// such node of this client. The client must therefore create such nodes one at a time. It creates them in a task. A
-/// caller that no longer polls therefore cannot block the other callers.
+/// such node of this client. The client must therefore create such nodes one at a time. A task creates each node, so a
+/// caller that no longer polls cannot block the other callers.
 pub(super) struct NewPlain {
     pub(super) parent: NodePath,
     pub(super) parents: CreateMode,
@@ -240,7 +240,8 @@ impl OwnNode {
 }
 
 /// Completes with [`TreeError::NoNode`] when the node no longer exists. Completes with another error when the session
-/// is lost or may not read the node. If `created` is set, a node that another change created counts as missing.
+/// is lost or has no permission to read the node. If `created` is set, a node that another change created counts as
+/// missing.
 pub(super) async fn gone(client: &Client, tree: &dyn Tree, path: &NodePath, created: Option<Zxid>) -> TreeError {
     let is_same = |stat: &Stat| created.is_none_or(|created| stat.created == created);
     loop {
@@ -295,7 +296,7 @@ impl AbandonedNode {
             },
         };
         let mut named: Vec<&String> = names.iter().filter(|name| node_match.matches_name(name)).collect();
-        // Sort the newest node first. If the newest node does not match, no older node matches.
+        // The sort puts the newest node first. If the newest node is too old to match, all other nodes are too old.
         named.sort_unstable_by_key(|name| std::cmp::Reverse(Sequence::of(name)));
         for name in named {
             let path = join(parent, name)?;
@@ -368,7 +369,8 @@ pub(super) fn stopped() -> TreeError {
     TreeError::Disconnected("this process is stopping".to_owned())
 }
 
-/// Creates the node and its missing parents, with the mode `mode`. The engine removes containers when they are empty.
+/// Creates the node and its missing parents. All of these nodes have the mode `mode`. The engine removes containers
+/// when they are empty.
 ///
 /// # Errors
 /// Returns the same errors as [`Tree::create`].

@@ -1,5 +1,5 @@
-//! Node that represents this process while the process lives. If its session is lost, the process creates the node
-//! again.
+//! Node that represents this process while the process lives. If the node's session is lost, the process creates the
+//! node again.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;

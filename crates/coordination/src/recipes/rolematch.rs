@@ -1,9 +1,9 @@
 //! Role match, a recipe that gives each open job to one applicant, and one job to each applicant.
 //!
 //! The jobs are items of a [`Bag`]. The applicants wait in the line of a [`LeaderQueue`](super::LeaderQueue). To take
-//! an open job, the applicant at the front creates an ephemeral node with the job's number. It then leaves the line. If
-//! the session of this holder ends, the engine removes the node, and the job is open again. If another process removes
-//! the job, the holder removes the node.
+//! an open job, the applicant at the front creates an ephemeral node with the job's number. The applicant then leaves
+//! the line. If the session of this holder ends, the engine removes the node, and the job is open again. If another
+//! process removes the job, the holder removes the node.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -242,8 +242,8 @@ impl RoleMatch {
                 Err(TreeError::NoNode) => return Ok(None),
                 node => node?,
             };
-            // Each holder increments the version of the item. This version distinguishes its fence from the fences of
-            // other holders.
+            // Each holder increments the version of the job's item. The version distinguishes the fence of a holder
+            // from the fences of other holders.
             let version = node.stat.version;
             let (data, expected) = (node.data.clone(), Expected::Version(version));
             let steps = vec![
@@ -294,8 +294,8 @@ struct Taken {
     owned: NodeGuard,
 }
 
-/// Looks for the node of the holder after a lost response. Returns the change that created the node if this session
-/// owns the node and the item has the version that this attempt set. Otherwise returns `None`.
+/// Looks for the node with which this process takes the job, after a lost response. Returns the change that created the
+/// node if this session owns the node and the item has the version that this attempt set. Otherwise returns `None`.
 fn find_created<'a>(
     tree: &'a Arc<dyn Tree>,
     item: &'a NodePath,

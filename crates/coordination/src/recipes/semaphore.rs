@@ -14,8 +14,9 @@ use crate::tree::{Acl, NodePath, TreeError};
 #[derive(Clone)]
 pub struct Semaphore {
     client: Client,
-    /// Lock that a process holds while it waits for a lease. The next requests wait for this lock. Processes with
-    /// Curator count the places in the line of leases. Because of this lock, they see at most one place too many.
+    /// Lock that a process holds while it waits for a lease. Later requests wait for this lock. Processes that use
+    /// Curator count the lease nodes, including the node of a waiting process. The lock lets only one process at a time
+    /// wait for a lease, so the count is at most one too high.
     locks: Lock,
     leases: Line,
     count: usize,
@@ -54,7 +55,7 @@ impl Semaphore {
             let lease = acquire_once(&self.client, &self.leases, rule, self.trust, &Bytes::new()).await;
             lock.release().await;
             match lease {
-                // The session is lost, so the place in the line of the lock no longer exists either. Start again.
+                // The node of the lease or its session no longer exists, so the process waits for the lock again.
                 Err(TreeError::NoNode | TreeError::SessionLost) => self.client.back_off().await,
                 lease => return lease,
             }

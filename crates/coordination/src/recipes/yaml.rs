@@ -14,7 +14,8 @@ pub(super) fn decode(data: &[u8]) -> Result<Map<String, Value>, String> {
     if text.trim().is_empty() {
         return Ok(Map::new());
     }
-    // The error texts do not quote the document. It may contain a password, and the callers log the errors.
+    // The error texts do not quote the document, because the callers log the errors and the document may contain a
+    // password.
     let options = serde_saphyr::options! { with_snippet: false };
     match serde_saphyr::from_str_with_options(text, options) {
         Ok(Value::Object(map)) => Ok(map),
@@ -40,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn decode_reads_petting_zoos_header() {
+    fn decode_reads_the_header_that_the_petting_zoo_library_writes() {
         let text = "header:\n  metadata: {protocol: memcached, version: 1.0}\n  service_class: kestrel\nhost: localhost\nport: 22133\n";
         let read = decode(text.as_bytes()).unwrap();
         assert_eq!(
@@ -75,7 +76,7 @@ mod tests {
 
     /// A process that may write a node must not be able to stop the readers of that node.
     #[test]
-    fn decode_rejects_deep_and_expanding_documents() {
+    fn decode_rejects_deeply_nested_documents_and_expanding_aliases() {
         let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
         for level in 1..9 {
             let inner = format!("*a{}", level - 1);

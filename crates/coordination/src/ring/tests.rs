@@ -16,7 +16,7 @@ fn keys() -> Vec<String> {
     (0..KEYS).map(|key| format!("customer/{key}")).collect()
 }
 
-/// Returns the number of keys that have another member in `after` than in `before`.
+/// Returns the number of keys whose owner in `after` differs from their owner in `before`.
 fn moved(before: &BTreeMap<&str, &str>, after: &BTreeMap<&str, &str>) -> usize {
     assert_eq!(before.len(), after.len());
     before.iter().filter(|(key, member)| after[*key] != **member).count()
@@ -79,7 +79,10 @@ fn ring_computes_the_same_owners_in_every_build() {
 
 proptest! {
     #[test]
-    fn ring_ignores_name_order_and_duplicates(mut names in proptest::collection::vec("[a-z]{1,4}", 1..20), key: u64) {
+    fn ring_ignores_order_and_duplicates_of_member_names(
+        mut names in proptest::collection::vec("[a-z]{1,4}", 1..20),
+        key: u64,
+    ) {
         let ring = Ring::new(&names[..]);
         names.reverse();
         names.extend(names.clone());

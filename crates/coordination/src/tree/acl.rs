@@ -172,14 +172,14 @@ mod tests {
 
     /// The expected digest is from ZooKeeper's documentation of `DigestAuthenticationProvider`.
     #[test]
-    fn digest_equals_zookeepers_digest() {
+    fn password_digest_equals_the_digest_that_zookeeper_computes() {
         let credentials = Credentials { name: "super".to_owned(), password: "admin".to_owned() };
         assert_eq!(credentials.identity(), Identity::Digest("super:xQJmxLMiHGwaqBvst5y6rkB6HQs=".to_owned()));
         assert!(!format!("{credentials:?}").contains("admin"));
     }
 
     #[test]
-    fn creator_access_list_requires_credentials() {
+    fn access_list_for_the_creator_requires_credentials() {
         assert_eq!(Acl::Creator.grants(&[]), Err(TreeError::InvalidAcl));
         assert_eq!(Acl::CreatorReadable.grants(&[]), Err(TreeError::InvalidAcl));
         assert_eq!(Acl::Grants(Vec::new()).grants(&[]), Err(TreeError::InvalidAcl));

@@ -5,10 +5,10 @@ use super::NodePathError;
 /// Failure of a request to a tree.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TreeError {
-    /// The node in the request does not exist, or a new node has no parent.
+    /// The node in the request does not exist, or the parent of a new node does not exist.
     #[error("the node does not exist")]
     NoNode,
-    /// The path of the new node already has a node.
+    /// A node already exists at the path of the new node.
     #[error("the node already exists")]
     NodeExists,
     /// The version of the node's data differs from the version that the request requires.

@@ -97,7 +97,7 @@ fn a4_abandoned_place_with_lost_response_is_removed(engine: &Engine) {
 fn a4_killed_process_blocks_others_for_at_most_its_session(engine: &Engine) {
     let (route, group) = (engine.route(), Group::new(SESSION));
     with_real_runtime(async |runtime| {
-        // Create the parent first. The first request that contains `PLACE` then creates the place.
+        // The test creates the parent first, so the first request that contains `PLACE` creates the place.
         let tree = engine.peer(&runtime, SESSION).await.tree().await;
         tree.create(&path("/group"), Bytes::new(), CreateMode::Persistent, Acl::Open).await.unwrap();
     });
@@ -122,8 +122,8 @@ fn a4_kills_during_acquisition_do_not_block_others(engine: &Engine) {
     let group = Group::new(SESSION);
     for round in 0..12 {
         let mut dying = group.start(&engine.url(), "dying");
-        // The round determines the step that the process has not completed yet: the session, the place, the response or
-        // the leadership.
+        // The delay before the kill grows with each round. The kill therefore interrupts different steps of the
+        // acquisition: the opening of the session, the creation of the place, or the leadership.
         std::thread::sleep(Duration::from_millis(5 * round));
         dying.kill();
     }

@@ -85,7 +85,7 @@ impl Engine {
             Servers::Postgres(server) => {
                 let url = server.create_database().unwrap();
                 let migrated = url.clone();
-                // Run the migration on a separate thread, because the caller may already be inside a runtime.
+                // The migration runs on a separate thread, because the caller may already be inside a runtime.
                 let migrating = || {
                     with_real_runtime(async move |runtime| {
                         coordination_connect::migrate(&runtime, &migrated, None).await

@@ -47,7 +47,7 @@ fn a1_a7_cut_off_leader_ends_before_the_next_and_joins_again(engine: &Engine) {
         assert_ne!(next.id, first.id);
         assert_in_time(cut, &next);
         let ended = group.history.leaderships().into_iter().find(|one| one.term == first.term).unwrap();
-        // The leader sent its last request that got a response before the cut.
+        // Before the cut, the leader sent the last of its requests that got a response.
         assert!(ended.last_live <= cut + (SESSION * 3 / 4).as_nanos(), "the leader trusted its guard for too long");
 
         networks[at].cut(false).unwrap();

@@ -31,10 +31,9 @@ async fn assert_ends_in_time(peer: &Peer, held: &Held, silent: runtime::Monotoni
         }
     };
     let (notified, ()) = peer.within("the guard ends", futures_util::future::join(cancelled, polling)).await;
-    // The session sent its last request that got a response before `silent`.
+    // The deadline counts from a request that got a response. The session sent this request before `silent`.
     assert!(held.deadline() <= silent + SESSION * 3 / 4);
-    // Another candidate may lead one timeout after the engine received that request. The engine received it after the
-    // session sent it.
+    // The engine lets another candidate lead one timeout after the engine received that request, at the earliest.
     let took = notified.since(silent);
     assert!(took < SESSION, "the holder was notified after {took:?}");
     assert!(!held.is_valid());
@@ -46,7 +45,7 @@ fn a3_guard_ends_before_takeover_when_connection_is_cut(engine: &Engine) {
             let route = engine.route();
             let peer = route.peer(&runtime, SESSION).await;
             let held = peer.within("the candidate leads", peer.selector("one", trust).lead()).await.unwrap();
-            // Wait while the session renews itself.
+            // The test waits until pings have renewed the session.
             runtime.sleep(SESSION / 2).await;
             assert!(held.is_valid());
             route.cut(true);

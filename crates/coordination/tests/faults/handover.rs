@@ -47,7 +47,7 @@ fn a5_each_release_wakes_one_of_thirty_candidates(engine: &Engine) {
         let requests = || peers.iter().map(|(_, counted)| counted.requests()).collect::<Vec<u64>>();
         let mut quiet = (requests(), 0);
         let all = async {
-            // Wait until all candidates are in the line and no request is in progress.
+            // The test waits until all candidates are in the line and no request is in progress.
             while quiet.1 < 20 || watcher.nodes().await.len() < CANDIDATES {
                 assert!(waiting.next().now_or_never().is_none(), "two candidates lead");
                 runtime.sleep(Duration::from_millis(25)).await;

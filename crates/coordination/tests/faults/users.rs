@@ -17,7 +17,7 @@ fn a8_leader_that_blocks_its_thread_keeps_its_session(engine: &Engine) {
         let (clock, stopping, selector) = (runtime.clone(), stop.clone(), peer.selector("blocking", Trust::UntilLost));
         let session = peer.tree().await;
         let kept = peer.client.clone();
-        // Run the leadership in a task of the runtime, as a service does.
+        // The test runs the leadership in a task of the runtime, as a service does.
         let leading = runtime.detached("leadership", async move {
             let task = async |leading: Leading| {
                 // This request wakes another task just before this thread blocks. The other task would be the next task

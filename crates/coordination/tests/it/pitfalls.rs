@@ -1,4 +1,4 @@
-//! Checks that `docs/pitfalls.md` lists every pitfall and that each test that it names exists.
+//! Checks that `docs/pitfalls.md` lists every pitfall, and that every test in this list exists.
 
 #![expect(clippy::unwrap_used, reason = "a test fails at an unexpected error")]
 

@@ -44,14 +44,16 @@ mod simulated {
 }
 
 #[test]
-fn line_continues_after_the_greatest_sequence_number() {
+fn recipes_on_the_memory_engine_keep_their_order_when_numbers_overflow() {
     for seed in 0..8 {
         let sim = Simulation::new(seed);
         sim.run_until(async {
             let forest = MemoryForest::new(sim.outside(), slow());
             let set_next = |path: &NodePath, next| forest.trees().set_sequence(path, next);
-            coordination_conformance::recipes::line_continues_past_the_greatest_sequence_number(&forest, set_next)
-                .await;
+            coordination_conformance::recipes::recipes_keep_their_order_when_sequence_numbers_overflow(
+                &forest, set_next,
+            )
+            .await;
         });
     }
 }

@@ -61,7 +61,7 @@ fn redrive_of(schedule: &Schedule, now: Timestamp) -> DueKey {
 }
 
 #[test]
-fn late_one_shot_is_due_at_once_and_keeps_its_nominal_instant() {
+fn one_shot_created_after_its_nominal_instant_is_due_at_once() {
     let schedule = schedule(When::At(CREATED_AT));
     let key = first(&schedule, after(5)).expect("a one-shot is always due");
     assert_eq!((key.position, key.occurrence.nominal), (after(5), CREATED_AT));
@@ -102,7 +102,7 @@ fn latest_overdue_occurrence_fires_and_others_are_missed() {
 }
 
 #[test]
-fn overdue_occurrences_all_fire_if_the_service_had_no_slot() {
+fn all_overdue_occurrences_fire_if_the_service_had_no_free_slot() {
     let schedule = every_minute();
     let mut key = first_key(&schedule);
     for minute in 1..=5 {
@@ -116,7 +116,7 @@ fn overdue_occurrences_all_fire_if_the_service_had_no_slot() {
 }
 
 #[test]
-fn row_of_an_older_revision_is_void_and_its_retry_is_cancelled() {
+fn due_row_of_an_older_revision_is_void_and_a_retry_is_cancelled() {
     for mut schedule in [once(), every_minute()] {
         let (key, retry) = (first_key(&schedule), retry_of(&schedule));
         schedule.revision = Revision(4);
@@ -153,7 +153,7 @@ fn duplicate_row_of_an_ended_one_shot_is_void() {
 }
 
 #[test]
-fn schedule_with_unreadable_expression_is_deferred_not_ended() {
+fn unreadable_cron_expression_defers_a_schedule_but_does_not_end_it() {
     let schedule = schedule(When::Cron(Cron::from_stored("0 9 * * FUNDAY", "UTC")));
     let key = due_row(&schedule, after(60), schedule.spec.target.key(), CREATED_AT);
     let Start::Unreadable { defer, .. } = at_start(&schedule, &key, CatchUp::Latest, after(60)) else {
@@ -188,7 +188,7 @@ fn failed_attempt_is_retried_as_same_occurrence_up_to_the_limit() {
 }
 
 #[test]
-fn attempt_of_an_older_revision_causes_no_retry_and_no_end() {
+fn attempt_of_an_older_revision_neither_retries_nor_ends_the_schedule() {
     let mut schedule = once();
     let key = first_key(&schedule);
     schedule.revision = Revision(1);
@@ -209,7 +209,7 @@ fn schedule_ends_if_its_next_interval_is_after_year_9999() {
 
 proptest! {
     #[test]
-    fn due_row_is_never_before_now_and_a_run_retries_or_ends(
+    fn new_due_row_is_never_in_the_past_and_each_run_retries_or_ends(
         interval_millis in 1_u64..200_000,
         late_millis in 0_u64..400_000,
         attempt in 1_u16..8,

@@ -7,7 +7,7 @@ fn millis(text: &str) -> Result<u128, DurationError> {
 }
 
 #[test]
-fn parser_accepts_human_and_iso_8601_durations() {
+fn duration_parser_accepts_unit_notation_and_iso_8601() {
     for (text, expected) in [
         ("30s", 30_000),
         ("5m", 300_000),

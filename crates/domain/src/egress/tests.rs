@@ -136,7 +136,7 @@ fn every_policy_allows_public_addresses() {
 }
 
 #[test]
-fn class_address_is_allowed_only_if_the_policy_names_its_class() {
+fn special_address_is_allowed_only_if_the_policy_names_its_class() {
     for (class, addresses) in CLASSED {
         for address in *addresses {
             assert_eq!(kind(address), Kind::Of(*class), "{address}");
@@ -149,7 +149,7 @@ fn class_address_is_allowed_only_if_the_policy_names_its_class() {
 }
 
 #[test]
-fn allowed_class_never_allows_metadata_or_reserved_addresses() {
+fn allowed_address_class_never_includes_metadata_or_reserved_addresses() {
     for (addresses, expected) in [(METADATA, Kind::Metadata), (RESERVED, Kind::Reserved)] {
         for address in addresses {
             assert_eq!(kind(address), expected, "{address}");
@@ -172,7 +172,7 @@ fn allowed_class_never_allows_metadata_or_reserved_addresses() {
 }
 
 #[test]
-fn policy_must_allow_an_address_and_its_embedded_address() {
+fn ipv6_address_is_allowed_only_if_its_embedded_ipv4_address_is_allowed() {
     for inner in ["8.8.8.8", "127.0.0.1", "10.0.0.1", "169.254.169.254", "100.64.0.1"] {
         for outer in translations(inner) {
             assert_eq!(kind(&outer), Kind::Translated(inner.parse().unwrap()), "{outer}");

@@ -73,7 +73,7 @@ fn instant_is_at_most_one_minute_past_or_ten_years_ahead() {
 }
 
 #[test]
-fn schedule_fires_no_more_often_than_interval_min() {
+fn validation_rejects_schedule_that_fires_more_often_than_interval_min() {
     let limits = Limits { interval_min: Duration::from_secs(60), ..Limits::default() };
     let cron = |text| When::Cron(Cron::parse(text, "UTC").expect("a cron"));
     for (when, expected) in [

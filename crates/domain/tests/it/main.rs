@@ -32,7 +32,7 @@ proptest! {
     }
 
     #[test]
-    fn schedule_version_has_exactly_one_name(incarnation in any::<u128>(), revision in any::<u32>()) {
+    fn schedule_version_has_exactly_one_text_form(incarnation in any::<u128>(), revision in any::<u32>()) {
         let edition = ScheduleVersion { incarnation: Incarnation(incarnation), revision: Revision(revision) };
         let name = edition.name();
         prop_assert_eq!(ScheduleVersion::parse(&name), Some(edition));

@@ -111,7 +111,7 @@ fn golden() -> Vec<u8> {
 }
 
 #[test]
-fn encoder_writes_the_golden_file() {
+fn encoder_output_equals_the_golden_file() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/v1/segment-00000000000000000001.journal");
     assert!(std::fs::read(path).unwrap() == golden(), "the format has changed; increase its version");
 }

@@ -8,8 +8,8 @@ use simulator::{Faults, Incident, Simulation, run_seeds};
 
 use crate::support::{DIR, History, Ticket, end, seeds, small};
 
-/// Appends entries, waits for their commits, sleeps, and releases entries. The journal therefore passes through every
-/// state.
+/// Appends entries, waits for their commits, sleeps, and releases entries. A crash can therefore occur in any state of
+/// the journal.
 async fn work(runtime: &Runtime, history: &History, journal: &Journal<Ticket>, rounds: usize) {
     for round in 0..rounds {
         let count = 1 + usize::try_from(runtime.random() % 6).unwrap();

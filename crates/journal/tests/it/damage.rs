@@ -137,8 +137,8 @@ fn check_damage(damage: &Damage, path: &Path, offset: u64) {
 }
 
 #[test]
-fn opening_reports_harmful_flipped_bit_in_closed_journal() {
-    // Flip a bit of each written byte, and of a sample of the zeros between written bytes.
+fn opening_a_closed_journal_reports_a_flipped_bit_unless_it_is_harmless() {
+    // The test flips a bit of each written byte, and of a sample of the zeros between written bytes.
     let tally = flip_each(true, |_, offset, byte| byte != 0 || offset % 4096 < 80 || offset % 37 == 0);
     assert_eq!(tally.torn, 0);
     assert!(tally.reported > 8000 && tally.harmless > 500, "{tally:?}");

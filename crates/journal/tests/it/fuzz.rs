@@ -31,7 +31,7 @@ fn journal_with_corrupted_files_never_returns_a_wrong_entry() {
                     mutate(&a, &mut random).await;
                 }
                 open_again(&a, &history).await;
-                // Open the journal again: the first open must not have lost further entries.
+                // The test opens the journal again, because the first open must not have lost further entries.
                 open_again(&a, &history).await;
             }
         };
@@ -81,7 +81,7 @@ async fn mutate(runtime: &Runtime, random: &mut Random) {
         2 if path != other => disk.rename(path, other).await.unwrap(),
         3 => file.write_at(block, &vec![0; 4096]).await.unwrap(),
         4 => {
-            // Simulate a block that the disk wrote to the wrong place.
+            // This change simulates a block that the disk wrote to the wrong place.
             let from = disk.open(other, OpenMode::Read).await.unwrap();
             let mut bytes = vec![0; 4096];
             let from_length = from.len().await.unwrap();
@@ -94,7 +94,7 @@ async fn mutate(runtime: &Runtime, random: &mut Random) {
             let bytes: Vec<u8> = (0..random.index(64)).map(|_| random.bits().to_le_bytes()[0]).collect();
             file.write_at(at, &bytes).await.unwrap();
         }
-        // Corrupt a byte of a header, because headers are the most critical part.
+        // This change often corrupts a header, because headers are the most critical part of a journal.
         6 => file.write_at(block + random.below(64), &[random.bits().to_le_bytes()[0]]).await.unwrap(),
         _ => file.write_at(at, &[random.bits().to_le_bytes()[0]]).await.unwrap(),
     }

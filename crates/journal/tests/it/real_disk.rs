@@ -62,7 +62,7 @@ async fn concurrent_writers_share_disk_syncs() {
 }
 
 #[tokio::test]
-async fn error_of_second_open_names_the_next_step() {
+async fn error_of_a_second_open_of_the_journal_names_the_next_step() {
     let (dir, runtime, history) = (tempfile::tempdir().unwrap(), Runtime::real(), History::default());
     let tasks = TaskSet::new(&runtime);
     let journal = history.open(&runtime, &tasks, dir.path(), small()).await.unwrap();
@@ -104,7 +104,7 @@ async fn closed_journal_rejects_entries() {
 async fn journal_rejects_only_entries_above_the_size_limit() {
     let (dir, runtime, history) = (tempfile::tempdir().unwrap(), Runtime::real(), History::default());
     let tasks = TaskSet::new(&runtime);
-    // The queue accepts an entry that is larger than the whole queue if the queue is empty.
+    // An empty queue accepts an entry that is larger than the limit of the queue.
     let options = Options { queue_bytes_max: 1000, ..small() };
     let journal = history.open(&runtime, &tasks, dir.path(), options).await.unwrap();
     let (ticket, _response) = tokio::sync::oneshot::channel();
@@ -161,7 +161,7 @@ async fn journal_retains_entries_that_a_reader_has_not_read() {
     }
     assert_eq!(reader.next().await.unwrap(), None);
     drop(reader);
-    // The drop of the reader has notified the keeper. Wait until the keeper has removed segments.
+    // The drop of the reader has notified the keeper. The test waits until the keeper has removed segments.
     while journal.stats().first < 30 {
         runtime.sleep(Duration::from_millis(1)).await;
     }

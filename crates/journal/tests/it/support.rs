@@ -59,7 +59,7 @@ impl History {
         let number = self.state().appended.len() as u64;
         let mut entry: Vec<u8> =
             number.to_le_bytes().iter().map(|byte| byte ^ 0xa5).cycle().take(bytes.max(8)).collect();
-        // Put a record's magic number into the entry, which is the worst case for the parser.
+        // The entry contains a record's magic number, which is the worst case for the parser.
         if entry.len() > 12 {
             entry[8..12].copy_from_slice(b"RVRC");
         }

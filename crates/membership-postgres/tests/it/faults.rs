@@ -204,7 +204,7 @@ fn uncommitted_renewal_at_the_end_of_the_lease_keeps_claims() {
 
 /// The connections stay open but deliver no responses, as if the network dropped their packets.
 #[test]
-fn engine_replaces_silent_connection_despite_short_call_limits() {
+fn engine_replaces_silent_connection_even_if_calls_have_short_timeouts() {
     let url = database();
     on_real(async |runtime| {
         let coordination = open(&runtime, &url).await;

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clock_offset_assumes_a_clock_reading_halfway_through_call() {
+    fn engine_clock_reading_counts_as_taken_halfway_through_the_call() {
         let at = Timestamp::from_millis;
         let offset = |engine_now| ClockOffset::of(Duration::from_millis(100), at(10_000), Renewed { engine_now });
         assert_eq!(offset(at(9_950)), ClockOffset { ahead_millis: 0, uncertainty: Duration::from_millis(51) });

@@ -55,7 +55,7 @@ fn shard(number: u16) -> ClaimName {
 }
 
 #[test]
-fn membership_keeps_its_session_and_claims() {
+fn membership_renews_its_session_and_keeps_its_claims() {
     let sim = Simulation::new(1);
     sim.run_until(async {
         let engine = engine(&sim, slow());
@@ -144,7 +144,7 @@ fn lease_ends_while_its_member_is_paused() {
 }
 
 #[test]
-fn failed_check_prevents_the_lease_renewal() {
+fn failed_check_before_a_renewal_prevents_the_lease_renewal() {
     for takes_too_long in [false, true] {
         let sim = Simulation::new(5);
         sim.run_until(async {
@@ -203,7 +203,7 @@ fn lease_duration_counts_from_the_start_of_the_renewal_check() {
 }
 
 #[test]
-fn leave_frees_the_members_claims_at_once() {
+fn leaving_member_frees_its_claims_at_once() {
     let sim = Simulation::new(7);
     sim.run_until(async {
         let engine = engine(&sim, slow());

@@ -21,7 +21,7 @@ fn moves(scheme: MoveKind) -> Vec<MeasuredMove> {
 }
 
 #[test]
-fn move_by_consent_takes_at_most_three_round_trips() {
+fn mastership_moves_by_consent_within_three_round_trips() {
     // The members decide the slots in flight. Then the consent, the promises and the first entry take a round trip
     // each.
     for one in moves(MoveKind::Consents) {
@@ -38,7 +38,7 @@ fn mastership_moves_when_the_shortened_lease_ends() {
 }
 
 #[test]
-fn move_by_waiting_lasts_one_lease_but_its_gap_is_short() {
+fn move_by_waiting_lasts_one_lease_but_leaves_only_a_short_time_without_master() {
     for one in moves(MoveKind::Waits) {
         assert!(one.took >= 2_000_000 && one.took <= 2_000_000 + 3 * ROUND + LATE, "{one:?}");
         assert!(one.gap <= 2 * ROUND + LATE, "{one:?}");

@@ -59,7 +59,7 @@ fn caught<D: Driver>() -> Rule {
 }
 
 #[test]
-fn simulation_detects_a_vote_that_is_sent_before_its_sync() {
+fn simulation_detects_a_vote_sent_before_the_disk_sync_of_this_vote() {
     struct Hasty;
     impl Driver for Hasty {
         const SENDS_EARLY: Option<MessageType> = Some(MessageType::MsgRequestVoteResponse);
@@ -68,7 +68,7 @@ fn simulation_detects_a_vote_that_is_sent_before_its_sync() {
 }
 
 #[test]
-fn simulation_detects_a_response_that_is_sent_before_its_sync() {
+fn simulation_detects_an_append_response_sent_before_the_disk_sync() {
     struct Hasty;
     impl Driver for Hasty {
         const SENDS_EARLY: Option<MessageType> = Some(MessageType::MsgAppendResponse);

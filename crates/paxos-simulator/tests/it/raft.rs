@@ -46,7 +46,7 @@ pub(crate) struct Raft<D> {
 struct Replica {
     id: GroupId,
     node: RawNode<LogStorage>,
-    /// State of the application and members after each index since the base of the log.
+    /// State of the application, and list of members, after each index since the base of the log.
     history: Vec<(u64, ConfState)>,
     /// `Ready` states of raft-rs that wait for a sync, in order.
     waiting: VecDeque<Waiting>,
@@ -69,7 +69,7 @@ struct Waiting {
 #[derive(Clone)]
 pub(crate) struct Envelope {
     group: GroupId,
-    /// Node for which the sender voted in its term.
+    /// Node for which the sender has voted in the sender's present term.
     vote: u64,
     message: Message,
 }
@@ -265,8 +265,8 @@ impl Replica {
                     self.node.apply_conf_change(&change).expect("the change was proposed as a change of one member");
                 out.observations.push(Observation::Incident(Incident::MembersChanged));
                 let raft = &mut self.node.raft;
-                // In raft-rs a removed leader continues to lead, and panics when it appends its next entry. Make it a
-                // follower.
+                // In raft-rs a removed leader continues to lead, and panics when it appends its next entry. The driver
+                // therefore makes it a follower.
                 if raft.state == StateRole::Leader && !members.voters.contains(&raft.id) {
                     raft.become_follower(raft.term, 0);
                 }
@@ -304,7 +304,8 @@ impl Replica {
         if self.node.raft.state != StateRole::Leader || !self.ticks.is_multiple_of(self.node.raft.election_timeout()) {
             return;
         }
-        // raft-rs waits for a report on each sent snapshot. The simulation sends no such reports, so report a failure.
+        // raft-rs waits for a report on each sent snapshot. The simulation sends no such reports, so the driver reports
+        // a failure.
         let progress = self.node.raft.prs().iter();
         let unconfirmed = progress.filter(|(_, progress)| progress.state == ProgressState::Snapshot);
         let mut unconfirmed: Vec<_> = unconfirmed.map(|(id, _)| *id).collect();

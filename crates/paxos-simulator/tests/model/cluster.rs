@@ -33,7 +33,7 @@ pub(crate) enum Step {
         ballot: Ballot,
         claim: Claim,
     },
-    /// Delivers the prepare message of the candidate `to` to a node. The node promises, and the candidate receives the
+    /// Delivers a candidate's prepare message to a node. The node promises, and the candidate, node `to`, receives the
     /// promise.
     Promise {
         node: usize,
@@ -251,7 +251,7 @@ impl Cluster {
             Claim::Waited { .. } | Claim::Own(_) => false,
         };
         let (Claim::Waited { term, .. } | Claim::Own(term) | Claim::Consent(term)) = claim;
-        // If the two logs differ, only the ballots show which mastership is later.
+        // If the logs of the node and the candidate differ, only the ballots show which mastership is later.
         let is_followed = uncommitted.term != term && is_over_with(uncommitted.term, term);
         let is_over = is_followed || self.is_over(state, uncommitted, &[node, candidate]);
         !self.rules.acceptors_wait
@@ -507,8 +507,8 @@ fn waited(uncommitted: Mastership) -> Claim {
     Claim::Waited { term: uncommitted.term, lease_slot: uncommitted.lease_slot }
 }
 
-/// Returns true if the end of the mastership `other` implies the end of the mastership `term`. If the two logs differ,
-/// only the ballots show which mastership is later.
+/// Returns true if the end of the mastership `other` implies the end of the mastership `term`. If the two masterships
+/// are in different logs, only the ballots show which mastership is later.
 fn is_over_with(term: Term, other: Term) -> bool {
     (term.ballot, term.epoch) <= (other.ballot, other.epoch)
 }

@@ -9,9 +9,10 @@
 //! snapshots, `Shorten`, a liveness epoch across restarts, or more than three nodes.
 //!
 //! Each test states its bounds: the numbers of ballots, slots, data entries, restarts and consents in a history. Within
-//! these bounds, the test explores all states. It distinguishes states by 64-bit hashes. Time has no bound: a clock is
-//! a duration that ends with the lease of two ticks, and the events of one tick occur in any order. Most tests state
-//! three numbers of states: with both lines of defence, with the acceptors' line alone, and with the log's line alone.
+//! these bounds, the test explores all states. It distinguishes states by 64-bit hashes. Time has no bound: the model
+//! contains no instants, but only durations that end with the lease of two ticks. The events of one tick occur in any
+//! order. Most tests state three numbers of states: with both lines of defence, with the acceptors' line alone, and
+//! with the log's line alone.
 //!
 //! The model omits events that only allow fewer steps: pre-votes, prepares of a former candidate, and masters that
 //! campaign while they serve. It also omits promises that arrive late, because they would state that less time has
@@ -57,7 +58,7 @@ fn two_takeovers_by_waiting_are_safe() {
 }
 
 #[test]
-fn consent_to_a_takeover_is_safe() {
+fn consent_of_the_master_to_a_takeover_is_safe() {
     holds(Bounds { consents: 1, ..MASTERED }, &[WAITED, CONSENTED, VOID], [343_459, 358_459, 448_691]);
 }
 
@@ -83,7 +84,7 @@ fn consent_of_the_first_master_is_safe() {
 }
 
 #[test]
-fn restart_before_the_first_master_is_safe() {
+fn node_restart_before_the_first_master_is_elected_is_safe() {
     holds(Bounds { crashes: 1, ..EMPTY }, &[WAITED, VOID], [138_180, 140_453, 180_829]);
 }
 
@@ -98,7 +99,7 @@ fn lease_renewal_by_liveness_is_safe() {
 }
 
 #[test]
-fn consent_of_a_master_with_liveness_is_safe() {
+fn consent_of_a_master_that_serves_by_its_liveness_is_safe() {
     let bounds = Bounds { consents: 1, ballots: 2, ..LIVING };
     assert_eq!(all_states(Rules::BOTH, bounds, &[WAITED, CONSENTED]), 807_170);
 }
@@ -111,19 +112,19 @@ fn takeover_of_a_forked_log_is_safe() {
 /// If the pulled entries make a leader's claim void, the leader need not propose this claim. It may make a new claim,
 /// by the rule that it applies to its next proposal.
 #[test]
-fn new_claim_by_the_leader_is_safe() {
+fn new_claim_by_a_leader_whose_first_claim_is_void_is_safe() {
     let rules = Rules { claim_by: ClaimBy::CandidateAndLeader, ..Rules::LOG };
     assert_eq!(all_states(rules, Bounds { slots: 4, ..MASTERED }, &[WAITED, VOID]), 155_067);
 }
 
 #[test]
-fn consent_with_a_restart_is_safe() {
+fn consent_to_a_takeover_is_safe_if_a_node_restarts() {
     let bounds = Bounds { consents: 1, crashes: 1, ..MASTERED };
     assert_eq!(all_states(Rules::BOTH, bounds, &[WAITED, CONSENTED, VOID]), 1_580_944);
 }
 
 #[test]
-fn consent_in_a_longer_log_is_safe() {
+fn consent_to_a_takeover_is_safe_in_a_log_of_four_slots() {
     let bounds = Bounds { consents: 1, slots: 4, ..MASTERED };
     assert_eq!(all_states(Rules::BOTH, bounds, &[WAITED, CONSENTED, VOID]), 1_759_137);
 }
@@ -138,7 +139,7 @@ fn two_masters_exist_without_any_line_of_defence() {
 /// In the first design, every decided slot renewed the lease, but the log compared a `BeMaster` entry only with the
 /// last record of a master.
 #[test]
-fn comparing_only_epochs_allows_two_masters() {
+fn log_that_compares_only_the_epochs_of_claims_allows_two_masters() {
     let rules = Rules { compare: Compare::Epoch, ..Rules::LOG };
     breaks(ONE_MASTER, rules, MASTERED);
     let claim = Claim::Waited { term: Term { epoch: 1, ballot: 1 }, lease_slot: 1 };
@@ -195,7 +196,7 @@ fn claim_without_a_ballot_allows_two_masters() {
 /// The model found this bug with both lines of defence. A leader consented before its own `BeMaster` entry was decided.
 /// Its consent then ended the mastership of another node with the same epoch.
 #[test]
-fn consent_before_the_decision_allows_two_masters() {
+fn consent_before_the_masters_own_entry_is_decided_allows_two_masters() {
     let rules = Rules { compare: Compare::LeaseSlot, consenter: Consenter::Proposed, ..Rules::BOTH };
     let bounds = Bounds { consents: 1, ..EMPTY };
     breaks(ONE_MASTER, rules, bounds);
@@ -222,7 +223,7 @@ fn consent_before_the_decision_allows_two_masters() {
 
 /// Either of two corrections prevents two masters: a comparison of ballots, or consent only after the decision.
 #[test]
-fn either_correction_of_early_consents_is_safe() {
+fn either_correction_of_the_early_consent_bug_is_safe() {
     let bounds = Bounds { consents: 1, ..EMPTY };
     let named = Rules { consenter: Consenter::Proposed, ..Rules::BOTH };
     assert_eq!(all_states(named, bounds, &[CONSENTED]), 246_453);
@@ -241,7 +242,7 @@ fn takeover_without_consent_allows_two_masters() {
 }
 
 #[test]
-fn serving_after_a_consent_allows_two_masters() {
+fn master_that_serves_after_its_consent_to_a_takeover_allows_two_masters() {
     let bounds = Bounds { consents: 1, ..MASTERED };
     breaks(ONE_MASTER, Rules { consent_binds: false, ..Rules::BOTH }, bounds);
 }
@@ -255,7 +256,7 @@ fn skipped_wait_after_a_restart_allows_two_masters() {
 }
 
 #[test]
-fn serving_right_after_a_restart_allows_two_masters() {
+fn master_that_serves_right_after_its_restart_allows_two_masters() {
     let bounds = Bounds { crashes: 1, ..MASTERED };
     breaks(ONE_MASTER, Rules { restart_ends_mastership: false, ..Rules::BOTH }, bounds);
 }
@@ -266,7 +267,7 @@ fn claim_by_pulled_entries_without_a_wait_allows_two_masters() {
 }
 
 #[test]
-fn wrong_age_of_pulled_entries_allows_two_masters() {
+fn leader_that_ignores_the_age_of_pulled_entries_allows_two_masters() {
     breaks(ONE_MASTER, Rules { pulled_waits: false, ..Rules::LOG }, Bounds { slots: 4, ..MASTERED });
 }
 
@@ -282,19 +283,19 @@ fn counting_entries_of_old_ballots_allows_two_values() {
 }
 
 #[test]
-fn ignoring_liveness_allows_two_masters() {
+fn takeover_that_ignores_the_masters_liveness_allows_two_masters() {
     breaks(ONE_MASTER, Rules { liveness_blocks: false, ..Rules::BOTH }, LIVING);
 }
 
 #[test]
-fn early_expiry_of_liveness_allows_two_masters() {
+fn expiry_of_liveness_before_the_lease_ends_allows_two_masters() {
     breaks(ONE_MASTER, Rules { expiry_waits: false, ..Rules::BOTH }, LIVING);
 }
 
 /// The simulator found this bug at seed 265,485. It occurs with both lines of defence and with each line alone. The
 /// master's last `BeMaster` entry does not name its liveness epoch.
 #[test]
-fn serving_by_unnamed_liveness_allows_two_masters() {
+fn master_whose_last_entry_does_not_name_its_liveness_allows_two_masters() {
     for rules in [Rules::BOTH, Rules::ACCEPTORS, Rules::LOG] {
         breaks(ONE_MASTER, Rules { uncommitted_lives: false, ..rules }, LIVING);
     }

@@ -108,7 +108,8 @@ pub(crate) enum Start {
     Forked,
 }
 
-/// Bounds that make the number of states finite. Time has no bound: a clock is a duration that ends with the lease.
+/// Bounds that make the number of states finite. Time has no bound: the model contains no instants, but only durations
+/// that end with the lease.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) start: Start,

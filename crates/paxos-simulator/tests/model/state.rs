@@ -28,8 +28,8 @@ pub(crate) struct State {
 /// and nodes learn its decisions at any later time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Liveness {
-    /// Remaining ticks of the last renewal. `known` is the number of remaining ticks of the last renewal that node 0
-    /// has learned.
+    /// Remaining ticks of the lease after its last renewal. `known` is the number of remaining ticks after the last
+    /// renewal that node 0 has learned.
     pub(crate) renewed: u8,
     pub(crate) known: u8,
     pub(crate) is_over: bool,

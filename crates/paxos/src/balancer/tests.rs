@@ -74,8 +74,8 @@ fn balancer_moves_only_groups_of_a_drained_node() {
 
 #[test]
 fn balancer_moves_surplus_groups_through_a_third_node() {
-    // Node 3 has free capacity, but is not a replica of the surplus groups of node 1. Node 2 takes one of these groups,
-    // and gives one of its own groups to node 3.
+    // Node 3 has free capacity, but is not a replica of the paxos groups that node 1 has in excess. Node 2 takes one of
+    // these paxos groups, and gives another paxos group to node 3.
     let mut groups: Vec<Load> = (1..=4).map(|group| load(group, 1, &[1, 2])).collect();
     groups.extend((5..=7).map(|group| load(group, 1, &[2, 3])));
     groups.extend((8..=9).map(|group| load(group, 1, &[3, 1])));
@@ -104,7 +104,7 @@ fn member_with_twice_the_capacity_carries_twice_the_load() {
 }
 
 #[test]
-fn balancer_starts_beyond_the_tolerance_and_stops_at_the_goal() {
+fn balancer_starts_if_a_load_exceeds_the_tolerance_and_stops_at_the_goal() {
     let groups = alike(40, 4);
     let spread = |counts: [u32; 4]| -> Distribution {
         let nodes = (1..=4).flat_map(|node| (0..counts[node as usize - 1]).map(move |_| NodeId(node)));
@@ -140,7 +140,7 @@ fn balancer_computes_maximum_weights_without_overflow() {
     assert_eq!(ideal(&members, &groups, &on(40, &groups), EXACT).len(), 40);
 }
 
-/// Random input of the balancer: members, groups with weights and replicas, and present masters.
+/// Random input of the balancer: members, paxos groups with their weights and replicas, and present masters.
 #[derive(Clone, Debug)]
 struct Case {
     members: Vec<Member>,

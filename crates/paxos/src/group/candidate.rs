@@ -19,7 +19,7 @@ use crate::simulation::Mutant;
 pub(super) struct Candidacy {
     ballot: Ballot,
     is_pre_vote: bool,
-    /// Claim of this node, determined before phase 1. The log compares the claim with the mastership.
+    /// Claim of this node, determined before phase 1. Each node that applies the claim compares it with the mastership.
     claim: Claim,
     over: MastershipEnd,
     since: Instant,
@@ -72,7 +72,8 @@ impl Group {
         let Role::Follower(following) = &self.role else { return };
         let is_led = self.is_led_until(following).is_some_and(|until| now < until);
         let is_master_by_log = self.is_master_by_log(following);
-        // This node is also an acceptor. The candidate that receives its pending promise may lead.
+        // This node is also an acceptor. Another candidate may soon lead with the promise that is not yet durable on
+        // this node.
         if !self.promise_synced {
             return;
         }
@@ -278,8 +279,8 @@ impl Group {
         if candidacy.is_pre_vote || self.promise_synced {
             candidacy.promises.insert(self.me, own);
         } else if !self.options.deviation.is(Mutant::LeadsBeforeSync) {
-            // Wait until the own promise is durable. After a restart without its promise, this node could lead by the
-            // same ballot again and propose different entries.
+            // The candidate waits until its own promise is durable. After a restart without this promise, this node
+            // could lead by the same ballot again and propose different entries.
             return;
         }
         let promises = candidacy.promises.iter().filter(|(node, _)| self.uncommitted.has(**node));
@@ -294,7 +295,8 @@ impl Group {
         if ahead.last <= own.last || self.options.deviation.is(Mutant::IgnoresLogAhead) {
             return self.lead(now, effects);
         }
-        // If the last ballots of the two logs are equal, the log that is ahead contains this node's log.
+        // If this node's log and the log that is ahead end with the same ballot, the log that is ahead contains this
+        // node's log.
         let is_same = ahead.last.ballot == own.last.ballot;
         let decided = self.log.position(self.decided).expect("decided slots are in the log or its base");
         let through = if is_same { own.last } else { decided };

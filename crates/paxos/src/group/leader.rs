@@ -249,8 +249,8 @@ impl Group {
     /// Proposes requested changes of members, one at a time. Proposes the first change only after an entry of this
     /// ballot is decided. Any two successive quorums then have a common member.
     fn change_members(&mut self, now: Instant, effects: &mut Effects) {
-        // Wait until this node is master. The earlier master must remain a member until then, because otherwise no node
-        // could take over from it.
+        // The leader waits until it is master. The earlier master must remain a member until then, because otherwise no
+        // node could take over from it.
         let serves = self.serves(now).is_some();
         let Role::Leader(leading) = &mut self.role else { return };
         let hasty = self.options.deviation.is(Mutant::ChangesMembersTwice);

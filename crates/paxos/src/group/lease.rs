@@ -237,8 +237,8 @@ impl Group {
             return;
         }
         let remaining = remaining.min(self.options.lease);
-        // Set `cap` before the proposal. All other nodes receive the entry later, and count the time from the instant
-        // at which they receive it.
+        // The master sets `cap` before the proposal. All other nodes receive the entry later, and count the time from
+        // the instant at which they receive it.
         if !self.options.deviation.is(Mutant::ShortensFromDecision) {
             self.lease.cap = Some((term, now + remaining));
         }
@@ -259,7 +259,7 @@ impl Group {
                 return;
             }
         } else if is_current && self.uncommitted.has(from) && self.serves(now).is_some() && !self.is_capped() {
-            // Stop serving. Send the consent later, once all slots of this master are decided.
+            // The master stops serving now. It sends the consent later, once all of its slots are decided.
             self.lease.handed_over = Some(HandedOver { term, to: from, at: now, is_sent: false });
             if !self.options.deviation.is(Mutant::ServesAfterConsent) {
                 self.reject_waiting(Rejection::NotMaster(Some(from)), effects);
@@ -445,7 +445,7 @@ impl Group {
         };
         let known = self.lease.expired.get(&master).copied().unwrap_or_default();
         // If the candidate knows a later mastership, the mastership in this log does not matter. Either the same master
-        // now serves by the later mastership, or the earlier mastership was over when the later one began.
+        // now serves by the later mastership, or the earlier mastership was over when the later mastership began.
         let is_followed = uncommitted.term.is_before(over.term());
         let is_over = is_followed
             || known.max(claimed) >= uncommitted.liveness

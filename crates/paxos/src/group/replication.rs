@@ -123,8 +123,8 @@ impl Group {
         let stays = |node: &NodeId| *node != self.me && (receives(*node) || joining == Some(*node));
         leading.peers.retain(|node, _| stays(node));
         for node in self.uncommitted.members.iter().chain(&self.learners).copied().chain(joining).filter(&stays) {
-            // The leader does not know the log of the peer. If the log ends before this assumed slot, the peer reports
-            // a gap.
+            // The leader does not know the peer's log, so it assumes a last slot. If the peer's log ends before this
+            // slot, the peer reports a gap.
             leading.peers.entry(node).or_insert_with(|| Peer::new(leading.first.before()));
         }
         for (node, peer) in leading.peers.iter_mut().filter(|(_, peer)| !peer.is_probed) {
@@ -188,8 +188,8 @@ impl Group {
         let serves = self.serves(now).is_some();
         let Role::Leader(leading) = &self.role else { return };
         if last > self.decided && now >= self.is_stuck_from(leading) {
-            // Stop leading. Members may receive messages from this leader but be unable to send messages to it, and
-            // would otherwise follow it forever.
+            // The leader stops leading. Members may receive messages from this leader but be unable to send messages to
+            // it. They would otherwise follow it forever.
             if serves {
                 self.abandon(now, effects);
             }
@@ -198,7 +198,7 @@ impl Group {
             }
         }
         let Role::Leader(leading) = &mut self.role else { return };
-        // Wait for `linger`, because a message with the next entry also contains the decided slot.
+        // The leader waits for `linger`, because a message with the next entry also contains the decided slot.
         let has_lingered = now >= leading.advanced + self.options.linger;
         let mut behind = Vec::new();
         for (node, peer) in &mut leading.peers {
@@ -264,8 +264,8 @@ impl Group {
         peer.is_probed = false;
         let has_more = is_whole || offset > peer.offset;
         peer.offset = if is_whole { 0 } else { offset };
-        // Do not respond to a duplicate report, because each response would duplicate all later parts. A restarted peer
-        // may have fewer bytes than it reported. It receives the part again after a timeout.
+        // The leader does not respond to a duplicate report, because each response would duplicate all later parts. A
+        // restarted peer may have fewer bytes than it reported. It receives the part again after a timeout.
         if !has_more {
             return;
         }
@@ -297,7 +297,8 @@ impl Group {
         }
         let Some(peer) = leading.peers.get_mut(&from) else { return };
         // A peer that has promised a later ballot rejects the next message of this leader. If such a peer lacks decided
-        // slots, send it a message soon. This node then starts another candidacy, and receives the peer's promise.
+        // slots, the leader sends it a message soon. This node then starts another candidacy, and receives the peer's
+        // promise.
         (peer.decided_known, peer.decided_resends) = (if is_beyond { slot } else { decided }, 0);
         if !is_beyond && slot <= last {
             peer.is_probed = false;

@@ -41,9 +41,9 @@ struct World {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ticks {
-    /// One tick per millisecond, even if the tick is not due.
+    /// The test sends one tick per millisecond, even if the tick is not due.
     Often,
-    /// Only ticks that are due.
+    /// The test sends only ticks that are due.
     WhenDue,
 }
 
@@ -217,9 +217,9 @@ fn nodes_agree_and_progress_if_ticks_come_only_when_due() {
 }
 
 /// Two nodes may each have abandoned a mastership, and both repeat their consents. If each consent started a candidacy,
-/// the taker would depose itself and all other leaders.
+/// the node that takes over would depose itself and all other leaders.
 #[test]
-fn taker_accepts_only_consents_to_later_masterships() {
+fn repeated_or_outdated_consent_does_not_start_another_takeover() {
     let mut world = World::new(1, Ticks::WhenDue);
     let [master, taker, other] = NODES;
     let records = vec![Record::Entries { after: Slot(0), entries: vec![first_master(master, 1)] }];
@@ -236,8 +236,8 @@ fn taker_accepts_only_consents_to_later_masterships() {
     assert!(campaigns(master, 3, 4));
 }
 
-/// Messages of the master reach too few members, so it cannot lead. The present leader cannot be master while the
-/// master's node is alive. Without this rule, no node would therefore ever be master.
+/// Messages of the master reach too few members, so the master cannot lead. The present leader cannot be master while
+/// the master's node is alive. If the master did not abandon its mastership, no node would ever serve.
 #[test]
 fn master_blocked_by_a_leader_abandons_its_mastership() {
     let mut world = World::new(1, Ticks::WhenDue);

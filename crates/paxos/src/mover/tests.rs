@@ -156,7 +156,7 @@ fn next_move_waits_until_the_move_by_consent_ends() {
 }
 
 #[test]
-fn move_without_consent_waits_for_the_lease_and_fails() {
+fn move_fails_if_the_master_neither_consents_nor_lets_its_lease_end() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.prepare(1);
     // No other move may begin before the end of this move.
@@ -486,7 +486,7 @@ fn move_ends_if_its_target_is_drained_or_the_master_changes() {
 }
 
 #[test]
-fn balancing_begins_beyond_start_tolerance_and_ends_at_the_goal() {
+fn mover_starts_if_a_load_exceeds_the_tolerance_and_stops_at_the_goal() {
     // The share of each node is 13.3. The loads 11 and 15 are within a fifth of the share, and 17 is not. The loads 14
     // and 12 after the moves are within a tenth of the share.
     let masters = |counts: [usize; 3]| -> Vec<NodeId> {

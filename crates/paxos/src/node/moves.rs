@@ -50,8 +50,8 @@ pub struct ActiveOrders {
 
 impl Moves {
     /// # Panics
-    /// Panics if the options allow a process to take over a token while orders of its holder may be in effect, or if
-    /// they do not leave a master time to hand over before the end of its orders.
+    /// Panics if the options allow a process to take over a token while orders of its holder may be in effect. Also
+    /// panics if the options do not leave a master time to hand over before the end of its orders.
     pub(super) fn new(options: &Options) -> Self {
         let in_flight = options.stretched(options.mover.in_flight());
         assert!(
@@ -222,7 +222,8 @@ impl Node {
         })
     }
 
-    /// Returns the records that update the members of paxos groups in the system group.
+    /// Returns the records that this node must propose because the system group does not know the present members of
+    /// some paxos groups.
     fn unrecorded_members(&self, groups: BTreeMap<GroupId, Facts>) -> Vec<Record> {
         let system = self.liveness.system();
         let placed = groups.into_iter().map(|(group, facts)| (group, facts.lag.into_keys().collect::<Vec<_>>()));
@@ -254,7 +255,8 @@ impl Node {
         self.moves.obeyed = Some(orders);
         let is_first = before.is_none_or(|before| (before.of.fence, before.step) != (of.fence, step));
         let is_from = of.from == self.process.node;
-        // Do not shorten the lease if it would end after the end of the orders, because the move is then over.
+        // The master does not shorten the lease if the lease would end after the end of the orders, because the move is
+        // then over.
         let has_no_end = self.options.deviation.is(Mutant::LeavesAfterOrders);
         let shorten =
             |remaining| (has_no_end || now + remaining <= until).then_some(Input::Shorten { to: of.to, remaining });

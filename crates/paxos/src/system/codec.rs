@@ -130,7 +130,7 @@ impl System {
         writer.number(self.applied.0).number(self.fence.0);
         writer.list(&self.nodes, |writer, (id, node)| {
             writer.node(*id).number(u64::from(node.capacity)).number(u64::from(node.draining)).number(node.liveness);
-            // Encode `None` as slot 0, because the first record is at slot 1.
+            // The encoding of `None` is slot 0, because the first record is at slot 1.
             writer.number(node.incarnation).number(node.stamp.0).number(node.alive.map_or(0, |slot| slot.0));
         });
         writer.list(&self.groups, |writer, (id, group)| {
@@ -304,7 +304,8 @@ impl<'a> Reader<'a> {
     }
 
     fn list<T>(&mut self, mut read: impl FnMut(&mut Self) -> Result<T, DecodeError>) -> Result<Vec<T>, DecodeError> {
-        // Reject a length that exceeds the remaining input before any allocation. Each item takes at least one byte.
+        // The decoder rejects a length that exceeds the remaining input before it allocates memory. Each item takes at
+        // least one byte.
         let length = usize::try_from(self.number()?).map_err(|_| DecodeError::Range)?;
         if length > self.0.len() {
             return Err(DecodeError::Short);

@@ -165,7 +165,7 @@ fn token_allows_one_move_at_a_time_and_fences_increase() {
 }
 
 #[test]
-fn outdated_process_cannot_take_the_token() {
+fn process_with_an_outdated_liveness_epoch_cannot_take_the_token() {
     let mut system = two_nodes();
     apply_all(&mut system, &[join(A, 2, 1), expire(B, 1, 4)]);
     assert_eq!(system.apply(Slot(8), &take(A, 0, 0)), RecordOutcome::Stale);
@@ -277,7 +277,8 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Draws random records. Most have one of a few nodes and small numbers, so that many records are not stale.
+/// Draws random records. Most records name one of a few nodes and contain small numbers, so that many records are not
+/// stale.
 fn records() -> impl Strategy<Value = Record> {
     let number = || prop_oneof![9 => 0..6_u64, 1 => any::<u64>()];
     let node = || prop_oneof![9 => 0..4_u32, 1 => any::<u32>()].prop_map(NodeId);
@@ -316,7 +317,7 @@ proptest! {
     }
 
     #[test]
-    fn restored_system_behaves_like_the_original(
+    fn system_state_restored_from_a_snapshot_behaves_like_the_original(
         before in prop::collection::vec(records(), 0..60), after in prop::collection::vec(records(), 0..20),
     ) {
         let mut system = System::default();

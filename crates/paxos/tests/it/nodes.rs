@@ -30,7 +30,7 @@ struct Cluster {
     orders_delay: Duration,
     /// Nodes whose applications never finish a preparation.
     idle: BTreeSet<NodeId>,
-    /// Last move of each paxos group for which a node sent orders.
+    /// For each paxos group, the last move for which a node sent orders.
     ordered: BTreeMap<GroupId, Move>,
     output: String,
 }
@@ -47,7 +47,7 @@ impl Cluster {
         Cluster::of(vec![(1..=NODES).collect(); 1 + groups as usize], options)
     }
 
-    /// Returns a cluster with these members of each paxos group. The system group is the first.
+    /// Returns a cluster with these members of each paxos group. The first list is for the system group.
     fn of(groups: Vec<Vec<u32>>, options: Options) -> Cluster {
         let groups = (0..).map(GroupId).zip(groups);
         let groups: Vec<(_, Vec<_>)> =
@@ -363,7 +363,7 @@ fn masters_move_by_shortened_leases_and_by_waiting() {
 }
 
 #[test]
-fn master_stays_if_its_preparation_never_finishes() {
+fn master_stays_if_the_preparation_of_its_move_never_finishes() {
     let mut cluster = spread(Options::default());
     let node = drain(&mut cluster);
     cluster.idle.insert(node);
@@ -376,7 +376,7 @@ fn master_stays_if_its_preparation_never_finishes() {
 }
 
 #[test]
-fn node_ignores_late_orders() {
+fn node_ignores_orders_that_arrive_after_their_time_limit() {
     let mut cluster = spread(Options::default());
     drain(&mut cluster);
     // The delay of orders exceeds the time limit of a preparation.
@@ -387,9 +387,9 @@ fn node_ignores_late_orders() {
     "#]]);
 }
 
-/// A master ends its lease only if the lease ends before its orders do. Otherwise two moves could overlap.
+/// A master ends its lease only if the lease ends before the orders of the move. Otherwise two moves could overlap.
 #[test]
-fn master_stays_if_its_lease_outlasts_its_orders() {
+fn master_stays_if_its_lease_ends_after_the_orders_expire() {
     let (mut cluster, ..) = hand_over();
     // The time limit of the orders is 20 s, and the lease takes 5 s.
     cluster.orders_delay = Duration::from_millis(15_500);
@@ -420,7 +420,7 @@ fn mover_does_not_order_an_unnecessary_move_again() {
 }
 
 #[test]
-fn outdated_report_gets_no_orders() {
+fn system_master_sends_no_orders_after_an_outdated_report() {
     let (mut cluster, node, holder) = hand_over();
     let mut gets_orders = |process: u64, stamp: Instant| {
         let report = Report { process, stamp, serves: Vec::new(), prepared: None, rejected: None };
@@ -450,7 +450,7 @@ fn proposing_an_invalid_system_record_panics() {
 }
 
 #[test]
-fn next_holder_continues_the_move_of_a_stopped_holder() {
+fn next_token_holder_continues_the_move_of_a_stopped_holder() {
     let mut cluster = spread(Options::default());
     let node = drain(&mut cluster);
     cluster.idle.insert(node);
@@ -475,14 +475,14 @@ fn next_holder_continues_the_move_of_a_stopped_holder() {
 }
 
 #[test]
-fn node_with_failed_storage_rejects_proposals_and_is_silent() {
+fn node_with_failed_storage_rejects_proposals_and_sends_no_messages() {
     let mut cluster = spread(Options::default());
     let failed = drain(&mut cluster);
     cluster.run(110);
     cluster.step(failed, NodeInput::StorageFailed);
     let records = cluster.nodes[&failed].records.len();
     cluster.print(&format!("the storage of {failed} fails"));
-    // Deliver the messages that the node sent before the failure.
+    // The cluster delivers the messages that the node sent before the failure.
     cluster.run(2);
     for _ in 0..10_000 {
         cluster.run(1);
@@ -564,8 +564,7 @@ fn random_reports_and_orders_break_no_rule() {
         };
         let [from, other] = [(); 2].map(|()| NodeId(u32::try_from(1 + below(4)).unwrap()));
         let to = NodeId(u32::try_from(1 + below(3)).unwrap());
-        // After a node has obeyed the greatest fence, it obeys no lower fence. The test therefore uses the greatest
-        // fences only in its last rounds.
+        // A node that has obeyed a fence obeys no lower fence, so the test uses the greatest fences in its last rounds.
         let fence = Fence(if round < 18_000 { round / 100 + below(4) } else { u64::MAX - below(200) });
         let step = STEPS[usize::try_from(below(5)).unwrap()];
         let group = GroupId(u32::try_from(below(5)).unwrap());

@@ -162,7 +162,7 @@ impl World {
             }
             Event::Leads { ballot, after } => format!("leads {ballot} after {}", after.slot),
             Event::Declined { term } => format!("gets no consent for {term}"),
-            // Print nothing, because the line about the decided entry already contains the master.
+            // The scenario prints nothing here, because the line about the decided entry already contains the master.
             Event::MasterChanged(_) => return,
             Event::Prepare { .. } => unreachable!("scenarios have members only, not whole nodes"),
         };

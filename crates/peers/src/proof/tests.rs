@@ -30,7 +30,7 @@ fn request_head_round_trips_and_verifies_with_the_secret() {
 }
 
 #[test]
-fn mac_covers_every_header() {
+fn request_mac_covers_every_header_of_the_request() {
     let others = [
         (OPERATION, "put".to_owned()),
         (FROM, Sender::new("other").as_str().to_owned()),

@@ -62,7 +62,7 @@ async fn client_rejects_response_over_the_limit() {
 }
 
 #[tokio::test]
-async fn stop_finishes_requests_in_progress_and_rejects_new_ones() {
+async fn stopping_listener_finishes_running_requests_and_rejects_new_requests() {
     let gate = Arc::new(Semaphore::new(0));
     let (begun, proceed) = (Arc::new(Semaphore::new(0)), gate.clone());
     let begins = begun.clone();
@@ -112,7 +112,7 @@ fn never_answers(begun: Arc<Semaphore>, dropped: Arc<Semaphore>) -> impl Fn(Stri
 }
 
 #[tokio::test]
-async fn stop_drops_requests_after_the_drain_timeout() {
+async fn stopping_listener_drops_requests_after_the_drain_timeout() {
     let (begun, dropped) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
     let options = ListenerOptions { drain_timeout: Duration::from_millis(20), ..ListenerOptions::default() };
     let setup = Setup { options, ..Setup::default() };

@@ -98,7 +98,7 @@ async fn listener_rejects_request_for_another_member_or_session() {
 }
 
 #[tokio::test]
-async fn rejection_of_a_skewed_clock_names_both_times() {
+async fn rejection_because_of_clock_skew_names_the_times_of_both_members() {
     let server = TestMember::echoing().await;
     let to = member(server.address);
     for millis in [-31_000, 31_500] {
@@ -222,7 +222,7 @@ async fn listener_rejects_request_whose_body_never_arrives() {
 }
 
 #[tokio::test]
-async fn request_over_the_limit_waits_until_the_listener_rejects_it() {
+async fn request_over_the_concurrency_limit_waits_and_is_then_rejected() {
     let options =
         ListenerOptions { requests_max: 1, read_timeout: Duration::from_millis(200), ..ListenerOptions::default() };
     let begun = Arc::new(tokio::sync::Semaphore::new(0));

@@ -73,7 +73,7 @@ fn shown_configuration_redacts_passwords_in_urls() {
 }
 
 #[test]
-fn every_option_has_help_and_a_variable_of_its_name() {
+fn every_option_has_a_help_text_and_an_environment_variable() {
     for (long, option) in options(&command()) {
         let variable = format!("REVEILLE_{}", long.replace('-', "_").to_uppercase());
         assert_eq!(option.get_env().and_then(|name| name.to_str()), Some(variable.as_str()), "--{long}");

@@ -33,7 +33,7 @@ fn quota_change_bench_finds_no_lost_or_duplicate_callback() {
 }
 
 #[test]
-fn election_bench_covers_both_clients_and_both_ways_to_watch() {
+fn election_bench_measures_both_clients_with_polling_and_watching() {
     let url = format!("zookeeper://{}", test_servers::zookeeper::shared().addresses());
     let sizes = ["--rounds", "1", "--warm-up", "0", "--session-millis", "2000"];
     let requests = ["--replicas", "2,6", "--rest", "1", "--period-millis", "100", "--counted", "1"];

@@ -134,7 +134,7 @@ fn list_command_shows_the_newest_active_schedules_first() {
 }
 
 #[test]
-fn reschedule_changes_only_the_timing_and_checks_the_tag() {
+fn reschedule_command_changes_only_the_timing_and_checks_the_etag() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
@@ -165,7 +165,7 @@ fn reschedule_changes_only_the_timing_and_checks_the_tag() {
 }
 
 #[test]
-fn commands_list_and_redrive_single_or_all_dead_letters() {
+fn run_commands_list_and_redrive_one_or_all_dead_letters() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
@@ -244,7 +244,7 @@ fn operator_creates_tenants_and_keys_with_enforced_roles() {
 }
 
 #[test]
-fn key_on_the_command_line_overrides_variables() {
+fn key_option_overrides_the_environment_variables() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("other.key");
     std::fs::write(&file, "no-key").unwrap();
@@ -293,7 +293,7 @@ fn quota_commands_show_and_set_quotas_up_to_the_ceiling() {
 }
 
 #[test]
-fn create_checks_the_whole_file_and_creates_each_schedule_once() {
+fn create_command_checks_whole_file_and_creates_each_schedule_once() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);

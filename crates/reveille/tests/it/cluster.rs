@@ -192,7 +192,7 @@ fn share_the_work(cluster: &TestCluster) {
 }
 
 #[test]
-fn schedules_of_killed_member_fire_within_lease_and_a_second() {
+fn callbacks_of_killed_member_are_late_by_at_most_its_lease_and_a_second() {
     kill_a_member(&TestCluster::new());
 }
 
@@ -232,7 +232,7 @@ fn kill_a_member(cluster: &TestCluster) {
 }
 
 #[test]
-fn roles_separate_api_members_from_poller_members() {
+fn api_member_owns_no_shards_and_poller_member_rejects_api_requests() {
     let cluster = TestCluster::new();
     let receiver = Receiver::start();
     let mut api = cluster.serve("api");
@@ -518,7 +518,7 @@ fn at_both(members: [&Server; 2], header: (&str, &str), method: &str, path: &str
 }
 
 #[test]
-fn owner_checks_preconditions_of_requests_to_any_member() {
+fn owner_checks_preconditions_no_matter_which_member_gets_the_request() {
     let cluster = TestCluster::new();
     let receiver = Receiver::start();
     let (a, b) = (cluster.start("a"), cluster.start("b"));

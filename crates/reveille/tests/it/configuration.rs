@@ -18,7 +18,7 @@ fn code_and_text(output: &Output) -> (Option<i32>, String) {
 }
 
 #[test]
-fn variables_override_the_file_and_flags_override_both() {
+fn environment_variables_override_configuration_file_and_flags_override_both() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("reveille.toml");
     let text =
@@ -79,7 +79,7 @@ fn server_uses_its_configuration_file() {
 }
 
 #[test]
-fn server_names_the_file_of_invalid_callback_roots() {
+fn startup_error_names_the_file_with_invalid_root_certificates() {
     let folder = tempfile::tempdir().unwrap();
     let roots = folder.path().join("roots.pem");
     std::fs::write(&roots, "no certificate").unwrap();

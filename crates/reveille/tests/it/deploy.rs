@@ -73,14 +73,14 @@ fn systemd_accepts_the_unit_and_rates_its_exposure_low() {
 }
 
 #[test]
-fn unit_and_configuration_name_the_same_paths() {
+fn systemd_unit_and_configuration_file_name_the_same_paths() {
     assert_eq!(unit_value("ExecStart"), "/usr/local/bin/reveille serve --config /etc/reveille/reveille.toml");
     let data = format!("data = \"/var/lib/{}\"", unit_value("StateDirectory"));
     assert!(CONFIGURATION.lines().any(|line| line == data), "{data}");
 }
 
 #[test]
-fn systemd_and_compose_wait_long_enough_for_a_stop() {
+fn systemd_and_compose_wait_long_enough_for_a_graceful_stop() {
     let takes = ["stop-notice", "request-drain", "drain"].map(seconds_of).into_iter().sum::<u64>();
     assert!(seconds(unit_value("TimeoutStopSec")) >= takes + 15, "{takes}");
     let compose = COMPOSE.lines().find_map(|line| line.trim().strip_prefix("stop_grace_period: "));

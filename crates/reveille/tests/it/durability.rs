@@ -19,7 +19,7 @@ const CALLS: &str =
     "trace=write,writev,pwrite64,pwritev,pwritev2,fdatasync,fsync,sendto,sendmsg,sendmmsg,io_uring_enter";
 
 #[test]
-fn server_acknowledges_schedule_after_sync_of_written_bytes() {
+fn server_acknowledges_a_schedule_only_after_its_bytes_are_synced() {
     let folder = tempfile::tempdir().unwrap();
     let (data, trace) = (folder.path().join("data"), folder.path().join("trace"));
     let mut command = Command::new("strace");

@@ -11,7 +11,7 @@ use crate::server::{BINARY, Server, serve};
 use crate::{now_millis, until};
 
 #[test]
-fn callbacks_ignore_proxy_variables() {
+fn server_ignores_proxy_variables_when_it_sends_callbacks() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();
@@ -28,7 +28,7 @@ fn callbacks_ignore_proxy_variables() {
 }
 
 #[test]
-fn first_tenant_of_a_public_server_cannot_call_loopback() {
+fn first_tenant_of_server_on_public_address_cannot_call_loopback() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();

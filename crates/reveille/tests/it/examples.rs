@@ -58,7 +58,7 @@ fn run(name: &str) -> Finished {
 }
 
 #[test]
-fn sla_example_escalates_only_the_missed_sla_once() {
+fn sla_example_escalates_only_the_late_order_and_only_once() {
     let example = run("sla");
     example.printed("order N late with shipping");
     example.printed("order N late with nothing");
@@ -95,7 +95,7 @@ fn campaign_example_notifies_each_customer_once_except_opt_outs() {
 }
 
 #[test]
-fn payment_example_queries_until_settled_and_refunds_once() {
+fn payment_example_queries_until_payment_is_settled_and_refunds_once() {
     let example = run("payment");
     example.printed("payment N is refunded");
     let statuses = example.query("select status, count(*) from queries group by status order by status desc");
@@ -123,7 +123,7 @@ fn feedback_example_sends_one_mail_for_two_delivery_reports() {
 }
 
 #[test]
-fn nudge_example_reminds_once_of_a_cart_but_not_after_purchase() {
+fn nudge_example_sends_one_reminder_and_none_after_a_purchase() {
     let example = run("nudge");
     example.printed("customer N is reminded of nothing");
     assert_eq!(example.query("select count(*), min(cart) from nudges"), "1|a phone, a case");

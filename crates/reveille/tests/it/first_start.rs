@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::server::{BINARY, Server};
 
 #[test]
-fn printed_curl_line_schedules_a_callback_that_is_printed() {
+fn server_prints_curl_command_and_later_the_callback_of_its_schedule() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let mut command = Command::new(BINARY);

@@ -109,7 +109,7 @@ fn server_notifies_service_manager_of_readiness_and_stop_limit() {
 }
 
 #[test]
-fn response_has_too_late_while_a_callback_is_in_flight() {
+fn response_contains_code_too_late_while_a_callback_is_in_flight() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();

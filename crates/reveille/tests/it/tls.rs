@@ -102,7 +102,7 @@ fn server_offers_http_1_and_2_over_tls_with_a_valid_chain() {
 }
 
 #[test]
-fn client_commands_require_the_root_certificate() {
+fn client_commands_require_the_root_certificate_of_the_server() {
     let secured = Secured::start();
     let command = |root: Option<&Path>| {
         let mut command = Command::new(BINARY);
@@ -123,7 +123,7 @@ fn client_commands_require_the_root_certificate() {
 
 /// `openssl req -x509` creates the certificate of an authority by default.
 #[test]
-fn client_explains_that_an_authority_is_no_server_certificate() {
+fn client_rejects_authority_certificate_and_names_the_openssl_option() {
     let folder = tempfile::tempdir().unwrap();
     let mut parameters = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
     parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -100,7 +100,7 @@ fn blocking_task_does_not_stop_timers() {
 }
 
 #[test]
-fn disk_keeps_bytes_and_names_and_excludes_a_second_lock() {
+fn disk_keeps_written_bytes_and_file_names_and_rejects_a_second_lock() {
     on_tokio(async |runtime| {
         let folder = tempfile::tempdir().unwrap();
         let disk = runtime.disk();

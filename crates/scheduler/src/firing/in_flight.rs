@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn release_returns_started_attempts_and_prevents_all_others() {
+    fn release_of_a_shard_returns_its_started_attempts_and_prevents_new_ones() {
         let in_flight = InFlight::default();
         let until = Timestamp::from_millis(100);
         let (leaving, staying) = (poller(0), poller(1));

@@ -260,7 +260,7 @@ fn members_lose_no_run_while_they_discover_new_pollers() {
 }
 
 #[test]
-fn member_reads_tenants_at_once_for_unknown_tenant_in_request() {
+fn member_reads_the_tenants_at_once_if_a_request_has_an_unknown_tenant() {
     both_engines(async |sim, options| {
         let cluster = TestCluster::new(sim, options, quick).await;
         let (a, b) = (cluster.join("a").await, cluster.join("b").await);
@@ -280,7 +280,7 @@ fn member_reads_tenants_at_once_for_unknown_tenant_in_request() {
 }
 
 #[test]
-fn requests_for_one_id_do_not_delay_a_hand_over() {
+fn many_requests_for_the_same_schedule_ids_do_not_delay_a_hand_over() {
     both_engines(async |sim, mut options| {
         options.latency = Some(Duration::ZERO..=Duration::from_millis(10));
         let cluster = TestCluster::new(sim, options, quick).await;
@@ -350,7 +350,7 @@ fn no_shard_has_two_owners_while_members_join() {
 }
 
 #[test]
-fn shard_claimed_without_an_owner_gets_an_owner() {
+fn claimed_shard_that_has_no_owner_gets_an_owner() {
     for_each_seed(8, async |sim| {
         let cluster =
             TestCluster::new(sim, MemoryOptions { fail_one_in: Some(8), ..MemoryOptions::default() }, quick).await;
@@ -390,7 +390,7 @@ fn cancellation_during_a_hand_over_sees_attempts_in_flight() {
 }
 
 #[test]
-fn stop_during_a_hand_over_repeats_no_attempt() {
+fn stop_of_a_member_during_a_hand_over_repeats_no_attempt() {
     for_each_seed(8, async |sim| {
         let slower = |_: &Delivery| (Duration::from_secs(4), AttemptResult::Answered(200));
         let cluster = TestCluster::new(sim, slow_store(), slower).await;
@@ -412,7 +412,7 @@ fn stop_during_a_hand_over_repeats_no_attempt() {
 }
 
 #[test]
-fn next_owner_applies_record_appended_during_hand_over() {
+fn next_owner_applies_cancellation_record_appended_during_hand_over() {
     for_each_seed(10, async |sim| {
         let cluster = TestCluster::new(sim, slow_store(), quick).await;
         let (a, b, c) = (cluster.join("a").await, cluster.join("b").await, cluster.join("c").await);

@@ -106,7 +106,7 @@ fn cancellation_wins_over_a_concurrent_change() {
 }
 
 #[test]
-fn frequent_content_changes_keep_a_schedules_timing() {
+fn frequent_label_changes_do_not_change_the_timing_of_a_schedule() {
     both_engines(async |sim, options| {
         let cluster = TestCluster::new(sim, options, quick).await;
         let (a, b) = (cluster.join("a").await, cluster.join("b").await);

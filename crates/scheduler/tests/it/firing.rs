@@ -28,7 +28,7 @@ fn one_shot_schedule_fires_once_at_its_instant_and_ends() {
 }
 
 #[test]
-fn overdue_schedule_does_not_wait_for_the_next_period() {
+fn schedule_with_an_instant_in_the_past_fires_at_once() {
     simulate(|runtime| async move {
         let harness = Harness::open(runtime, Options::default(), ok).await;
         harness.runtime.sleep(Duration::from_millis(777)).await;

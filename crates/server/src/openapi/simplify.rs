@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn alternative_text_constants_become_one_enum() {
+    fn simplification_merges_alternative_string_constants_into_one_enum() {
         let schema = json!({ "description": "State.", "oneOf": [
             { "type": "string", "enum": ["active"] },
             { "type": "string", "const": "ended", "description": "It is over." },
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn boolean_schemas_and_constants_are_replaced() {
+    fn simplification_replaces_boolean_schemas_and_constants() {
         let schema =
             json!({ "properties": { "payload": true, "dead": { "const": "true" } }, "additionalProperties": false });
         let expected =
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn description_keeps_its_first_paragraph_without_links() {
+    fn simplification_keeps_only_first_paragraph_of_description_and_no_links() {
         let schema =
             json!({ "description": "A patch of a [`Request`](crate::Request) with\n[`Time`].\n\nIts `Debug` form." });
         assert_eq!(simplified(schema), json!({ "description": "A patch of a `Request` with `Time`." }));

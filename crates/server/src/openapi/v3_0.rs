@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn null_becomes_the_keyword_nullable() {
+    fn conversion_replaces_the_type_null_with_the_keyword_nullable() {
         let number = json!({ "type": ["integer", "null"], "minimum": 0 });
         assert_eq!(rendered(number), json!({ "type": "integer", "nullable": true, "minimum": 0 }));
         let either = json!({ "anyOf": [{ "$ref": "#/a" }, { "type": "null" }] });
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn reference_with_a_description_is_wrapped() {
+    fn conversion_wraps_a_reference_that_has_a_description() {
         let schema = json!({ "$ref": "#/a", "description": "text", "examples": ["x"] });
         let expected = json!({ "allOf": [{ "$ref": "#/a" }], "description": "text", "example": "x" });
         assert_eq!(rendered(schema), expected);

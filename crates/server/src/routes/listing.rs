@@ -335,7 +335,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn page_token_round_trips_only_in_its_own_listing(
+        fn listing_accepts_only_its_own_page_tokens(
             (incarnation, position, nominal) in (any::<u128>(), 0..1_i64 << 40, 0..1_i64 << 40),
             (revision, replay, attempt, target) in any::<(u32, u16, u16, u32)>(),
             cut in any::<prop::sample::Index>(),

@@ -137,7 +137,7 @@ async fn server_reads_the_rest_of_a_batch_after_its_rejection() {
 }
 
 #[tokio::test]
-async fn batch_ends_when_its_key_is_revoked_or_expires() {
+async fn batch_ends_when_its_api_key_is_revoked_or_expires() {
     let world = World::start().await;
     for is_revoked in [true, false] {
         let soon = world.runtime.now() + Duration::from_millis(500);
@@ -187,7 +187,7 @@ async fn batch_ends_when_its_key_is_revoked_or_expires() {
 }
 
 #[tokio::test]
-async fn stalled_batch_ends_after_its_complete_lines() {
+async fn server_ends_a_stalled_batch_after_it_processed_the_complete_lines() {
     let options = Options { body_timeout: Duration::from_millis(50), ..Options::default() };
     let world = World::start_with(options).await;
     let mut connection = world.connect().await;

@@ -61,7 +61,7 @@ async fn every_response_about_a_schedule_has_an_etag() {
 }
 
 #[tokio::test]
-async fn advance_of_a_recurring_schedule_keeps_its_etag() {
+async fn recurring_schedule_keeps_its_etag_when_it_fires() {
     let world = World::start().await;
     let recurring = r#"{"every":"1s","target":{"http":{"url":"http://127.0.0.1:9/200"}}}"#;
     let first = world.send("PUT", PATH, recurring).await;

@@ -55,7 +55,7 @@ async fn repeated_request_gets_the_same_response() {
 }
 
 #[tokio::test]
-async fn server_accepts_repeated_request_long_after_its_instant() {
+async fn server_accepts_repeated_request_after_the_instant_of_its_schedule() {
     let world = World::start().await;
     let soon = domain::Timestamp::from_millis(world.runtime.now().as_millis() - 59_700).to_string();
     let sent = body("").replace("2035-01-02T03:04:05Z", &soon).replace("/hook", "/200");
@@ -123,7 +123,7 @@ async fn repeated_request_gets_its_response_on_a_full_disk() {
 }
 
 #[tokio::test]
-async fn dry_run_with_a_used_key_shows_the_existing_schedule() {
+async fn dry_run_with_used_idempotency_key_shows_schedule_of_first_request() {
     let world = World::start().await;
     let sent = r#"{"every":"1h","target":{"http":{"url":"http://127.0.0.1:9/200"}},"labels":{"a":"1"}}"#;
     let first = post(&world, "key-1", sent).await;

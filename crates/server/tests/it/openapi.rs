@@ -30,7 +30,7 @@ fn methods(path: &Value) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn document_has_the_methods_that_the_server_supports() {
+async fn openapi_document_lists_the_methods_that_the_server_supports() {
     let world = World::start().await;
     let document = document(&world).await;
     let paths = document["paths"].as_object().unwrap();
@@ -62,7 +62,7 @@ fn references<'a>(value: &'a Value, found: &mut BTreeSet<&'a str>) {
 }
 
 #[tokio::test]
-async fn document_is_complete_and_has_the_limits_and_codes() {
+async fn openapi_document_is_complete_and_contains_limits_and_problem_codes() {
     let world = World::start().await;
     let document = document(&world).await;
     let mut found = BTreeSet::new();

@@ -198,7 +198,7 @@ async fn request_that_creates_no_schedule_keeps_no_reservation() {
 }
 
 #[tokio::test]
-async fn new_tenant_gets_default_quotas_and_matching_pollers() {
+async fn new_tenant_gets_default_quotas_and_enough_pollers_for_them() {
     let world = World::start().await;
     let create_tenant = async |body: &str| world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", body).await;
     assert_eq!(create_tenant(r#"{"name":"billing"}"#).await.status, 201);

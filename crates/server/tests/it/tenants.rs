@@ -184,7 +184,7 @@ async fn key_is_invalid_after_revocation_and_after_expiry() {
 
 /// Another member has revoked the key, and this member does not know of the revocation yet.
 #[tokio::test]
-async fn key_revoked_on_another_member_changes_no_tenant() {
+async fn key_that_another_member_has_revoked_cannot_change_a_tenant() {
     let world = World::start().await;
     let admin = key(&world, &json!({"role": "admin"})).await;
     let mut tenant = world.store.tenants().await.unwrap().remove(1);

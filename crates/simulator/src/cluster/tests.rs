@@ -25,7 +25,7 @@ fn assert_mutant_caught(mutant: Mutant, kind: StoreKind, symptom: &str) {
 }
 
 #[test]
-fn checkers_detect_missing_hand_over_list() {
+fn checkers_detect_hand_over_without_the_attempts_in_flight() {
     assert_mutant_caught(Mutant::HandsOverNothing, StoreKind::Atomic, "duplicate");
 }
 
@@ -40,11 +40,11 @@ fn checkers_detect_creator_that_reads_closed_too_early() {
 }
 
 #[test]
-fn checkers_detect_renewal_without_cancellation_records() {
+fn checkers_detect_renewal_that_ignores_cancellation_records() {
     assert_mutant_caught(Mutant::RenewsWithoutCancellations, StoreKind::Weak, "after the cancel");
 }
 
 #[test]
-fn checkers_detect_cancellation_without_the_owner() {
+fn checkers_detect_cancellation_that_bypasses_the_owner() {
     assert_mutant_caught(Mutant::CancelsWithoutOwner, StoreKind::Weak, "the cancel");
 }

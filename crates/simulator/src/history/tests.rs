@@ -118,7 +118,7 @@ fn verdict_does_not_count_retry_after_failure_as_duplicate() {
 }
 
 #[test]
-fn callback_is_early_if_its_members_clock_is_before_the_instant() {
+fn verdict_reports_callback_before_its_instant_as_early() {
     let fixture = Fixture::new();
     fixture.until(9);
     fixture.succeed(occurrence(once()));
@@ -157,7 +157,7 @@ fn repeated_attempt_is_duplicate_unless_member_was_interrupted() {
 }
 
 #[test]
-fn callback_after_a_durable_accepted_callback_is_duplicate() {
+fn verdict_reports_callback_after_a_durable_success_as_duplicate() {
     let again = |crash_after: Duration| {
         let fixture = Fixture::new();
         fixture.until(10);
@@ -172,7 +172,7 @@ fn callback_after_a_durable_accepted_callback_is_duplicate() {
 }
 
 #[test]
-fn retry_is_a_later_attempt_after_a_failed_attempt() {
+fn verdict_accepts_only_a_later_attempt_after_a_failure_as_retry() {
     let then = |accepted: bool, attempt: u16| {
         let fixture = Fixture::new();
         fixture.until(10);
@@ -231,7 +231,7 @@ fn callback_that_starts_after_a_cancel_is_a_violation() {
 }
 
 #[test]
-fn schedule_in_flight_must_not_get_the_response_cancelled() {
+fn verdict_rejects_response_cancelled_while_an_attempt_is_in_flight() {
     let cancel_in_flight = |cancel: fn(&History, Incarnation)| {
         let fixture = Fixture::new();
         fixture.until(10);
@@ -294,7 +294,7 @@ fn recorded_cancellation_without_a_request_is_a_violation() {
 }
 
 #[test]
-fn callback_of_an_unknown_instant_is_a_violation() {
+fn callback_at_an_instant_outside_the_schedule_is_a_violation() {
     let fixture = Fixture::new();
     fixture.until(11);
     fixture.succeed(occurrence(once()));
@@ -303,7 +303,7 @@ fn callback_of_an_unknown_instant_is_a_violation() {
 }
 
 #[test]
-fn unknown_schedule_needs_a_create_without_a_response() {
+fn verdict_accepts_unknown_schedule_only_after_create_without_a_response() {
     let fixture = Fixture::empty();
     fixture.until(10);
     fixture.succeed(occurrence(once()));
@@ -313,7 +313,7 @@ fn unknown_schedule_needs_a_create_without_a_response() {
 }
 
 #[test]
-fn verdict_expects_only_the_complete_occurrences_of_a_series() {
+fn verdict_requires_outcomes_only_up_to_the_stated_instant_of_a_series() {
     let fixture = Fixture::series();
     for second in 1..=6 {
         fixture.until(second);
@@ -363,7 +363,7 @@ fn acknowledged_change_replaces_the_expected_instants() {
 }
 
 #[test]
-fn change_without_a_response_permits_both_states() {
+fn change_without_a_response_permits_the_old_and_the_new_revision() {
     let fixture = Fixture::new();
     fixture.history.change_without_response(SCHEDULE);
     fixture.until(10);
@@ -373,7 +373,7 @@ fn change_without_a_response_permits_both_states() {
 }
 
 #[test]
-fn redriven_run_needs_outcome_and_may_start_after_a_cancel() {
+fn redriven_run_requires_an_outcome_even_after_a_cancel() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.call(occurrence(once()), 1, false);

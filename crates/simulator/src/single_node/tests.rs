@@ -41,7 +41,7 @@ fn checkers_detect_watermark_written_before_the_outcome() {
 }
 
 #[test]
-fn checkers_detect_skipped_second_read() {
+fn checkers_detect_owner_that_skips_the_second_read() {
     assert_mutant_caught(Mutant::SkipsTheSecondRead, EngineKind::Weak, "lost");
 }
 
@@ -51,6 +51,6 @@ fn checkers_detect_creator_that_reads_closed_too_early() {
 }
 
 #[test]
-fn checkers_detect_ignored_revision() {
+fn checkers_detect_due_row_that_fires_an_old_revision_of_its_schedule() {
     assert_mutant_caught(Mutant::IgnoresTheRevision, EngineKind::Atomic, "violations");
 }

@@ -226,7 +226,7 @@ fn second_sync_does_not_repair_a_failed_sync() {
 }
 
 #[test]
-fn sync_covers_writes_before_its_start() {
+fn sync_makes_only_writes_before_its_start_durable() {
     let lost = seeds_where(50, |sim| {
         sim.run_until(async {
             let file = durable_file(&sim.member("a"), LOG).await;
@@ -247,7 +247,7 @@ fn sync_covers_writes_before_its_start() {
 }
 
 #[test]
-fn slow_sync_takes_seconds() {
+fn slow_sync_takes_at_least_one_second() {
     let sim = Simulation::new(0);
     sim.set_faults(Faults { sync_slow: 1.0, ..Faults::default() });
     sim.run_until(async {
@@ -300,7 +300,7 @@ fn read_returns_flipped_bit_before_and_after_a_crash() {
 }
 
 #[test]
-fn power_fails_during_the_chosen_disk_operation() {
+fn simulator_cuts_the_power_during_the_chosen_disk_operation() {
     for number in 1..=6 {
         let sim = Simulation::new(number);
         let _a = sim.member("a");

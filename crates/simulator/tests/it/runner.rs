@@ -54,7 +54,7 @@ fn runner_reports_difference_between_two_runs_of_a_seed() {
 }
 
 #[test]
-fn coverage_counts_runs_with_each_incident() {
+fn coverage_counts_the_runs_that_contain_each_kind_of_incident() {
     let coverage = run_seeds("some", 0..10, |sim| {
         let _a = sim.member("a");
         if sim.seed() % 2 == 0 {

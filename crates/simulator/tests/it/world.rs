@@ -103,7 +103,7 @@ fn clock_jump_affects_only_its_own_member() {
 }
 
 #[test]
-fn crash_drops_only_the_members_own_tasks() {
+fn crash_of_a_member_drops_only_its_own_tasks() {
     struct Flag(Arc<AtomicBool>);
     impl Drop for Flag {
         fn drop(&mut self) {
@@ -132,7 +132,7 @@ fn crash_drops_only_the_members_own_tasks() {
 }
 
 #[test]
-fn self_crash_takes_effect_at_the_next_await() {
+fn task_that_crashes_its_own_member_stops_at_its_next_await() {
     let sim = Simulation::new(0);
     let steps = Arc::new(AtomicU64::new(0));
     let (control, a, counted) = (sim.clone(), sim.member("a"), steps.clone());
@@ -236,7 +236,7 @@ fn restart_ends_the_pause_of_the_previous_start() {
 }
 
 #[test]
-fn call_to_a_member_that_goes_down_returns_none() {
+fn call_returns_none_if_the_called_member_goes_down() {
     let sim = Simulation::new(0);
     sim.run_until(async {
         let a = sim.member("a");
@@ -327,7 +327,7 @@ fn wait_until_timeout_names_the_condition() {
 }
 
 #[test]
-fn polls_with_a_duration_advance_time() {
+fn polls_that_take_time_advance_the_simulated_time() {
     let sim = Simulation::new(0);
     sim.set_faults(Faults { poll_time_max: Duration::from_millis(2), ..Faults::default() });
     let (a, spins) = (sim.member("a"), Arc::new(AtomicU64::new(0)));

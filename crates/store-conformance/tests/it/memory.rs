@@ -54,7 +54,7 @@ fn atomic_engine_shows_due_row_and_schedule_together() {
 }
 
 #[test]
-fn dropped_insert_leaves_the_effects_of_its_first_steps() {
+fn insert_future_dropped_midway_leaves_the_effects_of_its_first_steps() {
     let mut left = Vec::new();
     for (polls, seed) in (0..8).flat_map(|polls| (0..8).map(move |seed| (polls, seed))) {
         let sim = Simulation::new(seed);

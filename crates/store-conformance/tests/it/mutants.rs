@@ -126,7 +126,7 @@ const SEEN_BY_THE_MODEL: &[Bug] = &[
 ];
 
 #[test]
-fn model_comparison_detects_bugs_of_sequential_calls() {
+fn comparison_with_the_model_detects_bugs_that_sequential_calls_show() {
     let sequences = sequences(200);
     let missed: Vec<_> =
         SEEN_BY_THE_MODEL.iter().filter(|bug| !sequences.iter().any(|it| differs(**bug, it))).collect();

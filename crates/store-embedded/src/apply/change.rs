@@ -106,7 +106,7 @@ impl Machine {
     }
 
     /// Writes the next revision of a schedule. The key of its row is the incarnation that the caller chose for a new
-    /// schedule. Such keys rise, so new rows are always at the end of their family.
+    /// schedule. Incarnations rise, so new rows are always at the end of their family.
     fn replace(&self, at: Sequence, known: &Known, insert: &InsertItem<'_>) -> Result<Vec<u8>, StoreError> {
         let before = schedule::head(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
         let mut state = insert.head.state;
@@ -125,7 +125,8 @@ impl Machine {
         let (labels, labels_before) = (labels(&row)?, labels(&known.row)?);
         self.index().put(Family::Rows, &key::row(number), &row, at);
         self.write_changed(at, known.incarnation, &Changed { state, row: number });
-        // The index keeps the first row of a schedule, because it identifies a repeated create.
+        // The index keeps the first row of a schedule, because the state machine recognises a repeated create by this
+        // row.
         if known.changed.row != known.incarnation && known.changed.row != number {
             self.index().remove(Family::Rows, &key::row(known.changed.row), at);
         }
@@ -201,8 +202,8 @@ impl Machine {
         }
         self.write_due(at, poller, due);
         self.index().remove(Family::Points, &dead_letter, at);
-        // The redriven run needs its schedule. A new write of the schedule's state protects the schedule from the
-        // history sweep.
+        // The redriven run needs its schedule. This method writes the schedule's state again, because the history sweep
+        // deletes no schedule with a recent write.
         if let Some(changed) = self.rows.changed(of.incarnation, at)? {
             self.write_changed(at, of.incarnation, &changed);
         }

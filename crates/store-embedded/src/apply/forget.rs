@@ -68,8 +68,8 @@ impl Machine {
         let Some(known) = self.rows.known(incarnation, at)? else { return Ok(false) };
         let (head, id) =
             schedule::head_and_id(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
-        // An owner that restarts reads the due rows after `done`. It needs the run records to recognise the rows that
-        // have fired.
+        // The schedule stays until `done` reaches `before`. An owner that restarts reads the due rows after `done`, and
+        // needs the run records to recognise the rows that have fired.
         let is_done = self.memory().positions(head.poller).done >= before;
         if known.changed.state.status == Status::Active || !is_done || self.has_run(incarnation, at)? {
             return Ok(false);

@@ -53,7 +53,7 @@ impl Builder {
         }
         put(&mut self.current);
         self.count += 1;
-        // The number of an item in its entry has 16 bits.
+        // The builder ends the entry here, because the number of an item in an entry has only 16 bits.
         if self.count == OPS_MAX {
             self.cut();
         }
@@ -285,7 +285,7 @@ pub(crate) struct TenantItem<'a> {
 /// `seen`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ForgetItem {
-    /// Records the current time of the clock. Rows with a later sequence are younger than this time.
+    /// Records the current time of the clock. The last write of a row with a later sequence happened after this time.
     Tick(Timestamp),
     /// Deletes a clock record that the sweep no longer needs.
     DropTick(Timestamp),

@@ -15,7 +15,7 @@ pub(crate) const HANDED_OVER: u8 = b'h';
 pub(crate) const AUDIT: u8 = b'a';
 pub(crate) const TICK: u8 = b'c';
 pub(crate) const ACTIVE: u8 = b'n';
-// The module `super::listed` uses the kind b'l'.
+// The kind b'l' is not free: the module `super::listed` uses it for listing rows.
 const LABEL: u8 = b'b';
 
 /// Returns the key of a schedule's row in `Family::Rows`.

@@ -53,7 +53,8 @@ fn status() -> impl Strategy<Value = Status> {
     prop_oneof![Just(Status::Active), Just(Status::Ended), Just(Status::Cancelled)]
 }
 
-/// Strategy for schedules with all kinds of heads. The tests of `stored` cover all kinds of specs.
+/// Strategy for schedules with all kinds of heads. A head has all fields except the id and the spec. The tests of
+/// `stored` cover all kinds of specs.
 fn schedule() -> impl Strategy<Value = Schedule> {
     let head = (any::<u32>(), "[A-Za-z0-9_-]{1,128}", any::<u128>(), poller());
     let state = (any::<u32>(), status(), timestamp(), timestamp(), option::of(timestamp()));
@@ -172,7 +173,7 @@ fn same_change(item: &ChangeItem<'_>, change: &Change) -> bool {
 
 proptest! {
     #[test]
-    fn bucket_row_round_trips_only_with_its_own_bucket(
+    fn bucket_decodes_only_a_row_that_it_encoded(
         tenant: u32,
         first: u128,
         others in vec(0..1_u128 << 84, 0..40),
@@ -194,7 +195,7 @@ proptest! {
     }
 
     #[test]
-    fn journal_entry_of_owner_writes_round_trips(
+    fn reader_returns_the_owner_writes_of_a_journal_entry(
         writes in vec((any::<u64>(), poller(), change()), 1..8)
     ) {
         let writes: Vec<_> = writes
@@ -230,7 +231,7 @@ proptest! {
     }
 
     #[test]
-    fn journal_entries_of_small_items_round_trip(
+    fn reader_returns_the_item_of_each_single_item_journal_entry(
         id in "[A-Za-z0-9_-]{1,128}", tenant in any::<u32>(), poller in poller(), due in due(), shard in any::<u16>()
     ) {
         let mark = Cancellation { tenant: TenantId(tenant), id: ScheduleId::new(&id).unwrap() };

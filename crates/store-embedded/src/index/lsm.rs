@@ -49,7 +49,7 @@ struct Tree {
     merged: u8,
     /// True while the backlog of flushes or merges is large.
     hurry: Arc<AtomicBool>,
-    /// Counter of the tree's manifests.
+    /// Counter that numbers the tree's manifests.
     manifests: SequenceNumberCounter,
     /// Sealed memtables that the tree has not flushed yet, the oldest first.
     sealed: Mutex<VecDeque<Arc<Memtable>>>,

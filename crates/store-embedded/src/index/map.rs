@@ -96,7 +96,7 @@ impl MapIndex {
         }
         let mut state = self.state();
         state.flushed_to = state.flushed_to.max(Some(sealed));
-        // The writer may have sealed the family again during the flush.
+        // If the writer sealed the family again during the flush, the newer seal stays for the next flush.
         if state.sealed[family as usize] == Some(sealed) {
             state.sealed[family as usize] = None;
         }

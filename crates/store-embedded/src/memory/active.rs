@@ -38,7 +38,7 @@ impl Active {
             return;
         }
         let count = self.counts.entry(tenant).or_default();
-        // The count never drops below 0, even if damage lost rows.
+        // The count never drops below 0, even if a damaged disk lost rows.
         *count = if after { *count + 1 } else { count.saturating_sub(1) };
         self.changed.insert(tenant);
     }

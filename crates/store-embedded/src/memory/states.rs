@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn cache_slot_contains_one_schedule_at_a_time() {
+    fn cache_slot_contains_the_state_of_only_one_schedule() {
         let states = States::default();
         let other = Incarnation(1 + (SHARDS * SLOTS) as u128);
         states.remember(states.begin(Incarnation(1)), Incarnation(1), changed(1));

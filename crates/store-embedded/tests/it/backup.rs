@@ -12,12 +12,12 @@ const EVERYTHING: DueRead =
 const SHARD: ShardId = ShardId(5);
 
 #[test]
-fn backup_of_loaded_store_with_lsm_index_can_be_restored() {
+fn backup_taken_during_writes_with_lsm_index_can_be_restored() {
     on_real(async |runtime| backs_up(&runtime, small(IndexKind::Lsm)).await);
 }
 
 #[test]
-fn backup_of_loaded_store_with_map_index_can_be_restored() {
+fn backup_taken_during_writes_with_map_index_can_be_restored() {
     on_real(async |runtime| backs_up(&runtime, small(IndexKind::Map)).await);
 }
 
@@ -86,7 +86,7 @@ fn restore_rejects_a_folder_without_a_backup() {
 }
 
 #[test]
-fn damaged_backup_is_not_restored() {
+fn restore_rejects_a_damaged_backup() {
     on_real(async |runtime| {
         let dir = tempfile::tempdir().unwrap();
         let (copy, restored) = (dir.path().join("copy"), dir.path().join("restored"));
@@ -106,7 +106,8 @@ fn damaged_backup_is_not_restored() {
         let mut bytes = std::fs::read(&table).unwrap();
         let middle = bytes.len() / 2;
         bytes[middle] ^= 1;
-        // The table may be a hard link to a table of the store.
+        // The table may be a hard link to a table of the store, so the test replaces the file and does not write into
+        // it.
         std::fs::remove_file(&table).unwrap();
         std::fs::write(&table, bytes).unwrap();
         let rejected = restore(&runtime, &copy, &restored).await;

@@ -62,7 +62,7 @@ async fn restarts(runtime: &Runtime, options: Options) {
 }
 
 #[test]
-fn store_whose_entries_wrote_no_rows_can_be_reopened() {
+fn store_opens_if_no_entry_of_its_journal_wrote_a_row() {
     let sim = simulator::Simulation::new(1);
     sim.run_until(async {
         let runtime = sim.member("a");

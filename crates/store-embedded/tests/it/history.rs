@@ -160,7 +160,7 @@ fn history_sweep_deletes_all_rows_but_keeps_a_reused_id() {
 }
 
 #[test]
-fn history_sweep_waits_for_done_and_for_redriven_runs() {
+fn history_sweep_waits_for_the_watermark_and_for_redriven_runs() {
     simulate(async |runtime| {
         let owned = Owned::open(&runtime).await;
         let behind = owned.insert(1, Some("behind")).await;

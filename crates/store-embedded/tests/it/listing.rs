@@ -18,8 +18,8 @@ const OTHER: TenantId = TenantId(8);
 /// Number of schedules. It is more than twice the maximum number of fresh schedules.
 const COUNT: u64 = 9_000;
 
-/// Returns the insert of schedule `number`. Five schedules have the same millisecond as time of creation. Every tenth
-/// schedule belongs to another tenant.
+/// Returns the insert of schedule `number`. Each group of five consecutive schedules has the same time of creation, in
+/// milliseconds. Every tenth schedule belongs to another tenant.
 fn new_schedule(number: u64) -> Insert {
     let at = Timestamp::from_millis(1_700_000_000_000 + i64::try_from(number / 5).unwrap());
     let incarnation = Incarnation::new(at, u128::from(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)) << 16);

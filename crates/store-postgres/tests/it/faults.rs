@@ -121,7 +121,7 @@ fn server_restarts_under_load_lose_no_acknowledged_write() {
 
         postgres.kill().unwrap();
         postgres.restart().unwrap();
-        // The store may not have noticed the restart yet.
+        // Until the store notices the restart, its reads fail. The test therefore repeats the read.
         let loaded = loop {
             match store.load(created.clone()).await {
                 Ok(loaded) => break loaded,
@@ -143,7 +143,7 @@ fn server_restarts_under_load_lose_no_acknowledged_write() {
 }
 
 #[test]
-fn calls_to_frozen_server_fail_in_time_and_later_succeed() {
+fn calls_to_paused_database_server_fail_in_time_and_later_succeed() {
     let postgres = Postgres::start().unwrap();
     let url = migrated(&postgres);
     on_real(async |runtime| {

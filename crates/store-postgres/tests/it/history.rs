@@ -150,7 +150,7 @@ fn store_deletes_only_old_history_of_ended_schedules() {
 
 /// The owner of the older row needs the run record to recognise that the row has fired.
 #[test]
-fn store_keeps_history_while_an_older_row_is_not_done() {
+fn store_keeps_history_until_done_has_passed_every_older_row() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -225,7 +225,7 @@ fn history_deletion_skips_locked_or_reactivated_schedule() {
 }
 
 #[test]
-fn creates_and_outcomes_do_not_wait_for_history_deletion() {
+fn history_deletion_does_not_delay_creates_and_outcomes() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -374,7 +374,7 @@ fn migration_keeps_the_history_of_an_older_schema() {
 /// The partition of a day has no statistics when the store writes its first runs. PostgreSQL keeps the plans that it
 /// makes at that time.
 #[test]
-fn look_up_of_outcomes_reads_only_the_requested_rows() {
+fn query_of_run_outcomes_reads_only_the_rows_of_the_requested_runs() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;

@@ -82,7 +82,7 @@ fn inbox_functions_reject_malformed_requests() {
 
 #[test]
 fn client_role_can_only_schedule_and_cancel() {
-    // The test needs its own server, because roles belong to the server.
+    // The test needs its own server, because a role exists in all databases of a PostgreSQL server.
     let postgres = Postgres::start().unwrap();
     let url = migrated(&postgres);
     let run_sql = |statement: &str| postgres.sql(name_of(&url), &format!("set role reveille_client; {statement}"));
@@ -102,7 +102,7 @@ fn client_role_can_only_schedule_and_cancel() {
 }
 
 #[test]
-fn client_role_works_if_created_after_the_schema() {
+fn client_role_works_if_an_admin_creates_it_after_the_schema() {
     let postgres = Postgres::start().unwrap();
     let url = postgres.create_database().unwrap();
     let name = name_of(&url);

@@ -92,7 +92,7 @@ fn member_recreates_partition_that_another_member_dropped() {
 /// A member can write a row long before its time and place it again shortly before its time. Such a row is in a wide
 /// partition and in the partition of its day.
 #[test]
-fn read_returns_row_in_both_partition_families_once() {
+fn read_returns_a_row_of_two_partition_families_only_once() {
     let url = database();
     on_real(async |runtime| {
         let tasks = TaskSet::new(&runtime);

@@ -11,7 +11,7 @@ const PAUSES: usize = 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Access {
     Read,
-    /// Access by a user write. The store rejects it when the disk is nearly full.
+    /// Write for a user. The store rejects such a write when the disk is nearly full.
     User,
     Owner,
 }

@@ -18,7 +18,7 @@ struct Owner {
     poller: PollerId,
 }
 
-/// Reason why an item of a write stops.
+/// Reason why the engine does not complete an item of a write.
 enum Stop {
     /// The whole call of the store fails.
     Call(StoreError),

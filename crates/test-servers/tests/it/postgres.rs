@@ -61,10 +61,10 @@ fn helper_process_waits_until_the_test_kills_it() {
     if !arguments.any(|argument| argument == "--nocapture") {
         return;
     }
-    // Start the server from a thread that ends before the process, as the threads of tests do.
+    // The helper starts the server from a thread that ends before the process, as the threads of tests do.
     let folder = std::thread::scope(|scope| scope.spawn(|| shared().folder().to_owned()).join().unwrap());
     println!("folder={}", folder.display());
-    // Wait on a channel without a message until the parent kills this process.
+    // The channel never receives a message, so the helper waits until the test kills this process.
     let (_sender, receiver) = mpsc::channel::<()>();
     receiver.recv_timeout(Duration::from_secs(60)).unwrap_err();
 }

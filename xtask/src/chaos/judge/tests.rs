@@ -192,7 +192,7 @@ fn check_reports_instant_without_callback_and_outcome() {
 }
 
 #[test]
-fn check_reports_contradictory_response() {
+fn check_reports_response_that_contradicts_the_other_requests() {
     let exists = request(Operation::Create, 1, 90_000, Answer::Exists);
     check(vec![exists], vec![callback(DUE, "a")], vec![], &[Promise::ResponsesAsDocumented]);
     check(vec![create(), cancel(95_000, Answer::NotFound)], vec![], vec![], &[Promise::ResponsesAsDocumented]);

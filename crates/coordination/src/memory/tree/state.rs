@@ -31,7 +31,7 @@ struct Row {
     children_modified: Zxid,
     version: i32,
     acl_version: i32,
-    /// Number of children of any kind that sessions have created.
+    /// Number of children of any kind that sessions have created, including deleted children.
     creations: i32,
     children: i32,
     owner: Option<SessionId>,
@@ -82,7 +82,8 @@ impl Row {
             modified: self.modified,
             children_modified: self.children_modified,
             version: self.version,
-            // ZooKeeper stores only the number of creations, and it computes the version of the children in this way.
+            // ZooKeeper uses the same formula, because it stores only the number of creations and no version of the
+            // children.
             children_version: self.creations.wrapping_mul(2).wrapping_sub(self.children),
             acl_version: self.acl_version,
             owner: self.owner,
@@ -329,7 +330,8 @@ impl State {
         shown(row.grants.to_vec(), identities)
     }
 
-    /// Sets the number of creations. With this function, tests can reach the end of the range of sequence numbers.
+    /// Sets the number of children that sessions have created below `path`. With this function, tests can reach the end
+    /// of the range of sequence numbers.
     pub(super) fn set_creations(&mut self, path: &NodePath, creations: i32) {
         if let Some(row) = self.nodes.get_mut(&key(path)) {
             row.creations = creations;

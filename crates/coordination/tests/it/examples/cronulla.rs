@@ -39,7 +39,7 @@ impl Service {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (recorded, counted) = (recorded.clone(), counted.clone());
-                // Ignore errors, because the caller repeats a call whose connection breaks.
+                // The service ignores errors, because the caller repeats a call whose connection breaks.
                 std::thread::spawn(move || drop(answer(stream, &recorded, &counted)));
             }
         });

@@ -10,7 +10,7 @@ use reveille_coordination::tree::{Acl, Zxid};
 
 use super::*;
 
-// If a process loses its session on a busy machine, subscribers may miss the last value that this process learnt, as if
+// If a process loses its session on a busy machine, subscribers may miss the last value that this process wrote, as if
 // the test had killed the process.
 const SESSION: Duration = Duration::from_secs(4);
 const MODELS: [&str; 2] = ["ability", "difficulty"];
@@ -184,7 +184,8 @@ fn check_shards_under_load(url: &str) {
         let mut feeding = feed();
         let mut learnt_by = async |shards| {
             let learn = async || {
-                // The feeding process ends when a request gets no response, so start another process.
+                // The process that feeds observations ends when a request gets no response, so the test starts another
+                // such process.
                 if feeding.child.try_wait().unwrap().is_some() {
                     feeding = feed();
                 }
@@ -221,7 +222,7 @@ fn check_shards_under_load(url: &str) {
         for view in &views {
             until_async("the inbox is empty", async || view.nodes.names(&view.place("inbox")).await.is_empty()).await;
             let learnt = view.check().await;
-            // The subscriber has received the last value of each parameter, unless the killed process learnt this
+            // The subscriber has received the last value of each parameter, unless the killed process wrote that last
             // value.
             for (key, count) in view.counts().await {
                 let is_bobs = learnt.iter().rfind(|learnt| learnt.key == key).unwrap().by == "bob";

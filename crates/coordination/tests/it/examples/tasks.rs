@@ -85,7 +85,7 @@ async fn kill_replicas(nodes: &Nodes, url: &str, elector: &[&str]) {
         until_async("every replica has its share of tasks", async || given(name).await == GIVEN_MAX).await;
     }
 
-    // Kill the leader, which has tasks. Another replica must lead.
+    // The test kills the leader, which has tasks. Another replica must lead.
     let leader = wait_for("a replica leads", || replicas.iter().position(leads));
     replicas[leader].kill();
     let killed = Instant::now();
@@ -93,7 +93,7 @@ async fn kill_replicas(nodes: &Nodes, url: &str, elector: &[&str]) {
     assert!(killed.elapsed() < SESSION + SLACK, "{:?}", killed.elapsed());
     until_async("the leader has taken the tasks back", async || given(names[leader]).await == 0).await;
 
-    // Kill a follower. The leader must notice this.
+    // The test kills a follower. The leader must notice this.
     let (leader, follower) = (next, 3 - leader - next);
     replicas[follower].kill();
     let killed = Instant::now();

@@ -71,7 +71,7 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
 ];
 
 #[test]
-fn suite_detects_each_deliberate_bug_in_a_tree() {
+fn conformance_suite_detects_each_deliberate_bug_in_a_tree_engine() {
     let missed: Vec<_> =
         CAUGHT_BY.iter().filter(|(bug, case)| !(0..20).any(|seed| catches(*bug, case, seed))).collect();
     assert!(missed.is_empty(), "no seed detects {missed:?}");

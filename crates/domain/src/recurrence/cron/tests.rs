@@ -378,7 +378,7 @@ proptest! {
     }
 
     #[test]
-    fn cron_search_is_bounded_for_every_accepted_text(
+    fn cron_search_needs_few_steps_for_every_accepted_expression(
         expression in prop_oneof![
             "\\PC{0,40}",
             "([-*/,?#LW0-9]{1,6} ){4,6}[-*/,?#LWA-Z0-9+]{1,6}",

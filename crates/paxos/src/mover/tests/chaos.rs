@@ -71,7 +71,7 @@ struct World {
     processes: Vec<Process>,
     masters: BTreeMap<GroupId, (NodeId, Epoch)>,
     wire: Vec<(u64, Event)>,
-    /// Node to which hand-overs never succeed; true if the node is also unreachable for other nodes.
+    /// Node to which hand-overs never succeed, and a flag that is true if the node is also unreachable for other nodes.
     failing: Option<(NodeId, bool)>,
     /// Move whose steps may be in progress, and the end of these steps.
     under_way: Option<(Move, u64)>,
@@ -148,7 +148,7 @@ impl World {
             let due: Vec<(u64, Event)> = due;
             due.into_iter().for_each(|(_, event)| self.apply_event(event));
             if self.has_faults && self.random.below(80) == 0 {
-                // Drain random nodes, or end their draining, so that some masters must move.
+                // The test drains a random node or ends its draining, so that some masters must move.
                 let (node, draining) = (self.any_node(), self.random.percent(50));
                 self.decide(Record::Drain { node, draining });
             }

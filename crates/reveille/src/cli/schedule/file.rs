@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn file_entry_has_the_number_of_its_first_line() {
+    fn entry_of_a_schedule_file_has_the_number_of_its_first_line() {
         let object = r#"{"every":"1h","target":{"http":{"url":"http://a"}}}"#;
         let spread = object.replace(',', ",\n");
         let found = read(&format!("{object}\n\n{spread}{object}\n{{\"evry\":1}}\n[{object}]\n{{oops\n{object}\n"));
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_requests_of_one_file_have_different_keys() {
+    fn equal_requests_in_one_file_get_different_idempotency_keys() {
         let object = r#"{"every":"1h","target":{"http":{"url":"http://a"}}}"#;
         let keys = |text: &str, key: &str| read(text).iter().map(|entry| entry.key(key)).collect::<Vec<_>>();
         let twice = keys(&format!("{object}{object}"), "");

@@ -97,7 +97,7 @@ fn leads_above(log: &Path, term: u64) -> u64 {
 }
 
 #[test]
-fn command_runs_only_while_its_process_leads() {
+fn elected_command_runs_only_while_its_elect_process_is_leader() {
     for url in [zookeeper(), postgres()] {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
@@ -210,7 +210,7 @@ fn second_signal_skips_the_grace_period() {
 }
 
 #[test]
-fn command_restarts_under_a_later_term_after_lost_leadership() {
+fn elect_restarts_its_command_under_a_later_term_after_lost_leadership() {
     for url in [zookeeper(), postgres()] {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
@@ -224,7 +224,7 @@ fn command_restarts_under_a_later_term_after_lost_leadership() {
 }
 
 #[test]
-fn command_gets_sigterm_before_its_session_expires() {
+fn command_gets_sigterm_before_the_session_of_elect_expires() {
     let servers = test_servers::zookeeper::Zookeeper::start(1).unwrap();
     let url = format!("zookeeper://{}/away", servers.addresses());
     let folder = tempfile::tempdir().unwrap();

@@ -238,7 +238,7 @@ where
 }
 
 #[test]
-fn encoded_operation_decodes_only_to_the_same_operation() {
+fn decoder_returns_encoded_operation_and_rejects_truncated_bytes() {
     let created = prop_oneof![schedule().prop_map(Ok), refusal().prop_map(Err)];
     check(vec(named(), 0..5).prop_map(CreateNamed), vec(created, 0..5));
     check(named().prop_map(Put), put_answer());

@@ -43,7 +43,7 @@ fn full_target_delays_only_its_own_keys() {
 }
 
 #[test]
-fn total_limit_applies_to_the_sum_over_all_targets() {
+fn total_limit_applies_to_the_attempts_in_flight_of_all_targets() {
     let mut dispatch = dispatch(10, 2, 100);
     for target in 0..4 {
         assert!(dispatch.push(lane(1, target), target, NOW));
@@ -69,7 +69,7 @@ fn tenants_with_slow_targets_leave_a_free_slot() {
 }
 
 #[test]
-fn tenant_at_its_share_starts_a_key_when_slots_become_free() {
+fn freed_slots_let_a_tenant_at_its_share_start_more_keys() {
     let mut dispatch = dispatch(1_000, 100, 1_000);
     for entry in 0..200 {
         assert!(dispatch.push(lane(1 + entry % 2, 1), entry, NOW));
@@ -113,7 +113,7 @@ fn full_queue_rejects_key_and_returns_overdue_key() {
 }
 
 #[test]
-fn lane_whose_keys_were_removed_has_no_turn() {
+fn lane_gets_no_turn_after_the_queue_removed_its_keys() {
     let mut dispatch = dispatch(1, 100, 100);
     for entry in 0..4 {
         assert!(dispatch.push(lane(1, entry / 2), entry, NOW));
@@ -137,7 +137,7 @@ fn slow_targets_leave_part_of_window_to_other_targets() {
 }
 
 #[test]
-fn deferred_keys_get_positions_at_the_rate_of_their_target() {
+fn dispatch_spaces_positions_of_deferred_keys_by_the_rate_of_their_target() {
     let mut dispatch = dispatch(1, 100, 2);
     let positions: Vec<Timestamp> = (0..200).map(|_| dispatch.defer_to(lane(1, 1), NOW)).collect();
     assert_eq!(positions[0], NOW + Duration::from_secs(1));
@@ -147,7 +147,7 @@ fn deferred_keys_get_positions_at_the_rate_of_their_target() {
 }
 
 #[test]
-fn fast_target_gets_deferred_keys_back_at_its_rate() {
+fn dispatch_spaces_deferred_keys_of_a_fast_target_by_its_measured_rate() {
     let mut dispatch = dispatch(10_000, 10_000, 10_000);
     // One attempt stays in flight, so that the queue does not remove the lane.
     dispatch.push(lane(1, 1), 0, NOW);
@@ -205,7 +205,7 @@ fn tenant_above_its_rate_delays_only_itself_and_keeps_key_order() {
 }
 
 #[test]
-fn tenant_that_waits_for_its_rate_demands_few_keys() {
+fn dispatch_demands_few_keys_for_a_tenant_at_its_rate_limit() {
     let mut dispatch = dispatch(1_000, 1_000, 1_000);
     dispatch.limit(TenantId(1), limits(Quotas::NONE.with(Quota::CallbacksPerMinute, 600)));
     assert_eq!(dispatch.demand(TenantId(1)), usize::MAX);
@@ -229,7 +229,7 @@ fn zero_rate_starts_no_key_until_a_higher_rate_is_set() {
 }
 
 #[test]
-fn key_without_an_attempt_uses_no_token() {
+fn key_that_starts_no_attempt_consumes_no_rate_token() {
     let mut dispatch = dispatch(10, 10, 10);
     let quotas = Quotas::NONE.with(Quota::CallbacksPerMinute, 1).with(Quota::CallbacksPerSecondPerTarget, 1);
     dispatch.limit(TenantId(1), limits(quotas));
@@ -246,7 +246,7 @@ fn key_without_an_attempt_uses_no_token() {
 }
 
 #[test]
-fn target_rate_still_applies_after_lane_was_idle() {
+fn lane_that_was_idle_still_obeys_the_rate_limit_of_its_target() {
     let mut dispatch = dispatch(10, 10, 10);
     dispatch.limit(TenantId(1), limits(Quotas::NONE.with(Quota::CallbacksPerSecondPerTarget, 2)));
     for entry in 0..4 {

@@ -139,7 +139,7 @@ fn window_repeats_failed_second_read() {
 }
 
 #[test]
-fn done_waits_for_open_key_until_the_key_is_resolved() {
+fn watermark_done_does_not_pass_a_key_before_the_key_is_resolved() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.insert(key(2, 700));
@@ -160,7 +160,7 @@ fn done_waits_for_open_key_until_the_key_is_resolved() {
 }
 
 #[test]
-fn window_contains_row_written_during_a_read() {
+fn window_adds_row_that_a_creator_writes_during_a_read() {
     let mut bench = Bench::new(10_000);
     let reads = bench.window.plan_reads(at(0), |_| usize::MAX);
     let (index, read) = reads[0];
@@ -172,7 +172,7 @@ fn window_contains_row_written_during_a_read() {
 }
 
 #[test]
-fn window_reads_row_beyond_a_pending_page_in_a_later_read() {
+fn later_read_finds_row_that_lies_after_the_end_of_the_pending_page() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 100));
     let (index, read) = bench.window.plan_reads(at(0), |_| usize::MAX)[0];
@@ -253,7 +253,7 @@ fn deferred_key_returns_only_at_its_later_position() {
 }
 
 #[test]
-fn window_reads_row_again_after_it_had_no_capacity_for_the_row() {
+fn window_that_was_full_reads_the_skipped_row_later() {
     let mut bench = Bench::new(1);
     // In the smallest window, a tenant has capacity for one page.
     for number in 0..PAGE_KEYS as u128 {
@@ -451,7 +451,7 @@ fn window_forgets_all_keys_of_released_shard() {
 }
 
 #[test]
-fn window_ignores_reads_and_positions_of_released_poller() {
+fn window_ignores_results_of_reads_and_writes_for_a_released_poller() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     let reads = bench.window.plan_reads(at(0), |_| usize::MAX);
@@ -474,7 +474,7 @@ fn window_ignores_reads_and_positions_of_released_poller() {
 }
 
 #[test]
-fn handed_over_attempt_blocks_its_row_and_the_advance_of_done() {
+fn handed_over_attempt_prevents_second_start_and_advance_of_done() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     let entry = bench.window.add_handed_over(POLLER, key(1, 300)).expect("the poller is served");

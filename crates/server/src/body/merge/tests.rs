@@ -99,7 +99,7 @@ fn null_removes_field_or_restores_its_default() {
 }
 
 #[test]
-fn new_origin_requires_that_the_change_names_each_header() {
+fn change_of_the_target_origin_must_name_every_stored_header() {
     for url in ["https://other.example.org/a", "http://example.org/a", "https://example.org:8443/a"] {
         let moved = |headers: &str| read(&format!(r#"{{"target":{{"http":{{"url":"{url}"{headers}}}}}}}"#));
         assert!(moved("").unwrap_err().contains("another scheme"), "{:?}", moved(""));
@@ -153,7 +153,7 @@ fn new_kind_of_timing_replaces_the_old_timing() {
 }
 
 #[test]
-fn merge_keeps_bytes_of_unnamed_payload_parts() {
+fn merge_keeps_the_bytes_of_payload_parts_that_the_change_does_not_name() {
     check_merge(r#"{"payload":{"a":{"x":null,"z":[null, 2]}}}"#, false, |spec| {
         spec.payload = Bytes::from_static(b"{\"b\":1.50,\"a\":{\"y\":123456789012345678901234567890,\"z\":[null, 2]}}");
     });
@@ -161,7 +161,7 @@ fn merge_keeps_bytes_of_unnamed_payload_parts() {
 }
 
 #[test]
-fn rejection_of_an_invalid_change_has_a_pointer() {
+fn error_of_an_invalid_change_contains_a_pointer_to_the_field() {
     for (change, error) in [
         ("[1]", ": expected an object, but found an array"),
         ("null", ": expected an object, but found null"),

@@ -56,7 +56,7 @@ pub(super) fn check_manifest(family: Family, dir: &Path) -> Result<u64, IndexErr
     match read_current(family, dir)? {
         Some(current) => match check(family, &dir.join(&current.manifest), current.checksum) {
             Ok(bytes) => Ok(bytes + CURRENT_LEN as u64),
-            // A flush or merge may have replaced the manifest during the check. Check the new manifest.
+            // A flush or merge replaced the manifest during the check, so this function checks the new manifest.
             Err(_) if read_current(family, dir)?.is_some_and(|next| next != current) => check_manifest(family, dir),
             Err(error) => Err(error),
         },

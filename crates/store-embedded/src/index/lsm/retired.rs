@@ -45,7 +45,8 @@ impl CompactionFilter for RetiredFilter {
     fn filter_item(&mut self, item: ItemAccessor<'_>, _context: &Context) -> lsm_tree::Result<Verdict> {
         let key: &[u8] = item.key();
         let retired = key.first_chunk::<8>().and_then(|poller| self.0.get(poller));
-        // Only a replay can write such a row again, and no caller reads the row after the replay.
+        // The merge drops the row without a tombstone. Only a replay can write the row again, and no caller reads the
+        // row after the replay.
         Ok(if retired.is_some_and(|to| key < to.as_slice()) { Verdict::Destroy } else { Verdict::Keep })
     }
 }

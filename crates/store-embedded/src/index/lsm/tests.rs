@@ -90,7 +90,7 @@ fn read_all(index: &LsmIndex, expected: &[Vec<(Vec<u8>, Bytes)>; 3]) -> Result<(
 const TABLE_STRIDE: usize = 5;
 
 #[tokio::test]
-async fn flipped_bit_is_harmless_or_reported_and_verify_finds_it() {
+async fn index_reports_each_harmful_flipped_bit_and_verify_finds_every_flip() {
     let dir = tempfile::tempdir().unwrap();
     fill(dir.path()).await;
     let expected = {
@@ -144,7 +144,7 @@ fn due_positions(index: &LsmIndex) -> Vec<(u8, u16)> {
 }
 
 #[tokio::test]
-async fn merges_drop_only_retired_due_rows() {
+async fn lsm_merges_drop_only_retired_due_rows() {
     let dir = tempfile::tempdir().unwrap();
     let index = LsmIndex::open(dir.path(), &options()).unwrap();
     // The test retires the whole first table of poller 1. The index only merges the other tables of poller 1. The rows
@@ -172,7 +172,7 @@ async fn merges_drop_only_retired_due_rows() {
 }
 
 #[tokio::test]
-async fn merges_keep_only_versions_that_a_replay_reads() {
+async fn lsm_merges_keep_only_row_versions_that_a_replay_reads() {
     let dir = tempfile::tempdir().unwrap();
     let key = b"a state";
     let value_at = |index: &LsmIndex, before: u64| index.get(Family::Points, key, at(before)).unwrap();
@@ -222,7 +222,7 @@ async fn merge_drops_removed_row_when_no_replay_reads_it() {
         }
         flush(&index).await;
     }
-    // Remove the first half of the rows, except every tenth row.
+    // The test removes the first half of the rows, except every tenth row.
     for number in (0..500).filter(|number| number % 10 > 0) {
         index.remove(Family::Rows, &key(number), at(20));
     }

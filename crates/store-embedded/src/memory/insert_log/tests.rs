@@ -41,7 +41,7 @@ fn insert_log_drops_rows_that_are_before_all_presented_cursors() {
 }
 
 #[test]
-fn only_rows_of_a_taken_shard_can_fill_the_insert_log() {
+fn insert_log_counts_only_rows_of_shards_that_an_owner_has_taken() {
     let mut log = InsertLog::new(3);
     (0..6).for_each(|number| log.append(arrival(number)));
     assert!(!log.is_full(), "no owner has taken these shards");
