@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use journal::{AppendError, Commit, Journal};
-use prometheus_client::metrics::gauge::Gauge;
 use runtime::Runtime;
 use store::{Health, StoreError};
 use tokio::sync::{Notify, RwLock, mpsc, oneshot, watch};
@@ -21,6 +20,7 @@ use crate::apply::{Machine, Response};
 use crate::checkpoint::Checkpoint;
 use crate::index::{Family, Index, IndexError, Sequence};
 use crate::options::Options;
+use crate::space::{Pending, Space};
 
 pub(crate) type Ticket = oneshot::Sender<Result<Response, StoreError>>;
 
@@ -39,8 +39,7 @@ pub(crate) struct Shared {
     pub options: Options,
     pub index: Arc<dyn Index>,
     pub closed: CancellationToken,
-    full: AtomicBool,
-    pub free_bytes: Gauge,
+    pub space: Space,
     /// True while user writes must wait for flushes or merges.
     behind: AtomicBool,
     /// Notification that `behind` became false. A `watch` channel would wake its receivers in an order that does not
@@ -61,16 +60,13 @@ impl Shared {
         index: Arc<dyn Index>,
         checkpoint: Checkpoint,
     ) -> Self {
-        let free_bytes = Gauge::default();
-        free_bytes.set(i64::MAX);
         Shared {
             runtime: runtime.clone(),
             dir,
+            space: Space::new(options.free_bytes_floor),
             options,
             index,
             closed: CancellationToken::new(),
-            full: AtomicBool::new(false),
-            free_bytes,
             behind: AtomicBool::new(false),
             caught_up: Notify::new(),
             checkpoint: watch::Sender::new(checkpoint),
@@ -81,23 +77,17 @@ impl Shared {
     pub(crate) fn health(&self) -> Health {
         if self.closed.is_cancelled() {
             Health::Closed
-        } else if self.full.load(Ordering::Relaxed) {
+        } else if self.space.is_full() {
             Health::Full
         } else {
             Health::Ready
         }
     }
 
-    pub(crate) fn full_error(&self) -> StoreError {
-        let free = self.free_bytes.get();
-        let floor = self.options.free_bytes_floor;
-        StoreError::Full(format!("only {free} bytes are free, but {floor} bytes must stay free"))
-    }
-
     /// Converts the error of an entry that the journal rejected into a store error.
     pub(crate) fn append_error(&self, error: &AppendError) -> StoreError {
         match error {
-            AppendError::Full => self.full_error(),
+            AppendError::Full => self.space.full_error(),
             AppendError::TooLarge { .. } => StoreError::Unavailable(error.to_string()),
             AppendError::Closed => StoreError::Unavailable("the store is closed".to_owned()),
         }
@@ -136,6 +126,24 @@ impl Shared {
         Sequence::new(self.checkpoint.borrow().synced + 1, 0)
     }
 
+    /// Returns the number of bytes in memory that flushes will write to the tables.
+    fn unflushed_bytes(&self) -> u64 {
+        let unsealed: u64 = Family::ALL.into_iter().map(|family| self.index.unsealed_bytes(family)).sum();
+        unsealed + self.index.pressure().sealed as u64 * self.options.memtable_bytes
+    }
+
+    /// Counts a user write of `bytes` bytes, and returns a guard for the time until it is in the journal.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Full`] if the write could cross the floor of free bytes.
+    pub(crate) async fn take_space(&self, bytes: u64) -> Result<Pending<'_>, StoreError> {
+        let (pending, must_check) = self.space.take(bytes);
+        if must_check {
+            self.check_free_space().await;
+        }
+        if self.space.is_full() { Err(self.space.full_error()) } else { Ok(pending) }
+    }
+
     pub(crate) async fn check_free_space(&self) {
         let free_bytes = match self.runtime.disk().free_bytes(&self.dir).await {
             Ok(free_bytes) => free_bytes,
@@ -144,10 +152,8 @@ impl Shared {
                 return;
             }
         };
-        self.free_bytes.set(i64::try_from(free_bytes).unwrap_or(i64::MAX));
-        let full = free_bytes < self.options.free_bytes_floor;
-        if self.full.swap(full, Ordering::Relaxed) != full {
-            if full {
+        if self.space.update(free_bytes, self.unflushed_bytes()) {
+            if self.space.is_full() {
                 let floor_bytes = self.options.free_bytes_floor;
                 tracing::warn!(free_bytes, floor_bytes, "disk nearly full; user writes are rejected");
             } else {

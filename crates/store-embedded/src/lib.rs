@@ -35,6 +35,7 @@ mod memory;
 mod open;
 mod options;
 mod read;
+mod space;
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -114,7 +115,7 @@ impl EmbeddedStore {
     pub fn register(&self, registry: &mut Registry) {
         self.journal.register(registry);
         let free = "Free bytes on the disk that holds the data";
-        registry.register("reveille_store_free_bytes", free, self.shared.free_bytes.clone());
+        registry.register("reveille_store_free_bytes", free, self.shared.space.free_bytes.clone());
         let floor = ConstGauge::new(i64::try_from(self.shared.options.free_bytes_floor).unwrap_or(i64::MAX));
         let help = "Free bytes below which new schedules are rejected";
         registry.register("reveille_store_free_floor_bytes", help, floor);
@@ -171,11 +172,17 @@ impl EmbeddedStore {
 
     /// Returns an error if the store currently rejects user writes. Owner writes skip this check.
     async fn check_user(&self) -> Result<(), StoreError> {
-        match self.shared.health() {
-            Health::Ready => {}
-            Health::Full => return Err(self.shared.full_error()),
-            Health::Closed | Health::Unreachable => return Err(closed()),
+        if self.shared.space.is_full() {
+            return Err(self.shared.space.full_error());
         }
+        self.check_reserved().await
+    }
+
+    /// Returns an error if the store currently rejects operators' changes and cancellations, which may use the reserve
+    /// of disk space.
+    async fn check_reserved(&self) -> Result<(), StoreError> {
+        self.check_open()?;
+        self.shared.space.check_reserve()?;
         if self.memory().insert_log.is_full() {
             return Err(StoreError::Unavailable(
                 "the insert log is full because an owner has not read it; retry later".to_owned(),
@@ -188,8 +195,20 @@ impl EmbeddedStore {
     /// Appends the entries of a call to the journal. Waits for their responses and returns them in the order of the
     /// entries.
     async fn submit(&self, entries: Builder) -> Result<Vec<Response>, StoreError> {
-        self.check_open()?;
+        self.append(entries.finish()).await
+    }
+
+    /// Works like [`EmbeddedStore::submit`], for entries with the data of users. Rejects the entries if they could cross
+    /// the floor of free bytes.
+    async fn submit_user(&self, entries: Builder) -> Result<Vec<Response>, StoreError> {
         let entries = entries.finish();
+        let bytes = entries.iter().map(|entry| entry.len() as u64).sum();
+        let _pending = self.shared.take_space(bytes).await?;
+        self.append(entries).await
+    }
+
+    async fn append(&self, entries: Vec<Vec<u8>>) -> Result<Vec<Response>, StoreError> {
+        self.check_open()?;
         let mut receivers = Vec::with_capacity(entries.len());
         for entry in entries {
             let (ticket, receiver) = oneshot::channel();
@@ -269,7 +288,7 @@ impl Store for EmbeddedStore {
             self.check_user().await?;
             let mut entries = self.builder(Kind::Insert);
             inserts.iter().for_each(|insert| entries.insert(insert));
-            Ok(join!(self.submit(entries).await?, Inserted))
+            Ok(join!(self.submit_user(entries).await?, Inserted))
         })
     }
 
@@ -279,7 +298,7 @@ impl Store for EmbeddedStore {
 
     fn place(&self, rows: Vec<(PollerId, DueKey)>) -> store::Answer<'_, Vec<Placed>> {
         Box::pin(async move {
-            self.check_user().await?;
+            self.check_reserved().await?;
             let mut entries = self.builder(Kind::Place);
             rows.iter().for_each(|(poller, due)| entries.place(*poller, due));
             Ok(join!(self.submit(entries).await?, Placed))
@@ -288,7 +307,7 @@ impl Store for EmbeddedStore {
 
     fn append_cancellations(&self, marks: Vec<Cancellation>) -> store::Answer<'_, Vec<CancellationResult>> {
         Box::pin(async move {
-            self.check_user().await?;
+            self.check_reserved().await?;
             let mut entries = self.builder(Kind::Cancellation);
             marks.iter().for_each(|mark| entries.cancellation(mark));
             Ok(join!(self.submit(entries).await?, CancellationResult))
@@ -336,7 +355,7 @@ impl Store for EmbeddedStore {
     fn put_tenant(&self, tenant: Tenant, entry: Audit) -> store::Answer<'_, Result<(), Outdated>> {
         Box::pin(async move {
             store::check_put_tenant(&tenant, &entry);
-            self.check_user().await?;
+            self.check_reserved().await?;
             let mut entries = self.builder(Kind::ChangeTenant);
             entries.change_tenant(&tenant, &entry);
             Ok(join!(self.submit(entries).await?, Changed).remove(0))
@@ -394,12 +413,16 @@ impl Store for EmbeddedStore {
     fn write(&self, writes: Vec<OwnerWrite>) -> store::Answer<'_, Vec<Result<Written, WriteRejection>>> {
         Box::pin(async move {
             // A put contains a user's payload, so the limits for user writes apply to it.
-            if writes.iter().any(|write| matches!(write.change, Change::Put(_) | Change::PutIf { .. })) {
-                self.check_user().await?;
-            }
+            let has_put = writes.iter().any(|write| matches!(write.change, Change::Put(_) | Change::PutIf { .. }));
             let mut entries = self.builder(Kind::Write);
             writes.iter().for_each(|write| entries.write(write));
-            Ok(join!(self.submit(entries).await?, Written))
+            let responses = if has_put {
+                self.check_user().await?;
+                self.submit_user(entries).await?
+            } else {
+                self.submit(entries).await?
+            };
+            Ok(join!(responses, Written))
         })
     }
 

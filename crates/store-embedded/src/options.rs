@@ -29,7 +29,8 @@ pub struct Options {
     /// Maximum number of bytes of table blocks in the memory cache. The default is 32 MiB.
     pub cache_bytes: u64,
     /// Number of bytes that must stay free on the disk. If fewer bytes are free, the store rejects user writes with
-    /// [`store::StoreError::Full`] and reserves the free bytes for owner writes and merges. The default is 512 MiB.
+    /// [`store::StoreError::Full`]. Below a quarter of this number, it also rejects changes of tenants and cancellations.
+    /// Owner writes and merges use the rest. The default is 512 MiB.
     pub free_bytes_floor: u64,
     /// Period between two checks of the free disk space. The default is 1 s.
     pub free_bytes_period: Duration,
