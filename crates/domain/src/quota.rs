@@ -8,7 +8,7 @@ pub enum Quota {
     /// Attempts per minute, including retries. The scheduler delays attempts above the limit, and starts them in the
     /// order of their due times. It drops no attempt.
     CallbacksPerMinute,
-    /// Schedules that the tenant creates per second, also with PUT.
+    /// Requests and batch lines that create or change a schedule, including those that the server rejects.
     CreatesPerSecond,
     /// Schedules of the tenant that have a future occurrence.
     PendingMax,

@@ -125,13 +125,20 @@ impl<T: DeserializeOwned> FromRequest<Arc<AppState>> for JsonBody<T> {
     }
 }
 
+/// Maximum bytes of an error text of the JSON parser in a response.
+const DETAIL_BYTES_MAX: usize = 512;
+
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Rejected> {
     // The function rejects an array, because serde would accept an array of field values.
     if bytes.trim_ascii_start().first().is_some_and(|first| b"[\"-0123456789tfn".contains(first)) {
         return Err(reject(Code::InvalidRequest, "the body must be a JSON object"));
     }
     serde_json::from_slice(bytes).map_err(|error| match error.classify() {
-        serde_json::error::Category::Data => reject(Code::InvalidRequest, error.to_string()),
+        serde_json::error::Category::Data => {
+            // The text may contain a value or a name of any length from the body.
+            let detail = error.to_string();
+            reject(Code::InvalidRequest, &detail[..detail.floor_char_boundary(DETAIL_BYTES_MAX)])
+        }
         _ => reject(Code::MalformedJson, format!("{error}; send one JSON object in UTF-8")),
     })
 }

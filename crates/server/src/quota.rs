@@ -1,7 +1,8 @@
 //! Enforces the quotas of requests. The scheduler enforces the quotas of callbacks.
 //!
-//! Invariants: a quota counts only valid schedules, and a rejected request has no effect. If the server does not create
-//! a schedule, it releases the reservation.
+//! Invariants: `creates_per_second` counts each request and each batch line before the server parses it, even if the
+//! server then rejects it. The other quotas count only valid schedules. A rejected request has no further effect. If the
+//! server does not create a schedule, it releases the reservation.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -17,12 +18,12 @@ use crate::rejection::{Code, Rejected, reject_quota};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Rates at which tenants create schedules. Each member counts only its own requests.
+/// Rates at which tenants send requests and batch lines that create or change schedules. Each member counts only its own requests.
 #[derive(Default)]
 pub(crate) struct Creates(Mutex<BTreeMap<TenantId, TokenBucket>>);
 
 impl Creates {
-    /// Counts one creation if the tenant's rate allows a further creation.
+    /// Counts one request or batch line if the tenant's rate allows a further one.
     pub(crate) fn admit(&self, tenant: &Tenant, now: Monotonic) -> Result<(), Rejected> {
         let Some(per_second) = tenant.quotas.get(Quota::CreatesPerSecond) else { return Ok(()) };
         let rate = Rate::new(per_second, Duration::from_secs(1));

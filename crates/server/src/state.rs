@@ -82,7 +82,16 @@ impl AppState {
         response
     }
 
-    /// Checks that the tenant's quotas allow another schedule with this spec, and reserves this schedule. `replaced` is
+    /// Counts one request or batch line toward the tenant's rate. A caller counts before it parses the body, so that the
+    /// rate also limits the work for invalid bodies.
+    ///
+    /// docs/decisions/0192-count-rejected-bodies-as-creates.md gives the reasons for the design.
+    pub(crate) fn count_create(&self, tenant: &Tenant) -> Result<(), Rejected> {
+        self.creates.admit(tenant, self.runtime.monotonic())
+    }
+
+    /// Checks that the tenant's quotas allow another schedule with this spec, and reserves this schedule. The caller has
+    /// already counted the request with [`AppState::count_create`]. `replaced` is
     /// the id of the schedule that the new schedule replaces, if such a schedule exists. [`Pending::finish`] ends the
     /// reservation.
     pub(crate) async fn admit(
@@ -93,7 +102,6 @@ impl AppState {
         now: Timestamp,
     ) -> Result<Reservation, Rejected> {
         quota::check_spec(tenant, spec, now)?;
-        self.creates.admit(tenant, self.runtime.monotonic())?;
         self.pending.admit(&self.scheduler, tenant, replaced, self.runtime.monotonic()).await
     }
 

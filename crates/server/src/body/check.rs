@@ -129,13 +129,13 @@ pub(super) fn check(
     let id = check_id(fields.id.as_deref(), named, errors);
     let when = check_when(&fields, now, errors);
     let http = required(fields.target, "target", errors, |target, errors| {
-        required(target.http, "http", errors, |http, errors| Some(check_http(http, errors)))
+        required(target.http, "http", errors, |http, errors| Some(check_http(http, limits, errors)))
     });
     let mut spec = Spec {
         when,
         target: Target::Http(http.unwrap_or_else(stand_in_target)),
         payload: fields.payload.map_or_else(Bytes::new, |raw| Bytes::copy_from_slice(raw.get().as_bytes())),
-        labels: fields.labels.map_or_else(BTreeMap::new, |labels| check_labels(labels, &mut errors.at("labels"))),
+        labels: fields.labels.map_or_else(BTreeMap::new, |labels| check_labels(labels, limits, errors)),
         retry: fields.retry.map_or_else(RetryPolicy::default, |retry| check_retry(&retry, &mut errors.at("retry"))),
     };
     let Target::Http(http) = &mut spec.target;
@@ -285,13 +285,15 @@ fn check_duration(text: &str, errors: &mut Errors<'_>) -> Option<Duration> {
     }
 }
 
-fn check_http(fields: HttpFields<'_>, errors: &mut Errors<'_>) -> HttpTarget {
+fn check_http(fields: HttpFields<'_>, limits: &Limits, errors: &mut Errors<'_>) -> HttpTarget {
     let stand_in = stand_in_target();
     let timeout = fields.timeout.and_then(|timeout| check_duration(&timeout, &mut errors.at("timeout")));
     HttpTarget {
         url: required(fields.url, "url", errors, |url, _| Some(url.into_owned())).unwrap_or(stand_in.url),
         method: fields.method.map_or(stand_in.method, Cow::into_owned),
-        headers: fields.headers.map_or_else(Vec::new, |headers| check_headers(headers, &mut errors.at("headers"))),
+        headers: fields
+            .headers
+            .map_or_else(Vec::new, |headers| check_headers(headers, limits, &mut errors.at("headers"))),
         timeout: timeout.unwrap_or(stand_in.timeout),
     }
 }
@@ -305,10 +307,16 @@ fn stand_in_target() -> HttpTarget {
     }
 }
 
-fn check_headers(headers: Pairs<'_>, errors: &mut Errors<'_>) -> Vec<(String, Secret)> {
+/// Converts headers and checks them for duplicates. The comparison takes quadratic time, so the function rejects too many
+/// headers before it compares them.
+fn check_headers(headers: Pairs<'_>, limits: &Limits, errors: &mut Errors<'_>) -> Vec<(String, Secret)> {
+    if headers.len() > limits.headers_max {
+        note_text_of(&Violation::HeaderCount { count: headers.len(), count_max: limits.headers_max }, errors);
+        return Vec::new();
+    }
     let mut checked: Vec<(String, Secret)> = Vec::with_capacity(headers.len());
     for (name, value) in headers {
-        if checked.iter().take(CHECKED_MAX).any(|(other, _)| other.eq_ignore_ascii_case(&name)) {
+        if checked.iter().any(|(other, _)| other.eq_ignore_ascii_case(&name)) {
             let hint = "join the values with commas if the header allows a list";
             note(&mut errors.at(&name), "duplicate_field", "the header is repeated", Some(hint));
             continue;
@@ -318,11 +326,12 @@ fn check_headers(headers: Pairs<'_>, errors: &mut Errors<'_>) -> Vec<(String, Se
     checked
 }
 
-/// Number of headers that the server compares for duplicates. The comparison takes quadratic time, and another check
-/// rejects more headers.
-const CHECKED_MAX: usize = 64;
-
-fn check_labels(labels: Pairs<'_>, errors: &mut Errors<'_>) -> BTreeMap<String, String> {
+fn check_labels(labels: Pairs<'_>, limits: &Limits, errors: &mut Errors<'_>) -> BTreeMap<String, String> {
+    let mut errors = errors.at("labels");
+    if labels.len() > limits.labels_max {
+        note_text_of(&Violation::LabelCount { count: labels.len(), count_max: limits.labels_max }, &mut errors);
+        return BTreeMap::new();
+    }
     let mut checked = BTreeMap::new();
     for (name, value) in labels {
         if checked.contains_key(&*name) {
@@ -407,6 +416,11 @@ fn violation_code(violation: &Violation) -> &'static str {
         | Violation::BackoffMax { .. }
         | Violation::Backoff { .. } => "out_of_range",
     }
+}
+
+/// Records a violation at the location of `errors`.
+fn note_text_of(violation: &Violation, errors: &mut Errors<'_>) {
+    note_with_hint(errors, violation_code(violation), &violation.to_string());
 }
 
 /// Records an error text of the crate `domain`. The part after the last semicolon is the hint.

@@ -4,6 +4,8 @@ use api::FieldError;
 
 /// Limit of the errors in one response. A malicious body can have an error every few bytes.
 pub(super) const ERRORS_MAX: usize = 32;
+/// Maximum bytes of a name in a pointer. A pointer contains only the start of a longer name, followed by an ellipsis.
+pub(super) const NAME_BYTES_MAX: usize = 64;
 
 /// List of errors, together with one location in the body. The list writes a location as a pointer only for an error.
 pub(super) struct Errors<'e> {
@@ -60,18 +62,22 @@ impl<'e> Errors<'e> {
 }
 
 impl Location<'_> {
-    /// Writes the location as a JSON Pointer (RFC 6901).
+    /// Writes the location as a JSON Pointer (RFC 6901), with shortened names.
     fn write(&self, pointer: &mut String) {
         if let Some(parent) = self.parent {
             parent.write(pointer);
         }
         pointer.push('/');
-        for character in self.name.chars() {
+        let shown = &self.name[..self.name.floor_char_boundary(NAME_BYTES_MAX)];
+        for character in shown.chars() {
             match character {
                 '~' => pointer.push_str("~0"),
                 '/' => pointer.push_str("~1"),
                 other => pointer.push(other),
             }
+        }
+        if shown.len() < self.name.len() {
+            pointer.push('…');
         }
     }
 }

@@ -13,7 +13,7 @@ use std::marker::PhantomData;
 use api::FieldError;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::pointer::Errors;
+use super::pointer::{Errors, NAME_BYTES_MAX};
 
 /// Object with known fields.
 pub(super) trait Fields<'de>: Default {
@@ -112,6 +112,9 @@ trait Reader<'de>: Sized {
 }
 
 fn wrong_type(mut errors: Errors<'_>, expected: &str, found: &str) {
+    if errors.is_full() {
+        return;
+    }
     errors.note(FieldError {
         code: "wrong_type".into(),
         detail: format!("expected {expected}, but found {found}"),
@@ -228,16 +231,13 @@ impl<'de, F: Fields<'de>> Reader<'de> for ObjectReader<'_, F> {
     }
 }
 
-fn note_unknown(errors: &mut Errors<'_>, key: &str, names: &[&str]) {
+fn note_unknown(errors: &mut Errors<'_>, key: &str, names: &[&'static str]) {
     if errors.is_full() {
         return;
     }
-    let likeness = |name: &&&str| (strsim::jaro_winkler(key, name) * 1_000.0).round();
-    let nearest =
-        names.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b))).filter(|name| likeness(name) >= 800.0);
-    let hint = match nearest {
-        Some(name) if key.len() < 64 => format!("did you mean `{name}`?"),
-        _ => format!("known fields: {}", names.join(", ")),
+    let hint = match nearest(key, names) {
+        Some(name) => format!("did you mean `{name}`?"),
+        None => format!("known fields: {}", names.join(", ")),
     };
     errors.at(key).note(FieldError {
         code: "unknown_field".into(),
@@ -245,6 +245,17 @@ fn note_unknown(errors: &mut Errors<'_>, key: &str, names: &[&str]) {
         hint: Some(hint),
         ..FieldError::default()
     });
+}
+
+/// Returns the known name of which `key` is probably a misspelling. A key longer than [`NAME_BYTES_MAX`] is no
+/// misspelling, and the comparison takes time in proportion to the key's length for each name.
+fn nearest(key: &str, names: &[&'static str]) -> Option<&'static str> {
+    if key.len() > NAME_BYTES_MAX {
+        return None;
+    }
+    let likeness = |name: &str| (strsim::jaro_winkler(key, name) * 1_000.0).round();
+    let nearest = names.iter().copied().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+    nearest.filter(|name| likeness(name) >= 800.0)
 }
 
 /// Key of an object, borrowed unless it contains escapes.

@@ -41,6 +41,32 @@ fn parser_rounds_fraction_of_a_millisecond_up() {
     assert_eq!(at.as_millis() % 1_000, 1);
 }
 
+#[test]
+fn long_names_are_shortened_and_get_no_spelling_hint() {
+    let name = "zon".repeat(400_000);
+    let body = VALID[0].replacen('{', &format!("{{\"{name}\":1,"), 1);
+    let problem = read(body.as_bytes()).unwrap_err();
+    let error = &problem.errors[0];
+    let shown = format!("/{}…", &name[..64]);
+    assert_eq!((&*error.code, error.pointer.as_deref()), ("unknown_field", Some(&*shown)));
+    assert!(error.hint.as_deref().unwrap().starts_with("known fields: id, at"), "{error:?}");
+    let body = VALID[0].replacen('{', &format!("{{\"labels\":{{\"{name}\":1}},"), 1);
+    assert_eq!(read(body.as_bytes()).unwrap_err().errors[0].pointer.as_deref(), Some(&*format!("/labels{shown}")));
+}
+
+#[test]
+fn too_many_headers_and_labels_are_counted_but_not_compared() {
+    let pairs: Vec<String> = (0..100_000).map(|number| format!("\"{number:06}\":\"\"")).collect();
+    let pairs = pairs.join(",");
+    let body = format!(
+        r#"{{"every":"1h","target":{{"http":{{"url":"http://h","headers":{{{pairs}}}}}}},"labels":{{{pairs}}}}}"#
+    );
+    let errors = read(body.as_bytes()).unwrap_err().errors;
+    let shown: Vec<_> = errors.iter().map(|error| (error.pointer.as_deref().unwrap(), &*error.code)).collect();
+    assert_eq!(shown, [("/target/http/headers", "too_many"), ("/labels", "too_many")]);
+    assert!(errors.iter().all(|error| error.detail.contains("100000")), "{errors:?}");
+}
+
 /// Class of an error. It shows whether serde's derived parser of the wire types also rejects the body.
 enum Shape {
     /// Both parsers reject the body.

@@ -19,7 +19,7 @@ use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Response, StatusCode};
 use bytes::Bytes;
-use domain::Schedule;
+use domain::{Schedule, Tenant, Timestamp};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesOrdered, Stream, StreamExt, unfold};
 use scheduler::{Create, CreateRejection};
@@ -28,7 +28,7 @@ use tokio::sync::oneshot;
 
 use super::created::{may_exist, reject_create, timing_pointer};
 use crate::auth::{self, Caller};
-use crate::body::read_schedule;
+use crate::body::{ParsedSchedule, read_schedule};
 use crate::extract::check_content_type;
 use crate::quota::Reservation;
 use crate::rejection::{Code, HandlerResult, Rejected, reject, to_json};
@@ -159,17 +159,12 @@ impl Batch {
                     );
                     Err(reject(Code::BatchTooLong, detail))
                 }
-                Line::Text(text) => {
-                    let (limits, egress) = (&self.app.options.limits, &self.caller.tenant.egress);
-                    match read_schedule(&text, None, limits, egress, now) {
-                        Ok(parsed) => {
-                            let admitted = self.app.admit(&self.caller.tenant, None, &parsed.spec, now).await;
-                            admitted.map(|reservation| (parsed, reservation))
-                        }
-                        Err(rejected) => Err(rejected),
-                    }
+                Line::Text(text) => check(&self.app, &self.caller.tenant, &text, now).await,
+                Line::Rejected(rejected) => {
+                    // The line counts, but its own error helps the client more than an error about the rate.
+                    drop(self.app.count_create(&self.caller.tenant));
+                    Err(rejected)
                 }
-                Line::Rejected(rejected) => Err(rejected),
             };
             let checked = checked.map(|(parsed, reservation)| {
                 let request =
@@ -202,6 +197,19 @@ impl Batch {
         };
         self.under_way.push_back(work.boxed());
     }
+}
+
+/// Parses and checks a line, and reserves its schedule.
+async fn check(
+    app: &AppState,
+    tenant: &Tenant,
+    text: &[u8],
+    now: Timestamp,
+) -> Result<(ParsedSchedule, Reservation), Rejected> {
+    app.count_create(tenant)?;
+    let parsed = read_schedule(text, None, &app.options.limits, &tenant.egress, now)?;
+    let reservation = app.admit(tenant, None, &parsed.spec, now).await?;
+    Ok((parsed, reservation))
 }
 
 fn group_results(

@@ -35,6 +35,7 @@ pub(super) async fn put(
     DryRun(is_dry_run): DryRun,
     BodyBytes(bytes): BodyBytes,
 ) -> HandlerResult {
+    app.count_create(&tenant)?;
     let now = app.runtime.now();
     let parsed = read_schedule(&bytes, Some(&id), &app.options.limits, &tenant.egress, now)?;
     let reservation = app.admit(&tenant, Some(&id), &parsed.spec, now).await?;
@@ -112,6 +113,10 @@ pub(super) async fn patch(
             return Err(reject(Code::ScheduleOver, "the schedule is cancelled; create another schedule with PUT"));
         }
         condition.check(Some(&found)).map_err(Unmet::reject)?;
+        // Count each request once, even after several tries.
+        if attempt == 0 {
+            app.count_create(&tenant)?;
+        }
         let now = app.runtime.now();
         let merged = merge(&found, &bytes)?;
         // The handler checks the timing before the other fields. A past instant is no error if the change does not
@@ -120,7 +125,6 @@ pub(super) async fn patch(
         let spec = read_merged(merged, &found, &app.options.limits, &tenant.egress, now)?;
         match attempt {
             0 => reservation = app.admit(&tenant, Some(&id), &spec, now).await?,
-            // The quotas count each request once, even after several tries.
             _ => quota::check_spec(&tenant, &spec, now)?,
         }
         let request = Create { tenant: tenant.clone(), id: Some(id.clone()), incarnation: None, spec };

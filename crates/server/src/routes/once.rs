@@ -55,6 +55,9 @@ pub(super) async fn create(
             app.scheduler.confirm(found.incarnation).await?;
             return Ok(replayed(&first));
         }
+        if attempt == 0 {
+            app.count_create(&tenant)?;
+        }
         let now = app.runtime.now();
         let parsed = read_schedule(body, None, &app.options.limits, &tenant.egress, now)?;
         if parsed.id.is_some() {

@@ -31,6 +31,7 @@ pub(super) async fn create(
     if let Some(key) = key {
         return Box::pin(once::create(&app, tenant, &key, &bytes, is_dry_run)).await;
     }
+    app.count_create(&tenant)?;
     let now = app.runtime.now();
     let parsed = read_schedule(&bytes, None, &app.options.limits, &tenant.egress, now)?;
     let reservation = app.admit(&tenant, None, &parsed.spec, now).await?;

@@ -120,6 +120,39 @@ async fn rejected_request_above_a_quota_has_no_effect() {
 }
 
 #[tokio::test]
+async fn rejected_bodies_use_up_the_rate_of_creates() {
+    let world = World::start().await;
+    assert_eq!(world.send("PUT", "/v1/schedules/a", &body("")).await.status, 201);
+    assert_eq!(set(&world, r#"{"creates_per_second":10}"#).await.0, 200);
+    for (method, path, sent) in [
+        ("POST", "/v1/schedules", "{"),
+        ("POST", "/v1/schedules", r#"{"at":7}"#),
+        ("PUT", "/v1/schedules/a", r#"{"at":7}"#),
+        ("PATCH", "/v1/schedules/a", r#"{"every":7}"#),
+        ("PATCH", "/v1/schedules/a", "["),
+    ] {
+        let mut sends = 0;
+        while world.send(method, path, sent).await.status != 429 {
+            sends += 1;
+            assert!(sends < 1_000, "{method} {path} {sent} counts toward the rate");
+        }
+    }
+    for line in ["{}", "x"] {
+        let batch = world.send("POST", "/v1/schedules:batch", &format!("{line}\n").repeat(1_000)).await;
+        let codes: Vec<String> = batch.body.lines().map(problem_code).collect();
+        let throttled = codes.iter().filter(|code| *code == "rate_exceeded").count();
+        assert!(codes.len() == 1_000 && throttled > 500, "{throttled} lines {line} are above the rate");
+    }
+    let keyed = [("idempotency-key", "key-1")];
+    let mut sends = 0;
+    while world.send_if("POST", "/v1/schedules", &keyed, "{}").await.status != 429 {
+        sends += 1;
+        assert!(sends < 1_000, "a request with a key counts toward the rate");
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn cancellation_frees_capacity_of_the_pending_quota() {
     let world = World::start().await;
     let create = async |id: &str| {
