@@ -2,15 +2,17 @@
 //!
 //! The idle timer of [`Activity`] replaces the header timer of the HTTP library, which the library sets again for each
 //! request. The idle timer is not set again for each request. It also covers an HTTP/2 connection without requests, a
-//! response that the client does not read, and a client that does not send the HTTP/2 preface.
+//! response that the client does not read, and a client that does not send the HTTP/2 preface. Further requests do not
+//! extend the time for which a client may leave responses unread.
 //!
-//! docs/decisions/0061-set-one-idle-timer-per-connection.md gives the reasons for the design.
+//! docs/decisions/0061-set-one-idle-timer-per-connection.md and 0193-bound-the-bytes-of-unread-responses.md give the
+//! reasons for the design.
 
 use std::convert::Infallible;
 use std::error::Error;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select};
@@ -100,13 +102,16 @@ where
         match select(&mut connection, select(stop.as_mut(), idle)).await {
             Either::Left((ended, _)) => return ended.map(|()| End::Closed),
             Either::Right((Either::Left(_), _)) => connection.as_mut().graceful_shutdown(),
-            Either::Right((Either::Right(_), _)) if activity.is_idle() => return Ok(End::Idle),
+            Either::Right((Either::Right(_), _)) if activity.is_idle() || activity.is_stalled() => {
+                return Ok(End::Idle);
+            }
             Either::Right((Either::Right(_), _)) => {}
         }
     }
 }
 
-/// State of one connection: the requests in progress, the time of the last activity, and the idle timeout.
+/// State of one connection: the requests in progress, the unread responses, the time of the last activity, and the idle
+/// timeout.
 pub struct Activity {
     runtime: Runtime,
     /// Number of requests that have no response yet.
@@ -115,6 +120,9 @@ pub struct Activity {
     /// Time of the last start or end of a request or of the last [`Activity::touch`], in milliseconds of the monotonic
     /// clock.
     last_millis: AtomicU64,
+    /// For each piece of a response that the client has not read yet: the time at which the client last read a part of
+    /// the piece, in milliseconds of the monotonic clock. Before the first part, this is the time of its creation.
+    unread: Mutex<Vec<Arc<AtomicU64>>>,
 }
 
 impl Activity {
@@ -124,6 +132,7 @@ impl Activity {
             busy: AtomicUsize::new(0),
             idle_timeout_millis: AtomicU64::new(0),
             last_millis: AtomicU64::new(0),
+            unread: Mutex::default(),
         };
         activity.set_idle_timeout(idle_timeout);
         activity.touch();
@@ -137,7 +146,24 @@ impl Activity {
 
     /// Records activity on the connection, for example progress of a streamed response.
     pub fn touch(&self) {
-        self.last_millis.store(millis(self.runtime.monotonic().since_start()), Ordering::Relaxed);
+        self.last_millis.store(self.now_millis(), Ordering::Relaxed);
+    }
+
+    /// Returns a guard for a piece of a response that the connection has not written yet. The connection ends if the
+    /// client reads no part of the piece for the idle timeout.
+    #[must_use]
+    pub fn unread(self: &Arc<Self>) -> Unread {
+        let read_millis = Arc::new(AtomicU64::new(self.now_millis()));
+        self.pieces().push(read_millis.clone());
+        Unread { activity: self.clone(), read_millis }
+    }
+
+    fn pieces(&self) -> MutexGuard<'_, Vec<Arc<AtomicU64>>> {
+        self.unread.lock().expect("no holder of this lock panics")
+    }
+
+    fn now_millis(&self) -> u64 {
+        millis(self.runtime.monotonic().since_start())
     }
 
     fn begin(self: &Arc<Self>) -> Busy {
@@ -163,10 +189,35 @@ impl Activity {
     fn is_idle(&self) -> bool {
         !self.is_busy() && self.runtime.monotonic() >= self.idle_from()
     }
+
+    /// Returns true if the client has read no part of some piece for the idle timeout.
+    fn is_stalled(&self) -> bool {
+        let (now, timeout) = (self.now_millis(), self.idle_timeout_millis.load(Ordering::Relaxed));
+        self.pieces().iter().any(|read_millis| now >= read_millis.load(Ordering::Relaxed).saturating_add(timeout))
+    }
 }
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Guard of a piece of a response. It counts the piece as unread until it is dropped.
+pub struct Unread {
+    activity: Arc<Activity>,
+    read_millis: Arc<AtomicU64>,
+}
+
+impl Unread {
+    /// Records that the connection has written a part of the piece.
+    pub fn advance(&self) {
+        self.read_millis.store(self.activity.now_millis(), Ordering::Relaxed);
+    }
+}
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        self.activity.pieces().retain(|other| !Arc::ptr_eq(other, &self.read_millis));
+    }
 }
 
 /// Guard that counts a request as in progress until it is dropped.

@@ -22,7 +22,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use http::{Activity, Builder, End, IdleTimeout, builder, serve_http};
+pub use http::{Activity, Builder, End, IdleTimeout, Unread, builder, serve_http};
 
 /// Wait after a failed accept. Most causes of a failure, such as a lack of file handles, last for some time.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);

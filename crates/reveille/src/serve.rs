@@ -36,6 +36,10 @@ pub(crate) struct ServeArguments {
     /// Listen address of the HTTP API
     #[arg(long, default_value = "127.0.0.1:8080", env = "REVEILLE_LISTEN", value_parser = address)]
     listen: SocketAddr,
+    /// Listen address at which the server responds to /metrics only, without TLS and without a key; --listen then
+    /// responds to /metrics with 404 [default: /metrics on --listen]
+    #[arg(long, env = "REVEILLE_METRICS_LISTEN", value_parser = address)]
+    metrics_listen: Option<SocketAddr>,
     /// Listen address of a built-in receiver that prints callbacks, for experiments; --no-receiver disables it. The
     /// receiver does not start with --store or if --listen is not loopback, because the first tenant then has no
     /// permission to call this machine
@@ -77,7 +81,11 @@ impl ServeArguments {
             member: self.member.clone(),
             certificate: self.tls.open(self.listen)?,
             store_key: self.store_key.clone(),
-            server: server::Options { listen: self.listen, ..server::Options::default() },
+            server: server::Options {
+                listen: self.listen,
+                metrics_listen: self.metrics_listen,
+                ..server::Options::default()
+            },
             ..Options::default()
         };
         let store = &mut options.store;
@@ -98,6 +106,9 @@ pub(crate) async fn serve(runtime: &Runtime, arguments: &ServeArguments) -> anyh
     let _url_file = server_url::UrlFile::write(&arguments.data, service.address, service.is_secured).inspect_err(
         |error| tracing::warn!(%error, "cannot write server.url; use --server for commands on this machine"),
     );
+    if let Some(address) = service.metrics_address() {
+        tracing::info!(%address, "serving metrics on their own listener");
+    }
     tracing::info!(address = %service.address, data = %arguments.data.display(), "ready");
     if let Some(receiver) = receiver.as_ref().filter(|_| !service.is_secured) {
         welcome(&service, &arguments.data, receiver)?;

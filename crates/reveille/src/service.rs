@@ -173,6 +173,11 @@ impl Service {
         matches!(self.store, OpenStore::Postgres { .. })
     }
 
+    /// Returns the address of the listener for metrics, if metrics have a listener of their own.
+    pub(crate) fn metrics_address(&self) -> Option<SocketAddr> {
+        self.server.metrics_addr()
+    }
+
     /// Returns the readiness that `/readyz` reports.
     pub(crate) fn readiness(&self) -> Readiness {
         self.server.readiness()

@@ -66,7 +66,7 @@ pub(crate) struct TuningArguments {
     #[arg(long, value_parser = between("100ms", "5m"), default_value_t = Span(server().body_timeout), env = "REVEILLE_BODY_TIMEOUT")]
     body_timeout: Span,
     /// Maximum size of a request body in bytes; the largest payload must fit. A connection may take this amount of
-    /// memory, and an HTTP/2 connection up to 256 times this amount [131072 to 16777216]
+    /// memory, and an HTTP/2 connection up to 128 times this amount [131072 to 16777216]
     #[arg(long, value_parser = count(128 << 10, 16 << 20), default_value_t = server().body_bytes_max, env = "REVEILLE_BODY_BYTES_MAX")]
     body_bytes_max: usize,
     /// Maximum number of lines in a batch [1 to 1000000000]

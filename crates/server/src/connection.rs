@@ -1,18 +1,14 @@
 //! Client connection, with its protocol limits and its streamed responses.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{Request, Response};
-use bytes::Bytes;
+use axum::http::Request;
 use futures_util::future::FutureExt;
-use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
-use listener::{Activity, Builder, End, IdleTimeout};
+use listener::{Builder, End, IdleTimeout};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
@@ -20,6 +16,14 @@ use tower::Service;
 use crate::metrics::Open;
 use crate::routes;
 use crate::state::AppState;
+use crate::unread::{Budget, watched};
+
+/// Maximum bytes of one HTTP/2 stream in the send buffer. The library takes a further piece of a body only below this
+/// number. A small number limits the rate to distant clients.
+const SEND_BYTES_MAX: usize = 128 << 10;
+/// Maximum number of streams that the client has reset and that the server has not noticed yet. The library closes a
+/// connection above this number (CVE-2023-44487).
+const RESET_STREAMS_MAX: usize = 20;
 
 /// Serves a connection until the client closes it or the connection is idle for too long. After a caller cancels
 /// `drain`, the function returns as soon as the current requests have ended.
@@ -31,7 +35,9 @@ pub(crate) async fn serve(
     _open: Open,
 ) {
     let idle_timeout = IdleTimeout { first: app.options.idle_timeout, period: app.options.idle_timeout };
-    let service = |request: Request<Incoming>, activity| {
+    let budget = Budget::new(app.options.response_bytes_per_connection_max);
+    let service = |mut request: Request<Incoming>, activity| {
+        request.extensions_mut().insert(budget.clone());
         let response = router.clone().call(routes::with_colons(request.map(Body::new)));
         response.map(|response| {
             let Ok(response) = response;
@@ -51,45 +57,16 @@ pub(crate) async fn serve(
 fn builder(app: &AppState) -> Builder {
     let options = &app.options;
     let mut builder = listener::builder(&app.runtime);
-    builder.http1().max_buf_size(options.head_bytes_max.max(8_192));
+    // Without `writev`, the library would copy a body to its buffer, and would drop the body before the client reads it.
+    builder.http1().max_buf_size(options.head_bytes_max.max(8_192)).pipeline_flush(false).writev(true);
     let head_bytes_max = u32::try_from(options.head_bytes_max).unwrap_or(u32::MAX);
     builder
         .http2()
         .max_header_list_size(head_bytes_max)
         .max_concurrent_streams(options.streams_max)
+        .max_send_buf_size(SEND_BYTES_MAX)
+        .max_pending_accept_reset_streams(RESET_STREAMS_MAX)
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(20));
     builder
-}
-
-/// Wraps a streamed response so that each step of its body counts as activity. A response of known length needs no
-/// wrapper, because the server passes such a response to the kernel at once.
-fn watched(response: Response<Body>, activity: Arc<Activity>) -> Response<Body> {
-    if response.body().size_hint().exact().is_some() {
-        return response;
-    }
-    response.map(|body| Body::new(WatchedBody { body, activity }))
-}
-
-struct WatchedBody {
-    body: Body,
-    activity: Arc<Activity>,
-}
-
-impl HttpBody for WatchedBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        self.activity.touch();
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
 }

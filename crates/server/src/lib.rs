@@ -28,6 +28,7 @@ mod routes;
 mod spans;
 mod state;
 mod tls;
+mod unread;
 mod wire;
 
 pub use self::listener::Server;

@@ -3,13 +3,14 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use futures_util::future::Either;
+use futures_util::future::{Either, OptionFuture, join3};
 use listener::{BindError, Shutdown};
 use runtime::Runtime;
 use scheduler::Scheduler;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Open;
 use crate::state::AppState;
@@ -19,28 +20,44 @@ use crate::{Options, Readiness, connection, routes};
 /// Number of connections that the kernel queues until the server accepts them.
 const BACKLOG: u32 = 4_096;
 
+/// Maximum number of open connections of the listener for metrics. Few programs read metrics.
+const METRICS_CONNECTIONS_MAX: usize = 64;
+const ACCEPT_FAILED: &str = "accept failed; raise the limit of open files if this repeats";
+
 /// Bound server that does not serve yet. Clients can connect, but must wait for responses.
 pub struct Server {
     app: Arc<AppState>,
     listener: TcpListener,
     local_addr: SocketAddr,
+    /// Listener for metrics, with its address.
+    metrics: Option<(TcpListener, SocketAddr)>,
 }
 
 impl Server {
-    /// Binds the server's socket.
+    /// Binds the server's sockets.
     ///
     /// # Errors
-    /// Returns an error if the server cannot listen on the address of `options`.
+    /// Returns an error if the server cannot listen on an address of `options`.
     pub async fn bind(runtime: Runtime, scheduler: Scheduler, options: Options) -> Result<Self, BindError> {
         let (listener, local_addr) = listener::bind(options.listen, BACKLOG, "listen").await?;
+        let metrics = match options.metrics_listen {
+            Some(address) => Some(listener::bind(address, BACKLOG, "listen for metrics").await?),
+            None => None,
+        };
         let app = Arc::new(AppState::new(runtime, scheduler, options));
-        Ok(Server { app, listener, local_addr })
+        Ok(Server { app, listener, local_addr, metrics })
     }
 
     /// Returns the address, with the port that the kernel chose if the requested port was 0.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
+    }
+
+    /// Returns the address of the listener for metrics.
+    #[must_use]
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(|(_, address)| *address)
     }
 
     /// Returns the readiness that `/readyz` reports in addition to the store's health.
@@ -52,34 +69,63 @@ impl Server {
     /// Serves until `stop` resolves. Then it accepts no more connections, lets current requests end within
     /// `drain_timeout`, and closes the remaining connections. When this function returns, no connection is open.
     pub async fn serve_until(self, stop: impl Future<Output = ()>) {
-        let Server { app, listener, .. } = self;
-        let shutdown = Shutdown::default();
-        let options = listener::Options {
-            connections_max: app.options.connections_max,
-            drain_timeout: app.options.drain_timeout,
-            task: "connection",
-            accept_failed: "accept failed; raise the limit of open files if this repeats",
-            drain_timed_out: "drain timed out; closing the connections of unfinished requests",
+        let Server { app, listener, metrics, .. } = self;
+        let stopped = CancellationToken::new();
+        let serving = serve_users(app.clone(), listener, stopped.cancelled());
+        let metrics = metrics.map(|(listener, _)| serve_metrics(app, listener, stopped.cancelled()));
+        let stop = async {
+            stop.await;
+            stopped.cancel();
         };
-        let handshakes = Arc::new(Semaphore::new(app.options.handshakes_max));
-        let router = routes::router(app.clone());
-        let (runtime, drain) = (app.runtime.clone(), shutdown.drain.clone());
-        let serve = |stream| {
-            let open = Open::new(&app.metrics.connections);
-            let (app, router, drain) = (app.clone(), router.clone(), drain.clone());
-            let Some(tls) = app.options.tls.clone() else {
-                return Either::Left(connection::serve(app, router, stream, drain, open));
-            };
-            let handshakes = handshakes.clone();
-            Either::Right(async move {
-                let secured = drain.run_until_cancelled(handshake(&app, &tls, &handshakes, stream)).await;
-                if let Some(stream) = secured.flatten() {
-                    Box::pin(connection::serve(app, router, stream, drain.clone(), open)).await;
-                }
-            })
-        };
-        listener::serve_until(&runtime, listener, options, shutdown, serve, stop).await;
+        join3(stop, serving, OptionFuture::from(metrics)).await;
     }
+}
+
+async fn serve_users(app: Arc<AppState>, listener: TcpListener, stop: impl Future<Output = ()>) {
+    let shutdown = Shutdown::default();
+    let options = listener::Options {
+        connections_max: app.options.connections_max,
+        drain_timeout: app.options.drain_timeout,
+        task: "connection",
+        accept_failed: ACCEPT_FAILED,
+        drain_timed_out: "drain timed out; closing the connections of unfinished requests",
+    };
+    let handshakes = Arc::new(Semaphore::new(app.options.handshakes_max));
+    let router = routes::router(app.clone());
+    let (runtime, drain) = (app.runtime.clone(), shutdown.drain.clone());
+    let serve = |stream| {
+        let open = Open::new(&app.metrics.connections);
+        let (app, router, drain) = (app.clone(), router.clone(), drain.clone());
+        let Some(tls) = app.options.tls.clone() else {
+            return Either::Left(connection::serve(app, router, stream, drain, open));
+        };
+        let handshakes = handshakes.clone();
+        Either::Right(async move {
+            let secured = drain.run_until_cancelled(handshake(&app, &tls, &handshakes, stream)).await;
+            if let Some(stream) = secured.flatten() {
+                Box::pin(connection::serve(app, router, stream, drain.clone(), open)).await;
+            }
+        })
+    };
+    listener::serve_until(&runtime, listener, options, shutdown, serve, stop).await;
+}
+
+async fn serve_metrics(app: Arc<AppState>, listener: TcpListener, stop: impl Future<Output = ()>) {
+    let shutdown = Shutdown::default();
+    let options = listener::Options {
+        connections_max: METRICS_CONNECTIONS_MAX,
+        drain_timeout: app.options.drain_timeout,
+        task: "metrics connection",
+        accept_failed: ACCEPT_FAILED,
+        drain_timed_out: "drain timed out; closing the connections that read metrics",
+    };
+    let router = routes::metrics_router(app.clone());
+    let (runtime, drain) = (app.runtime.clone(), shutdown.drain.clone());
+    let serve = |stream| {
+        let open = Open::new(&app.metrics.connections);
+        connection::serve(app.clone(), router.clone(), stream, drain.clone(), open)
+    };
+    listener::serve_until(&runtime, listener, options, shutdown, serve, stop).await;
 }
 
 /// Performs a TLS handshake. Returns `None` if the handshake fails or takes too long. The time limit includes the wait

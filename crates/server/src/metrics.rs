@@ -2,9 +2,11 @@
 
 mod plain;
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use bytes::Bytes;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -12,6 +14,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use runtime::Monotonic;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct RequestLabels {
@@ -28,7 +31,21 @@ pub(crate) struct HttpMetrics {
     pub(crate) connections_idle_closed: Counter,
     pub(crate) batch_lines: Counter,
     pub(crate) handshakes_failed: Counter,
+    pub(crate) response_bytes: Gauge,
+    rendered: Mutex<Option<Rendered>>,
 }
+
+/// Texts of all metrics at one instant, which all requests of the next [`AGE_MAX`] share.
+#[derive(Clone)]
+struct Rendered {
+    at: Monotonic,
+    open: Bytes,
+    plain: Bytes,
+}
+
+/// Time for which the server returns the same text. Unauthenticated callers can read the metrics, so a text for each
+/// request would let them use up the processor and the memory.
+const AGE_MAX: Duration = Duration::from_secs(1);
 
 impl HttpMetrics {
     pub(crate) fn new() -> Self {
@@ -59,7 +76,22 @@ impl HttpMetrics {
             "TLS handshakes that failed or timed out",
             handshakes_failed.clone(),
         );
-        HttpMetrics { registry, durations, connections, connections_idle_closed, batch_lines, handshakes_failed }
+        let response_bytes = Gauge::default();
+        registry.register(
+            "reveille_http_response_bytes",
+            "Bytes reserved for responses that clients have not read yet",
+            response_bytes.clone(),
+        );
+        HttpMetrics {
+            registry,
+            durations,
+            connections,
+            connections_idle_closed,
+            batch_lines,
+            handshakes_failed,
+            response_bytes,
+            rendered: Mutex::new(None),
+        }
     }
 
     pub(crate) fn observe(&self, route: &'static str, status: StatusCode, took: Duration) {
@@ -67,8 +99,17 @@ impl HttpMetrics {
         self.durations.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
+    /// Returns the metrics of the scheduler and of the HTTP server as OpenMetrics text, or in the text format of
+    /// Prometheus. The text is at most [`AGE_MAX`] old.
+    pub(crate) fn text(&self, is_open: bool, now: Monotonic, scheduler: impl FnOnce() -> String) -> Bytes {
+        let mut rendered = self.rendered.lock().expect("no holder of this lock panics");
+        let fresh = rendered.take().filter(|rendered| now.since(rendered.at) < AGE_MAX);
+        let Rendered { open, plain, .. } = rendered.insert(fresh.unwrap_or_else(|| self.render(now, scheduler())));
+        if is_open { open.clone() } else { plain.clone() }
+    }
+
     /// Appends the metrics of the HTTP server to the scheduler's metrics.
-    pub(crate) fn text(&self, scheduler: String) -> String {
+    fn render(&self, at: Monotonic, scheduler: String) -> Rendered {
         let mut text = scheduler;
         let end = text.trim_end().strip_suffix("# EOF").map_or(text.len(), str::len);
         text.truncate(end);
@@ -76,12 +117,7 @@ impl HttpMetrics {
             text.push('\n');
         }
         encode(&mut text, &self.registry).expect("a String accepts every write");
-        text
-    }
-
-    /// Returns the same as [`HttpMetrics::text`] in the text format of Prometheus.
-    pub(crate) fn plain_text(&self, scheduler: String) -> String {
-        plain::of_open_metrics(&self.text(scheduler))
+        Rendered { at, plain: plain::of_open_metrics(&text).into(), open: text.into() }
     }
 }
 

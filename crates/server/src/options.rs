@@ -11,6 +11,9 @@ use crate::tls::Tls;
 /// Options and limits of the HTTP server, with their defaults.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// Address at which the server responds to `/metrics` only, without TLS. The main listener then responds to `/metrics`
+    /// with 404. Default none.
+    pub metrics_listen: Option<SocketAddr>,
     /// Address of the server. Default 127.0.0.1:8080, so that other machines cannot reach a server unless its operator
     /// sets another address.
     pub listen: SocketAddr,
@@ -53,8 +56,17 @@ pub struct Options {
     pub body_timeout: Duration,
     /// Maximum number of open connections. Further connections wait in the kernel's queue. Default 4,096.
     pub connections_max: usize,
-    /// Maximum number of concurrent requests on one HTTP/2 connection. Default 256.
+    /// Maximum number of concurrent requests on one HTTP/2 connection. Default 128.
     pub streams_max: u32,
+    /// Maximum bytes of unread responses on all connections together. The limit covers pages, single schedules and results
+    /// of batches. Other responses are small. Further requests wait for up to 2 s, and then the server rejects them.
+    /// Default 128 MiB. With a small number, clients that do not read delay the pages of other clients. A large number
+    /// costs memory.
+    pub response_bytes_max: usize,
+    /// Maximum bytes of unread responses on one connection, counted in the same way. Further requests on the connection
+    /// wait for up to `idle_timeout`. Default 8 MiB, which suffices for two pages. With a small number, a client cannot
+    /// read several pages at a time. With a large number, few connections use up `response_bytes_max`.
+    pub response_bytes_per_connection_max: usize,
     /// Maximum number of lines in one batch. Default 1,000,000.
     pub batch_lines_max: u64,
     /// Number of lines that the server passes to the scheduler in one call. Default 500. A low number causes more
@@ -72,6 +84,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
+            metrics_listen: None,
             tls: None,
             handshake_timeout: Duration::from_secs(5),
             handshakes_max: 1_024,
@@ -97,7 +110,9 @@ impl Default for Options {
             idle_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(10),
             connections_max: 4_096,
-            streams_max: 256,
+            streams_max: 128,
+            response_bytes_max: 128 << 20,
+            response_bytes_per_connection_max: 8 << 20,
             batch_lines_max: 1_000_000,
             batch_group_lines: 500,
             batch_groups_max: 4,

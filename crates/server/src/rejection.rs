@@ -65,6 +65,7 @@ pub(crate) enum Code {
     StoreDamaged,
     StoreUnavailable,
     StorageFull,
+    Overloaded,
     Stopping,
 }
 
@@ -126,6 +127,9 @@ impl Code {
                 (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", "The store is unreachable")
             }
             Code::StorageFull => (StatusCode::INSUFFICIENT_STORAGE, "storage_full", "The server's disk is nearly full"),
+            Code::Overloaded => {
+                (StatusCode::SERVICE_UNAVAILABLE, "overloaded", "Clients have too many unread responses")
+            }
             Code::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "stopping", "The server is about to stop"),
         }
     }
@@ -145,7 +149,7 @@ impl Code {
     /// Returns the number of seconds after which a client may send the request again.
     pub(crate) fn retry_after_secs(self) -> Option<&'static str> {
         match self {
-            Code::StoreUnavailable | Code::RateExceeded => Some("1"),
+            Code::StoreUnavailable | Code::RateExceeded | Code::Overloaded => Some("1"),
             Code::StorageFull => Some("30"),
             _ => None,
         }

@@ -7,6 +7,7 @@ use schemars::generate::SchemaGenerator;
 use serde_json::{Value, json};
 
 use crate::rejection::Code;
+use crate::unread::{BATCH_BYTES, PAGE_BYTES, SCHEDULE_BYTES};
 
 /// Media type for client generators that do not know the media type of lines.
 pub(crate) const BYTES: &str = "application/octet-stream";
@@ -188,12 +189,28 @@ impl Route {
         self.tag == SCHEDULES && self.body.is_some_and(|body| body.is_required)
     }
 
+    /// Returns the bytes that a request reserves before its handler runs, or `None` if every response of the route is
+    /// small.
+    pub(crate) fn reserved_bytes(&self) -> Option<usize> {
+        let first = self.responses.first()?;
+        let is_key_needed = self.needs != Needs::Nothing;
+        match first.content {
+            Content::Lines => Some(BATCH_BYTES),
+            Content::Json(_) if self.parameters.contains(&Parameter::Limit) => Some(PAGE_BYTES),
+            Content::Json(_) if self.name.starts_with("GET ") && is_key_needed => Some(SCHEDULE_BYTES),
+            Content::Json(_) | Content::Nothing | Content::Text(_) => None,
+        }
+    }
+
     /// Returns all problem codes of the route.
     pub(crate) fn rejections(&self) -> Vec<Code> {
         let mut rejections = self.rejects.to_vec();
         if self.needs != Needs::Nothing {
             rejections.extend([Code::MissingCredentials, Code::InvalidCredentials]);
             rejections.extend([Code::StoreDamaged, Code::StoreUnavailable, Code::Internal]);
+        }
+        if self.reserved_bytes().is_some() {
+            rejections.push(Code::Overloaded);
         }
         match self.needs {
             Needs::Nothing => {}

@@ -43,6 +43,7 @@ use crate::route::{
 };
 use crate::spans;
 use crate::state::{App, AppState};
+use crate::unread::Budget;
 use Needs::{Admin, AdminOf, Operator, Reader, Writer};
 use Parameter::{DeadLetter, DryRun, DueFrom, DueUntil, IdempotencyKey, IfMatch, IfNoneMatch, Label, Limit, PageToken};
 use operations::OPEN_METRICS;
@@ -67,13 +68,20 @@ const CREATE_CODES: &[Code] = &[
 /// Problem codes of the routes that change a tenant's settings.
 const SETTINGS_CODES: &[Code] = &[Code::InvalidRequest, Code::QuotaCeiling, Code::StorageFull];
 
+/// Returns the routes of the main listener.
 pub(crate) fn router(app: Arc<AppState>) -> Router {
-    let routes = Routes { app: app.clone(), router: Router::new(), documented: Vec::new() };
-    let routes = operation_routes(routes);
+    let routes = operation_routes(Routes::new(app.clone()));
+    let routes = if app.options.metrics_listen.is_some() { routes } else { metrics_route(routes) };
     let router = match app.options.answers_users {
         true => with_pages(tenant_routes(schedule_routes(routes))).router,
         false => routes.router.route("/v1/{*rest}", any(not_for_users)),
     };
+    router.fallback(unknown_route).method_not_allowed_fallback(unknown_method).with_state(app)
+}
+
+/// Returns the route of the listener for metrics.
+pub(crate) fn metrics_router(app: Arc<AppState>) -> Router {
+    let router = metrics_route(Routes::new(app.clone())).router;
     router.fallback(unknown_route).method_not_allowed_fallback(unknown_method).with_state(app)
 }
 
@@ -417,15 +425,18 @@ fn operation_routes(routes: Routes) -> Routes {
             .rejecting(&[Code::StoreUnavailable, Code::Stopping]),
             operations::ready,
         )
-        .add(
-            operation(
-                "GET /metrics",
-                "getMetrics",
-                "Read the metrics in the text format of Prometheus, or as OpenMetrics text if the client accepts it",
-                ResponseSpec { content: Content::Text(&["text/plain", OPEN_METRICS]), ..ok("All metrics", status) },
-            ),
-            operations::metrics,
-        )
+}
+
+fn metrics_route(routes: Routes) -> Routes {
+    routes.add(
+        operation(
+            "GET /metrics",
+            "getMetrics",
+            "Read the metrics in the text format of Prometheus, or as OpenMetrics text if the client accepts it",
+            ResponseSpec { content: Content::Text(&["text/plain", OPEN_METRICS]), ..ok("All metrics", status) },
+        ),
+        operations::metrics,
+    )
 }
 
 /// Adds the OpenAPI documents of the routes that are registered so far, and the page that shows the documents. The
@@ -456,6 +467,10 @@ struct Routes {
 }
 
 impl Routes {
+    fn new(app: Arc<AppState>) -> Self {
+        Routes { app, router: Router::new(), documented: Vec::new() }
+    }
+
     fn add<T: 'static>(self, route: Route, handler: impl Handler<T, Arc<AppState>>) -> Self {
         self.add_at(route.method_and_path().1, route, handler)
     }
@@ -477,7 +492,16 @@ impl Routes {
 type Entry = (Arc<AppState>, Arc<Route>);
 
 async fn serve(State((app, route)): State<Entry>, request: Request, next: Next) -> Response<Body> {
-    let work = async { Ok(next.run(admit(&app, &route, request).await?).await) };
+    let work = async {
+        let request = admit(&app, &route, request).await?;
+        let budget: &Budget = request.extensions().get().expect("each connection passes its budget");
+        let reserved = app.reserve(&budget.clone(), &route).await?;
+        let mut response = next.run(request).await;
+        if let Some(reserved) = reserved {
+            response.extensions_mut().insert(reserved);
+        }
+        Ok(response)
+    };
     app.respond(&route, work).await
 }
 

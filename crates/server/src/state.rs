@@ -3,6 +3,7 @@
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::State;
@@ -21,6 +22,10 @@ use crate::readiness::Readiness;
 use crate::rejection::{Code, HandlerResult, Rejected, reject};
 use crate::route::Route;
 use crate::spans;
+use crate::unread::{Budget, Reserved};
+
+/// Longest wait for the budget of all connections. Other clients use it up, so the server rejects the request early.
+const TOTAL_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// State argument of the handlers.
 pub(crate) type App = State<Arc<AppState>>;
@@ -34,6 +39,8 @@ pub(crate) struct AppState {
     pub(crate) creates: Creates,
     pub(crate) pending: Pending,
     pub(crate) readiness: Readiness,
+    /// Budget of the unread responses of all connections.
+    pub(crate) unread: Budget,
     /// Random prefix of request ids. A counter follows it, so that ids are unique without a random number per request.
     request_id_start: u32,
     requests: AtomicU64,
@@ -44,7 +51,7 @@ impl AppState {
         let request_id_start = u32::try_from(runtime.random() >> 32).unwrap_or(0);
         let metrics = HttpMetrics::new();
         let (creates, pending, readiness) = (Creates::default(), Pending::default(), Readiness::default());
-        let requests = AtomicU64::new(0);
+        let (requests, unread) = (AtomicU64::new(0), Budget::new(options.response_bytes_max));
         AppState {
             runtime,
             tenants: scheduler.tenants(),
@@ -54,6 +61,7 @@ impl AppState {
             creates,
             pending,
             readiness,
+            unread,
             request_id_start,
             requests,
         }
@@ -103,6 +111,27 @@ impl AppState {
     ) -> Result<Reservation, Rejected> {
         quota::check_spec(tenant, spec, now)?;
         self.pending.admit(&self.scheduler, tenant, replaced, self.runtime.monotonic()).await
+    }
+
+    /// Reserves the bytes of a response on `route`. `connection` is the budget of the connection. Returns `None` for a
+    /// route with small responses.
+    pub(crate) async fn reserve(&self, connection: &Budget, route: &Route) -> Result<Option<Arc<Reserved>>, Rejected> {
+        let Some(bytes) = route.reserved_bytes() else { return Ok(None) };
+        let Options { response_bytes_max, response_bytes_per_connection_max, idle_timeout, .. } = self.options;
+        let bytes_max = response_bytes_per_connection_max.min(response_bytes_max);
+        let bytes = bytes.min(bytes_max);
+        let own = self.runtime.timeout(idle_timeout, connection.take(bytes)).await.ok_or_else(|| {
+            let detail = format!(
+                "the connection has about {bytes_max} bytes of unread responses; read them, then send the request again"
+            );
+            reject(Code::Overloaded, detail)
+        })?;
+        let total = self.runtime.timeout(TOTAL_WAIT_MAX, self.unread.take(bytes)).await.ok_or_else(|| {
+            let detail = "the clients of this server have too many bytes of unread responses; send the request again \
+                          later";
+            reject(Code::Overloaded, detail)
+        })?;
+        Ok(Some(Arc::new(Reserved::new(own, total, self.metrics.response_bytes.clone()))))
     }
 
     pub(crate) fn request_id(&self) -> String {

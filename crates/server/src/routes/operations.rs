@@ -39,10 +39,10 @@ pub(super) async fn ready(State(app): App) -> HandlerResult {
 pub(super) async fn metrics(State(app): App, headers: HeaderMap) -> Response<Body> {
     let accepted = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let is_open = accepted.flat_map(|value| value.split(',')).any(|media| media.trim().starts_with(OPEN_METRICS));
-    let scheduler = app.scheduler.metrics_text();
-    let (text, content_type) = match is_open {
-        true => (app.metrics.text(scheduler), "application/openmetrics-text; version=1.0.0; charset=utf-8"),
-        false => (app.metrics.plain_text(scheduler), "text/plain; version=0.0.4; charset=utf-8"),
+    let text = app.metrics.text(is_open, app.runtime.monotonic(), || app.scheduler.metrics_text());
+    let content_type = match is_open {
+        true => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        false => "text/plain; version=0.0.4; charset=utf-8",
     };
     let mut response = Response::new(Body::from(text));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));

@@ -17,3 +17,4 @@ mod runs;
 mod schedules;
 mod support;
 mod tenants;
+mod unread;

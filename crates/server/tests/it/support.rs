@@ -28,6 +28,7 @@ pub(crate) struct World {
     pub(crate) runtime: Runtime,
     pub(crate) store: Arc<MemoryStore>,
     pub(crate) address: SocketAddr,
+    pub(crate) metrics_address: Option<SocketAddr>,
     pub(crate) readiness: Readiness,
     scheduler: Scheduler,
     stop: CancellationToken,
@@ -58,10 +59,19 @@ impl World {
         .unwrap();
         let options = Options { listen: SocketAddr::from(([127, 0, 0, 1], 0)), ..options };
         let server = Server::bind(runtime.clone(), scheduler.clone(), options).await.unwrap();
-        let (address, readiness) = (server.local_addr(), server.readiness());
+        let (address, metrics_address, readiness) = (server.local_addr(), server.metrics_addr(), server.readiness());
         let stop = CancellationToken::new();
         let serving = runtime.spawn("server", server.serve_until(stop.clone().cancelled_owned())).end;
-        World { runtime, store, address, readiness, scheduler, stop, serving: serving.map(drop).boxed() }
+        World {
+            runtime,
+            store,
+            address,
+            metrics_address,
+            readiness,
+            scheduler,
+            stop,
+            serving: serving.map(drop).boxed(),
+        }
     }
 
     /// Stops the server as an operator would, and checks that no connection stays open.
@@ -76,7 +86,11 @@ impl World {
     }
 
     pub(crate) async fn connect(&self) -> Connection {
-        let stream = TcpStream::connect(self.address).await.unwrap();
+        self.connect_to(self.address).await
+    }
+
+    pub(crate) async fn connect_to(&self, address: SocketAddr) -> Connection {
+        let stream = TcpStream::connect(address).await.unwrap();
         Connection { runtime: self.runtime.clone(), http: AsyncConnection::new(stream) }
     }
 

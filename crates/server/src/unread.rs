@@ -1,0 +1,163 @@
+//! Bounds on the memory that unread responses take.
+//!
+//! A route with large responses reserves its largest response before its handler runs, from a budget of the connection
+//! and from a budget of all connections. If a budget is used up, the handler waits, and then the server rejects the
+//! request. After the handler, the reservation shrinks to the actual size. The connection releases the reservation when
+//! it has written or dropped the last piece of the body. Other routes have small responses and reserve nothing, so that a
+//! client that does not read cannot delay them.
+//!
+//! Invariant: the sizes of a connection's reservations never exceed its budget, and neither do those of all connections.
+//!
+//! docs/decisions/0193-bound-the-bytes-of-unread-responses.md gives the reasons for the design.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::http::Response;
+use bytes::{Buf, Bytes};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use listener::{Activity, Unread};
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Reservation of a page. The store limits a page to 4 MiB of schedules.
+pub(crate) const PAGE_BYTES: usize = 4 << 20;
+/// Reservation of one schedule with its payload.
+pub(crate) const SCHEDULE_BYTES: usize = 128 << 10;
+/// Reservation of a batch, which covers the results of several groups of lines.
+pub(crate) const BATCH_BYTES: usize = 256 << 10;
+
+/// Unit of the budgets.
+const UNIT_BYTES: usize = 1 << 10;
+
+/// Budget of bytes, with one permit for each unit.
+#[derive(Clone)]
+pub(crate) struct Budget(Arc<Semaphore>);
+
+impl Budget {
+    pub(crate) fn new(bytes: usize) -> Self {
+        Budget(Arc::new(Semaphore::new((bytes / UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS))))
+    }
+
+    /// Takes `bytes`, which must not exceed the budget. Waits until the bytes are available.
+    pub(crate) async fn take(&self, bytes: usize) -> OwnedSemaphorePermit {
+        let units = u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX).max(1);
+        self.0.clone().acquire_many_owned(units).await.expect("no code closes the semaphore")
+    }
+}
+
+/// Reservation of the bytes of one response.
+pub(crate) struct Reserved {
+    own: OwnedSemaphorePermit,
+    total: OwnedSemaphorePermit,
+    bytes: Gauge,
+}
+
+impl Reserved {
+    /// Combines the permits of both budgets, and counts them in the metric `bytes`.
+    pub(crate) fn new(own: OwnedSemaphorePermit, total: OwnedSemaphorePermit, bytes: Gauge) -> Self {
+        bytes.inc_by(bytes_of(own.num_permits()));
+        Reserved { own, total, bytes }
+    }
+
+    /// Releases the part of the reservation above `bytes`.
+    fn shrink(&mut self, bytes: u64) {
+        let needed = usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(UNIT_BYTES);
+        let excess = self.own.num_permits().saturating_sub(needed);
+        self.bytes.dec_by(bytes_of(excess));
+        drop((self.own.split(excess), self.total.split(excess)));
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.bytes.dec_by(bytes_of(self.own.num_permits()));
+    }
+}
+
+fn bytes_of(units: usize) -> i64 {
+    i64::try_from(units * UNIT_BYTES).unwrap_or(i64::MAX)
+}
+
+/// Wraps the body of a response, so that its reservation and `activity` notice when the client reads it.
+pub(crate) fn watched(mut response: Response<Body>, activity: Arc<Activity>) -> Response<WatchedBody> {
+    let length = response.body().size_hint().exact();
+    let mut reserved = response.extensions_mut().remove::<Arc<Reserved>>();
+    if let (Some(length), Some(reserved)) = (length, reserved.as_mut().and_then(Arc::get_mut)) {
+        reserved.shrink(length);
+    }
+    response.map(|body| WatchedBody { body, activity, reserved, is_streamed: length.is_none() })
+}
+
+pub(crate) struct WatchedBody {
+    body: Body,
+    activity: Arc<Activity>,
+    reserved: Option<Arc<Reserved>>,
+    /// True for a body of unknown length. Each of its steps counts as activity of the connection.
+    is_streamed: bool,
+}
+
+impl HttpBody for WatchedBody {
+    type Data = Piece;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Piece>, axum::Error>>> {
+        if self.is_streamed {
+            self.activity.touch();
+        }
+        let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx));
+        Poll::Ready(frame.map(|frame| {
+            frame.map(|frame| {
+                frame.map_data(|bytes| {
+                    let guard = self.reserved.clone().map(|reserved| (self.activity.unread(), reserved));
+                    Piece { bytes, guard }
+                })
+            })
+        }))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Piece of a body. The HTTP library drops the piece when it has written or discarded all of its bytes.
+pub(crate) struct Piece {
+    bytes: Bytes,
+    /// Guard of a piece that counts toward the budgets.
+    guard: Option<(Unread, Arc<Reserved>)>,
+}
+
+impl Piece {
+    fn note_progress(&self) {
+        if let Some((unread, _)) = &self.guard {
+            unread.advance();
+        }
+    }
+}
+
+impl Buf for Piece {
+    fn remaining(&self) -> usize {
+        self.bytes.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.bytes.chunk()
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.note_progress();
+        self.bytes.advance(count);
+    }
+
+    fn copy_to_bytes(&mut self, count: usize) -> Bytes {
+        self.note_progress();
+        self.bytes.copy_to_bytes(count)
+    }
+}
