@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use domain::Timestamp;
-use listener::Shutdown;
+use listener::{Shutdown, Slot};
 use runtime::{Runtime, TaskSet};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::io::AsyncWriteExt;
@@ -67,7 +67,9 @@ impl Receiver {
         let kill = shutdown.kill.clone().drop_guard();
         let runtime = runtime.clone();
         tasks.spawn("receiver", async move {
-            let serve = |stream| {
+            let serve = |stream, slot: Slot| {
+                // The receiver counts no requests, so it protects all connections.
+                slot.trust();
                 let (runtime, sink) = (runtime.clone(), sink.clone());
                 async move {
                     if let Err(error) = exchanges(&runtime, options, &*sink, stream).await {
@@ -77,6 +79,7 @@ impl Receiver {
             };
             let limits = listener::Options {
                 connections_max: CONNECTIONS_MAX,
+                share: None,
                 drain_timeout: Duration::ZERO,
                 task: "receiver-connection",
                 accept_failed: "the receiver cannot accept a connection",

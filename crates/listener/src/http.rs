@@ -10,8 +10,9 @@
 
 use std::convert::Infallible;
 use std::error::Error;
+use std::future::pending;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ use hyper_util::server::conn::auto;
 use runtime::{Monotonic, Runtime};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
+
+use crate::slots::{InProgress, Slot};
 
 /// Builder of HTTP connections, which contains their protocol limits.
 pub type Builder = auto::Builder<Executor>;
@@ -75,6 +78,7 @@ pub async fn serve_http<S, F, B>(
     runtime: &Runtime,
     builder: &Builder,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    slot: Slot,
     idle_timeout: IdleTimeout,
     drain: &CancellationToken,
     service: S,
@@ -86,13 +90,17 @@ where
     B::Data: Send,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    let activity = Arc::new(Activity::new(runtime.clone(), idle_timeout.first));
+    let activity = Arc::new(Activity::new(runtime.clone(), slot, idle_timeout.first));
     let service = service_fn(|request| {
         let busy = activity.begin();
-        let response = service(request, activity.clone());
+        let response = busy.is_some().then(|| service(request, activity.clone()));
         async move {
             let _busy = busy;
-            Ok::<_, Infallible>(response.await)
+            match response {
+                Some(response) => Ok::<_, Infallible>(response.await),
+                // The listener drops the connection.
+                None => pending().await,
+            }
         }
     });
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
@@ -114,8 +122,8 @@ where
 /// timeout.
 pub struct Activity {
     runtime: Runtime,
-    /// Number of requests that have no response yet.
-    busy: AtomicUsize,
+    /// Slot of the connection, which counts the requests that have no response yet.
+    slot: Slot,
     idle_timeout_millis: AtomicU64,
     /// Time of the last start or end of a request or of the last [`Activity::touch`], in milliseconds of the monotonic
     /// clock.
@@ -126,10 +134,10 @@ pub struct Activity {
 }
 
 impl Activity {
-    fn new(runtime: Runtime, idle_timeout: Duration) -> Self {
+    fn new(runtime: Runtime, slot: Slot, idle_timeout: Duration) -> Self {
         let activity = Activity {
             runtime,
-            busy: AtomicUsize::new(0),
+            slot,
             idle_timeout_millis: AtomicU64::new(0),
             last_millis: AtomicU64::new(0),
             unread: Mutex::default(),
@@ -166,14 +174,20 @@ impl Activity {
         millis(self.runtime.monotonic().since_start())
     }
 
-    fn begin(self: &Arc<Self>) -> Busy {
-        self.busy.fetch_add(1, Ordering::Relaxed);
+    /// Protects the connection from being closed to free its slot, see [`Slot::trust`].
+    pub fn trust(&self) {
+        self.slot.trust();
+    }
+
+    /// Counts a request as in progress. Returns `None` if the listener is closing the connection.
+    fn begin(self: &Arc<Self>) -> Option<Busy> {
+        let in_progress = self.slot.begin()?;
         self.touch();
-        Busy(self.clone())
+        Some(Busy { activity: self.clone(), _in_progress: in_progress })
     }
 
     fn is_busy(&self) -> bool {
-        self.busy.load(Ordering::Relaxed) > 0
+        self.slot.is_busy()
     }
 
     fn idle_from(&self) -> Monotonic {
@@ -221,11 +235,13 @@ impl Drop for Unread {
 }
 
 /// Guard that counts a request as in progress until it is dropped.
-struct Busy(Arc<Activity>);
+struct Busy {
+    activity: Arc<Activity>,
+    _in_progress: InProgress,
+}
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.0.touch();
-        self.0.busy.fetch_sub(1, Ordering::Relaxed);
+        self.activity.touch();
     }
 }

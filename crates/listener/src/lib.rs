@@ -4,10 +4,11 @@
 //! The accept loop does not depend on HTTP. Its caller passes a function that serves one connection. [`http`] contains
 //! such a function for HTTP/1.1 and HTTP/2, which uses hyper-util. The callers provide TLS, authentication and routes.
 //!
-//! Invariants: at most `connections_max` connections are open. When [`serve_until`] returns, no connection is open and
+//! Invariants: at most `connections_max` connections are open, and one further connection that waits for a slot. When [`serve_until`] returns, no connection is open and
 //! no task that holds a token of [`Shutdown::tasks`] runs.
 
 mod http;
+mod slots;
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,17 +16,21 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::FutureExt;
-use runtime::Runtime;
+use futures_util::future::{FutureExt, select};
+use runtime::{Monotonic, Runtime};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use http::{Activity, Builder, End, IdleTimeout, Unread, builder, serve_http};
+pub use slots::{AddressShare, Slot};
 
-/// Wait after a failed accept. Most causes of a failure, such as a lack of file handles, last for some time.
+use slots::{Slots, Taken};
+
+/// Wait after a failed accept. Most causes of a failure, such as a lack of file descriptors, last for some time.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
+/// Minimum interval between two warnings about failed accepts. A lack of file descriptors causes 20 failures per second.
+const WARNING_PERIOD: Duration = Duration::from_secs(60);
 /// Highest value that the limit of open connections can have.
 const CONNECTIONS_MAX: usize = 1 << 20;
 
@@ -79,10 +84,13 @@ fn listen(address: SocketAddr, backlog: u32) -> io::Result<(TcpListener, SocketA
 }
 
 /// Limits and texts of one accept loop.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub struct Options {
-    /// Maximum number of open connections. Further connections wait in the kernel.
+    /// Maximum number of open connections. A further connection replaces the connection that has been idle longest, among
+    /// those without [`Slot::trust`]. If there is none, further connections wait in the kernel.
     pub connections_max: usize,
+    /// Share of the connections that one client address may have; `None` if one address may have all of them.
+    pub share: Option<AddressShare>,
     /// Maximum time for which the listener waits after the stop until connections and tasks end.
     pub drain_timeout: Duration,
     /// Name of the task of each connection.
@@ -109,33 +117,38 @@ pub struct Shutdown {
 /// remaining connections.
 ///
 /// The loop calls `serve` for each connection before it accepts the next connection. The future that `serve` returns
-/// runs as the task of the connection.
+/// runs as the task of the connection. The loop drops the future to free the slot for another connection, unless `serve`
+/// trusts the slot.
 pub async fn serve_until<F>(
     runtime: &Runtime,
     listener: TcpListener,
     options: Options,
     shutdown: Shutdown,
-    serve: impl Fn(TcpStream) -> F,
+    serve: impl Fn(TcpStream, Slot) -> F,
     stop: impl Future<Output = ()>,
 ) where
     F: Future<Output = ()> + Send + 'static,
 {
-    let permits = Arc::new(Semaphore::new(options.connections_max.clamp(1, CONNECTIONS_MAX)));
+    let connections_max = options.connections_max.clamp(1, CONNECTIONS_MAX);
+    let slots = Slots::new(runtime, connections_max, options.share.clone());
+    let mut accepts = Accepts { runtime, listener, slots, failed: options.accept_failed, number: 0, warned_at: None };
     let mut stop = pin!(stop.fuse());
     loop {
         let accepted = futures_util::select_biased! {
             () = stop => break,
-            accepted = accept(runtime, &listener, &permits, options).fuse() => accepted,
+            accepted = accepts.next().fuse() => accepted,
         };
-        let Some((stream, permit)) = accepted else { continue };
-        let (connection, kill, token) = (serve(stream), shutdown.kill.clone(), shutdown.tasks.token());
+        let Some((stream, taken)) = accepted else { continue };
+        let slot = taken.slot.clone();
+        let (connection, kill, token) = (serve(stream, slot.clone()), shutdown.kill.clone(), shutdown.tasks.token());
         // Because of the token, this function waits for the task at the end.
         drop(runtime.spawn(options.task, async move {
-            let _guard = (permit, token);
-            kill.run_until_cancelled(connection).await;
+            let _guard = (taken, token);
+            let closed = pin!(slot.closed());
+            kill.run_until_cancelled(select(pin!(connection), closed)).await;
         }));
     }
-    drop(listener);
+    drop(accepts);
     shutdown.drain.cancel();
     shutdown.tasks.close();
     if runtime.timeout(options.drain_timeout, shutdown.tasks.wait()).await.is_none() {
@@ -145,27 +158,50 @@ pub async fn serve_until<F>(
     }
 }
 
-/// Waits for a permit and for the next connection. Returns `None` if the kernel reports a failure.
-async fn accept(
-    runtime: &Runtime,
-    listener: &TcpListener,
-    permits: &Arc<Semaphore>,
-    options: Options,
-) -> Option<(TcpStream, OwnedSemaphorePermit)> {
-    let permit = permits.clone().acquire_owned().await.expect("no code closes the semaphore");
-    match listener.accept().await {
-        Ok((stream, _)) => {
-            // The server sends a response with one write, so Nagle's algorithm would only delay the response.
-            if let Err(error) = stream.set_nodelay(true) {
-                tracing::debug!(%error, "connection closed before it was served");
+/// Accepted connections of a socket, with their slots.
+struct Accepts<'r> {
+    runtime: &'r Runtime,
+    listener: TcpListener,
+    slots: Arc<Slots>,
+    /// Text of the warning after a failure.
+    failed: &'static str,
+    /// Number of accepted connections, which identifies the next one.
+    number: u64,
+    warned_at: Option<Monotonic>,
+}
+
+impl Accepts<'_> {
+    /// Waits for the next connection and for its slot. Returns `None` if there is no connection to serve.
+    async fn next(&mut self) -> Option<(TcpStream, Taken)> {
+        let (stream, address) = match self.listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                self.recover(&error).await;
                 return None;
             }
-            Some((stream, permit))
+        };
+        self.number += 1;
+        let Some(taken) = self.slots.take(self.number, address.ip()).await else {
+            tracing::debug!(%address, "connection closed, because its address has too many connections");
+            return None;
+        };
+        // The server sends a response with one write, so Nagle's algorithm would only delay the response.
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "connection closed before it was served");
+            return None;
         }
-        Err(error) => {
-            tracing::warn!(%error, "{}", options.accept_failed);
-            runtime.sleep(ACCEPT_BACKOFF).await;
-            None
+        Some((stream, taken))
+    }
+
+    /// Waits after a failed accept. Most failures are a lack of file descriptors, so the function also closes an idle
+    /// connection.
+    async fn recover(&mut self, error: &io::Error) {
+        let now = self.runtime.monotonic();
+        if self.warned_at.is_none_or(|at| now.since(at) >= WARNING_PERIOD) {
+            self.warned_at = Some(now);
+            tracing::warn!(%error, "{}", self.failed);
         }
+        self.slots.free_one();
+        self.runtime.sleep(ACCEPT_BACKOFF).await;
     }
 }

@@ -60,6 +60,7 @@ impl Listener {
         let shutdown = Shutdown::default();
         let limits = listener::Options {
             connections_max: options.connections_max,
+            share: None,
             drain_timeout: options.drain_timeout,
             task: "peer connection",
             accept_failed: "cannot accept connections of peers; raise the limit of open files if this continues",
@@ -75,7 +76,7 @@ impl Listener {
             shutdown: shutdown.clone(),
         };
         let service = Arc::new(Service::new(parts));
-        let serve = |stream| connection::serve(service.clone(), stream);
+        let serve = |stream, slot| connection::serve(service.clone(), stream, slot);
         listener::serve_until(&runtime, listener, limits, shutdown, serve, stop).await;
     }
 }

@@ -10,6 +10,7 @@ mod configuration;
 mod control;
 mod data_folder;
 mod demo;
+mod descriptors;
 mod engine;
 mod identity;
 mod inbox;

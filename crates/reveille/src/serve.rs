@@ -20,7 +20,7 @@ use crate::stop::{self, Signals};
 use crate::store_key::StoreKeyArguments;
 use crate::tls::TlsArguments;
 use crate::tuning::TuningArguments;
-use crate::{identity, server_url};
+use crate::{descriptors, identity, server_url};
 
 #[derive(Args, Debug)]
 pub(crate) struct ServeArguments {
@@ -98,7 +98,9 @@ impl ServeArguments {
 
 pub(crate) async fn serve(runtime: &Runtime, arguments: &ServeArguments) -> anyhow::Result<()> {
     let signals = Signals::listen()?;
-    let service = Service::start(runtime, arguments.options()?).await?;
+    let mut options = arguments.options()?;
+    descriptors::fit(&mut options, descriptors::raise_limit());
+    let service = Service::start(runtime, options).await?;
     let receiver = match service.is_member() || arguments.no_receiver || !arguments.listen.ip().is_loopback() {
         true => None,
         false => try_receiver(runtime, arguments.receiver).await,

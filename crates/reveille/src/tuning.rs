@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
+use domain::egress::Network;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
@@ -55,9 +56,14 @@ pub(crate) struct TuningArguments {
     /// Longest time for which a stop waits for requests in progress [0s to 10m]
     #[arg(long, value_parser = between("0s", "10m"), default_value_t = Span(server().drain_timeout), env = "REVEILLE_REQUEST_DRAIN")]
     request_drain: Span,
-    /// Maximum number of open client connections; further connections wait in the kernel [1 to 1000000]
+    /// Maximum number of open client connections; a further connection replaces the one that has been idle longest without
+    /// a valid key, or waits in the kernel; one address may have half of the maximum [1 to 1000000]
     #[arg(long, value_parser = count(1, 1_000_000), default_value_t = server().connections_max, env = "REVEILLE_CONNECTIONS_MAX")]
     connections_max: usize,
+    /// Address or network of a reverse proxy, such as 10.0.0.0/8, which may have all client connections; repeat the option
+    /// or separate the values with commas
+    #[arg(long, value_delimiter = ',', env = "REVEILLE_TRUSTED_PROXY")]
+    trusted_proxy: Vec<Network>,
     /// Time after which the server closes an idle client connection; a short time causes reconnects; with a long time,
     /// idle connections use up the maximum [1s to 1h]
     #[arg(long, value_parser = between("1s", "1h"), default_value_t = Span(server().idle_timeout), env = "REVEILLE_IDLE_TIMEOUT")]
@@ -128,6 +134,7 @@ impl TuningArguments {
         let server = &mut options.server;
         server.drain_timeout = self.request_drain.0;
         server.connections_max = self.connections_max;
+        server.trusted_proxies.clone_from(&self.trusted_proxy);
         server.idle_timeout = self.idle_timeout.0;
         server.body_timeout = self.body_timeout.0;
         server.body_bytes_max = self.body_bytes_max;

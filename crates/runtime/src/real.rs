@@ -176,6 +176,33 @@ thread_local! {
 
 struct RealDisk;
 
+/// Interval between two tries of a call for which no file descriptor is free.
+const DESCRIPTOR_WAIT: Duration = Duration::from_millis(50);
+
+/// Repeats a call while no file descriptor is free. Connections use up descriptors and free them again. If the call
+/// failed, the store would have to stop the process.
+///
+/// docs/decisions/0194-replace-idle-connections-without-a-key.md gives the reasons for the design.
+#[expect(clippy::disallowed_methods, reason = "a disk call may block its thread, and this is the real clock")]
+fn with_descriptor<T>(call: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    let lacks_descriptor = |error: &io::Error| {
+        let errno = rustix::io::Errno::from_io_error(error);
+        matches!(errno, Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE))
+    };
+    let mut is_logged = false;
+    loop {
+        match call() {
+            Err(error) if lacks_descriptor(&error) => {
+                if !std::mem::replace(&mut is_logged, true) {
+                    tracing::warn!(%error, "a disk call waits for a file descriptor; raise the hard limit of open files");
+                }
+                std::thread::sleep(DESCRIPTOR_WAIT);
+            }
+            result => return result,
+        }
+    }
+}
+
 fn done<'a, T: Send + 'a>(result: io::Result<T>) -> BoxFuture<'a, io::Result<T>> {
     Box::pin(ready(result))
 }
@@ -186,16 +213,14 @@ impl Disk for RealDisk {
     }
 
     fn open<'a>(&'a self, path: &'a Path, mode: OpenMode) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(mode != OpenMode::Read)
-            .create_new(mode == OpenMode::CreateNew)
-            .open(path);
+        let mut options = OpenOptions::new();
+        options.read(true).write(mode != OpenMode::Read).create_new(mode == OpenMode::CreateNew);
+        let file = with_descriptor(|| options.open(path));
         done(file.map(|file| Arc::new(RealFile(file)) as Arc<dyn DiskFile>))
     }
 
     fn list<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Vec<String>>> {
-        done(list_files(dir))
+        done(with_descriptor(|| list_files(dir)))
     }
 
     fn rename<'a>(&'a self, from: &'a Path, to: &'a Path) -> BoxFuture<'a, io::Result<()>> {
@@ -207,7 +232,7 @@ impl Disk for RealDisk {
     }
 
     fn sync_dir<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<()>> {
-        done(File::open(dir).and_then(|dir| dir.sync_all()))
+        done(with_descriptor(|| File::open(dir)).and_then(|dir| dir.sync_all()))
     }
 
     fn free_bytes<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<u64>> {
@@ -216,7 +241,7 @@ impl Disk for RealDisk {
     }
 
     fn lock<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<Box<dyn Send + Sync>>> {
-        done(lock_file(path))
+        done(with_descriptor(|| lock_file(path)))
     }
 }
 

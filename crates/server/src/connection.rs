@@ -32,12 +32,14 @@ pub(crate) async fn serve(
     router: Router,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     drain: CancellationToken,
-    _open: Open,
+    open: Open,
 ) {
     let idle_timeout = IdleTimeout { first: app.options.idle_timeout, period: app.options.idle_timeout };
+    let slot = open.slot();
     let budget = Budget::new(app.options.response_bytes_per_connection_max);
     let service = |mut request: Request<Incoming>, activity| {
         request.extensions_mut().insert(budget.clone());
+        request.extensions_mut().insert(slot.clone());
         let response = router.clone().call(routes::with_colons(request.map(Body::new)));
         response.map(|response| {
             let Ok(response) = response;
@@ -45,7 +47,7 @@ pub(crate) async fn serve(
         })
     };
     let builder = builder(&app);
-    match listener::serve_http(&app.runtime, &builder, stream, idle_timeout, &drain, service).await {
+    match listener::serve_http(&app.runtime, &builder, stream, slot.clone(), idle_timeout, &drain, service).await {
         Ok(End::Closed) => {}
         Ok(End::Idle) => {
             app.metrics.connections_idle_closed.inc();

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use futures_util::future::{Either, OptionFuture, join3};
-use listener::{BindError, Shutdown};
+use listener::{AddressShare, BindError, Shutdown};
 use runtime::Runtime;
 use scheduler::Scheduler;
 use tokio::net::{TcpListener, TcpStream};
@@ -22,7 +22,8 @@ const BACKLOG: u32 = 4_096;
 
 /// Maximum number of open connections of the listener for metrics. Few programs read metrics.
 const METRICS_CONNECTIONS_MAX: usize = 64;
-const ACCEPT_FAILED: &str = "accept failed; raise the limit of open files if this repeats";
+const ACCEPT_FAILED: &str =
+    "accept failed; raise the hard limit of open files (ulimit -Hn, LimitNOFILE) if this repeats";
 
 /// Bound server that does not serve yet. Clients can connect, but must wait for responses.
 pub struct Server {
@@ -85,6 +86,7 @@ async fn serve_users(app: Arc<AppState>, listener: TcpListener, stop: impl Futur
     let shutdown = Shutdown::default();
     let options = listener::Options {
         connections_max: app.options.connections_max,
+        share: Some(address_share(&app)),
         drain_timeout: app.options.drain_timeout,
         task: "connection",
         accept_failed: ACCEPT_FAILED,
@@ -93,8 +95,8 @@ async fn serve_users(app: Arc<AppState>, listener: TcpListener, stop: impl Futur
     let handshakes = Arc::new(Semaphore::new(app.options.handshakes_max));
     let router = routes::router(app.clone());
     let (runtime, drain) = (app.runtime.clone(), shutdown.drain.clone());
-    let serve = |stream| {
-        let open = Open::new(&app.metrics.connections);
+    let serve = |stream, slot| {
+        let open = Open::new(&app.metrics, slot);
         let (app, router, drain) = (app.clone(), router.clone(), drain.clone());
         let Some(tls) = app.options.tls.clone() else {
             return Either::Left(connection::serve(app, router, stream, drain, open));
@@ -114,6 +116,7 @@ async fn serve_metrics(app: Arc<AppState>, listener: TcpListener, stop: impl Fut
     let shutdown = Shutdown::default();
     let options = listener::Options {
         connections_max: METRICS_CONNECTIONS_MAX,
+        share: None,
         drain_timeout: app.options.drain_timeout,
         task: "metrics connection",
         accept_failed: ACCEPT_FAILED,
@@ -121,11 +124,23 @@ async fn serve_metrics(app: Arc<AppState>, listener: TcpListener, stop: impl Fut
     };
     let router = routes::metrics_router(app.clone());
     let (runtime, drain) = (app.runtime.clone(), shutdown.drain.clone());
-    let serve = |stream| {
-        let open = Open::new(&app.metrics.connections);
+    let serve = |stream, slot| {
+        let open = Open::new(&app.metrics, slot);
         connection::serve(app.clone(), router.clone(), stream, drain.clone(), open)
     };
     listener::serve_until(&runtime, listener, options, shutdown, serve, stop).await;
+}
+
+/// Returns the share of a client address: half of the connections, or all of them for a proxy.
+fn address_share(app: &AppState) -> AddressShare {
+    let (proxies, rejected) = (app.options.trusted_proxies.clone(), app.metrics.connections_rejected.clone());
+    AddressShare {
+        connections_max: app.options.connections_max.div_ceil(2),
+        is_exempt: Arc::new(move |address| proxies.iter().any(|network| network.contains(address))),
+        rejected: Arc::new(move || {
+            rejected.inc();
+        }),
+    }
 }
 
 /// Performs a TLS handshake. Returns `None` if the handshake fails or takes too long. The time limit includes the wait

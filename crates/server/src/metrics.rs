@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use bytes::Bytes;
+use listener::Slot;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -27,8 +28,10 @@ struct RequestLabels {
 pub(crate) struct HttpMetrics {
     registry: Registry,
     durations: Family<RequestLabels, Histogram, fn() -> Histogram>,
-    pub(crate) connections: Gauge,
+    connections: Gauge,
     pub(crate) connections_idle_closed: Counter,
+    pub(crate) connections_rejected: Counter,
+    connections_replaced: Counter,
     pub(crate) batch_lines: Counter,
     pub(crate) handshakes_failed: Counter,
     pub(crate) response_bytes: Gauge,
@@ -64,6 +67,18 @@ impl HttpMetrics {
             "Connections closed because they were idle",
             connections_idle_closed.clone(),
         );
+        let connections_rejected = Counter::default();
+        registry.register(
+            "reveille_http_connections_rejected",
+            "Connections closed because their client address had its share of the connections",
+            connections_rejected.clone(),
+        );
+        let connections_replaced = Counter::default();
+        registry.register(
+            "reveille_http_connections_replaced",
+            "Idle connections without a valid key that were closed to accept other connections",
+            connections_replaced.clone(),
+        );
         let batch_lines = Counter::default();
         registry.register(
             "reveille_http_batch_lines",
@@ -87,6 +102,8 @@ impl HttpMetrics {
             durations,
             connections,
             connections_idle_closed,
+            connections_rejected,
+            connections_replaced,
             batch_lines,
             handshakes_failed,
             response_bytes,
@@ -121,19 +138,30 @@ impl HttpMetrics {
     }
 }
 
-/// Guard that counts one open connection in the metrics until its drop.
-pub(crate) struct Open(Gauge);
+/// Guard of an open connection, which the metrics count.
+pub(crate) struct Open {
+    connections: Gauge,
+    replaced: Counter,
+    slot: Slot,
+}
 
 impl Open {
-    pub(crate) fn new(connections: &Gauge) -> Self {
-        connections.inc();
-        Open(connections.clone())
+    pub(crate) fn new(metrics: &HttpMetrics, slot: Slot) -> Self {
+        metrics.connections.inc();
+        Open { connections: metrics.connections.clone(), replaced: metrics.connections_replaced.clone(), slot }
+    }
+
+    pub(crate) fn slot(&self) -> Slot {
+        self.slot.clone()
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.0.dec();
+        self.connections.dec();
+        if self.slot.is_closing() {
+            self.replaced.inc();
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use domain::egress::Network;
 use domain::limits::Limits;
 use domain::{Quota, Quotas};
 
@@ -54,8 +55,12 @@ pub struct Options {
     pub idle_timeout: Duration,
     /// Time limit for the arrival of a body, and for each further piece of a batch's body. Default 10 s.
     pub body_timeout: Duration,
-    /// Maximum number of open connections. Further connections wait in the kernel's queue. Default 4,096.
+    /// Maximum number of open connections. A further connection replaces the connection that has been idle longest, among
+    /// those that have not shown a valid key. If there is none, further connections wait in the kernel's queue. One client
+    /// address may have half of the connections. Default 4,096.
     pub connections_max: usize,
+    /// Networks of reverse proxies, whose addresses may have all of the connections. Default none.
+    pub trusted_proxies: Vec<Network>,
     /// Maximum number of concurrent requests on one HTTP/2 connection. Default 128.
     pub streams_max: u32,
     /// Maximum bytes of unread responses on all connections together. The limit covers pages, single schedules and results
@@ -110,6 +115,7 @@ impl Default for Options {
             idle_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(10),
             connections_max: 4_096,
+            trusted_proxies: Vec::new(),
             streams_max: 128,
             response_bytes_max: 128 << 20,
             response_bytes_per_connection_max: 8 << 20,

@@ -30,6 +30,7 @@ use axum::http::{Method, Response, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::routing::{MethodRouter, any, on};
 use bytes::Bytes;
+use listener::Slot;
 
 use crate::auth;
 use crate::extract::path_parameter;
@@ -517,6 +518,8 @@ async fn admit(app: &AppState, route: &Route, request: Request) -> Result<Reques
         }
         let tenant = path_parameter(&mut head, "tenant").await;
         let caller = auth::authorize(app, &head.headers, route.needs, &tenant)?;
+        let slot: &Slot = head.extensions.get().expect("each connection passes its slot");
+        slot.trust();
         head.extensions.insert(caller);
     }
     if let Some(body) = route.body {

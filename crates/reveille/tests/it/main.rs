@@ -12,6 +12,7 @@ mod cluster;
 mod configuration;
 mod crash;
 mod deploy;
+mod descriptors;
 mod documents;
 mod durability;
 mod egress;

@@ -2,12 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::fs::File;
 use std::io::ErrorKind;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use reveille_runtime::{OpenMode, Runtime, TaskEnd, TaskSet};
+use rustix::process::{Resource, getrlimit};
 
 fn on_tokio<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -31,6 +34,33 @@ fn timeout_drops_pending_future_but_returns_ready_output() {
         assert_eq!(runtime.timeout(Duration::from_millis(5), std::future::pending::<()>()).await, None);
         let long = Duration::from_secs(3_600);
         assert_eq!(runtime.timeout(long, std::future::ready(7)).await, Some(7));
+    });
+}
+
+#[test]
+fn disk_call_waits_for_a_file_descriptor() {
+    // A process of its own runs the test with this limit, because the test uses up all descriptors.
+    const OPEN_FILES_MAX: u64 = 61;
+    if getrlimit(Resource::Nofile).current != Some(OPEN_FILES_MAX) {
+        let limited =
+            format!("ulimit -Sn {OPEN_FILES_MAX} && exec \"$0\" --exact disk_call_waits_for_a_file_descriptor");
+        let mut child = Command::new("bash");
+        let output = child.args(["-c", &limited]).arg(std::env::current_exe().unwrap()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    on_tokio(async |runtime| {
+        let files: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+        let later = runtime.monotonic() + Duration::from_millis(200);
+        let sleeper = runtime.clone();
+        drop(runtime.spawn("release", async move {
+            sleeper.sleep_until(later).await;
+            drop(files);
+        }));
+        runtime.disk().open(&folder.path().join("file"), OpenMode::CreateNew).await.unwrap();
+        assert!(runtime.monotonic() >= later);
     });
 }
 

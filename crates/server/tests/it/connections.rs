@@ -125,7 +125,7 @@ async fn server_closes_unfinished_connection_after_drain_timeout() {
 async fn connections_above_the_limit_wait() {
     let world = World::start_with(Options { connections_max: 1, ..Options::default() }).await;
     let mut first = world.connect().await;
-    assert_eq!(first.request("GET", "/healthz", "", b"").await.status, 200);
+    assert_eq!(first.status_with_key().await, 200);
     let mut second = world.connect().await;
     second.write(b"GET /healthz HTTP/1.1\r\nhost: test\r\n\r\n").await;
     // The server still serves the first connection. The second connection waits until the client closes the first
@@ -134,6 +134,61 @@ async fn connections_above_the_limit_wait() {
     drop(first);
     assert_eq!(second.response().await.status, 200);
     drop(second);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn idle_connections_without_a_key_give_way_to_a_client() {
+    let proxies = ["127.0.0.0/8".parse().unwrap()];
+    for trusted_proxies in [proxies.to_vec(), Vec::new()] {
+        let world = World::start_with(Options { connections_max: 50, trusted_proxies, ..Options::default() }).await;
+        let mut strangers = Vec::new();
+        let mut client = None;
+        for at in 0..150_u8 {
+            let mut stranger = world.connect_from([127, 0, 0, 2 + at % 3]).await;
+            assert_eq!(stranger.request("GET", "/healthz", "", b"").await.status, 200);
+            strangers.push(stranger);
+            if at == 49 {
+                client = Some(world.connect_from([127, 0, 0, 9]).await);
+                assert_eq!(client.as_mut().unwrap().status_with_key().await, 200);
+            }
+        }
+        assert_eq!(client.unwrap().status_with_key().await, 200, "a client with a key keeps its connection");
+        let last = strangers.last_mut().unwrap();
+        assert_eq!(last.request("GET", "/healthz", "", b"").await.status, 200);
+        assert!(strangers[0].is_closed().await, "the connection that was idle longest is closed");
+        let metrics = world.send("GET", "/metrics", "").await.body;
+        assert!(metrics.contains("reveille_http_connections_replaced_total 10"), "{metrics}");
+        drop(strangers);
+        world.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn one_address_gets_half_of_the_connections() {
+    let trusted_proxies = vec!["127.0.0.3".parse().unwrap()];
+    let world = World::start_with(Options { connections_max: 4, trusted_proxies, ..Options::default() }).await;
+    let mut open = Vec::new();
+    for _ in 0..2 {
+        let mut connection = world.connect_from([127, 0, 0, 2]).await;
+        assert_eq!(connection.status_with_key().await, 200);
+        open.push(connection);
+    }
+    let mut third = world.connect_from([127, 0, 0, 2]).await;
+    assert!(third.is_closed().await, "the address has its share");
+    for _ in 0..2 {
+        let mut connection = world.connect_from([127, 0, 0, 3]).await;
+        assert_eq!(connection.status_with_key().await, 200);
+        open.push(connection);
+    }
+    drop(open);
+    let mut proxied = Vec::new();
+    for _ in 0..4 {
+        let mut connection = world.connect_from([127, 0, 0, 3]).await;
+        assert_eq!(connection.status_with_key().await, 200, "a proxy may have all connections");
+        proxied.push(connection);
+    }
+    drop(proxied);
     world.stop().await;
 }
 

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use store::Store;
 use store::memory::{MemoryOptions, MemoryStore};
 use test_servers::http::{self, AsyncConnection};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) const KEY: &str = "ours.secret-of-ours";
@@ -91,6 +91,14 @@ impl World {
 
     pub(crate) async fn connect_to(&self, address: SocketAddr) -> Connection {
         let stream = TcpStream::connect(address).await.unwrap();
+        Connection { runtime: self.runtime.clone(), http: AsyncConnection::new(stream) }
+    }
+
+    /// Connects from another address of this machine.
+    pub(crate) async fn connect_from(&self, address: [u8; 4]) -> Connection {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((address, 0).into()).unwrap();
+        let stream = socket.connect(self.address).await.unwrap();
         Connection { runtime: self.runtime.clone(), http: AsyncConnection::new(stream) }
     }
 
@@ -170,6 +178,12 @@ impl Connection {
         let response = response.expect("the server responds before it closes the connection");
         let status = response.status().unwrap();
         Response { status, headers: response.headers, body: String::from_utf8(response.body).unwrap() }
+    }
+
+    /// Returns the status of a request that needs a key.
+    pub(crate) async fn status_with_key(&mut self) -> u16 {
+        let headers = format!("authorization: Bearer {KEY}\r\n");
+        self.request("GET", "/v1/schedules:count", &headers, b"").await.status
     }
 
     /// Returns true if the server closes this connection without further bytes.
