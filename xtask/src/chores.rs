@@ -87,7 +87,7 @@ const FUZZED: [(&str, &str); 9] = [
     ("journal", "corrupted_files_never"),
     ("store-embedded", "arbitrary_or_truncated_entry"),
     ("stored", "decoding_arbitrary_bytes_never_panics"),
-    ("scheduler", "every_operation_decodes"),
+    ("scheduler", "decoder_returns_encoded_operation"),
 ];
 const CASES: u32 = 5_000;
 

@@ -563,7 +563,7 @@ fn check_reports_an_invalid_history_line_by_line() {
             "?     3 ..    -  session 3   set /a to 1 from version 4         no response",
             "      4 ..    5  session 2   set /a to 2 from version 0         2, version 1, created by 1, last change 2",
             "?     8 ..    9  session 1   sync and read /a                   0, version 0, created by 1, last change 1",
-            "after that order the node is: 2, version 1",
+            "after the calls in this order, the node is: 2, version 1",
         ]
     );
 }
