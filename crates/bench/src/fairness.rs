@@ -4,6 +4,8 @@
 //! Invariants: runs with and runs without the demanding tenant alternate within one process, so that other work on the
 //! machine affects both kinds of runs. The receivers count the arrivals.
 
+mod attacks;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +16,7 @@ use domain::{Incarnation, Timestamp};
 use reveille_client::{Quotas, ScheduleRequest};
 use runtime::Runtime;
 
+use self::attacks::Attack;
 use crate::arrivals::Arrivals;
 use crate::create;
 use crate::fire::{self, Due};
@@ -37,9 +40,9 @@ pub struct FairnessArguments {
     /// Largest allowed increase of the 99th percentile, in milliseconds
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     bound_ms: u32,
-    /// Demands to test [default: all]
-    #[arg(long, value_enum)]
-    only: Vec<Demand>,
+    /// Kinds of load to test; repeat the option for several kinds [default: all]
+    #[arg(long = "attack", value_enum)]
+    attacks: Vec<Demand>,
 }
 
 /// Kind of load that the demanding tenant causes.
@@ -49,6 +52,12 @@ pub(crate) enum Demand {
     Slow,
     /// Ten times as many callbacks as the tenant's quota allows
     Busy,
+    /// Callbacks in more than all slots of the service, to targets that take 40 seconds to respond
+    Slots,
+    /// Listings on 64 connections that find no schedule among 20,000
+    Listings,
+    /// Batches on 64 connections with a field name of 250 KB
+    Lines,
 }
 
 /// Pairs of runs in one trial.
@@ -70,9 +79,9 @@ pub(crate) async fn run(runtime: &Runtime, arguments: &FairnessArguments) -> any
     let tenant = Tenant::create(runtime, &server, "fair", unlimited_except(quota)).await?;
     let due = Due::Evenly { per_second: *rate, duration: Duration::from_secs(*duration) };
     let trial = Trial { runtime, server: &server, tenant: &tenant, due };
-    let demands = if arguments.only.is_empty() { vec![Demand::Slow, Demand::Busy] } else { arguments.only.clone() };
+    let demands = if arguments.attacks.is_empty() { Demand::value_variants() } else { &arguments.attacks };
     let (mut shown, mut results) = (Vec::new(), Vec::new());
-    for demand in demands {
+    for &demand in demands {
         let (mut alone, mut beside) = (Vec::new(), Vec::new());
         for _ in 0..PAIRS * common.runs {
             alone.push(trial.alone().await?);
@@ -152,7 +161,28 @@ impl Trial<'_> {
         match demand {
             Demand::Slow => self.beside_slow().await,
             Demand::Busy => self.beside_busy().await,
+            Demand::Slots => self.beside_attack(attacks::slots(self.runtime, self.server).await?).await,
+            Demand::Listings => {
+                let attack = attacks::listings(self.runtime, self.server, self.attack_time()).await?;
+                self.beside_attack(attack).await
+            }
+            Demand::Lines => {
+                let attack = attacks::lines(self.runtime, self.server, self.attack_time()).await?;
+                self.beside_attack(attack).await
+            }
         }
+    }
+
+    /// Returns the time from the creation of the observed schedules to their last callback.
+    fn attack_time(&self) -> Duration {
+        fire::lead(self.due.count()) + self.due.lasts()
+    }
+
+    async fn beside_attack(&self, attack: Attack) -> anyhow::Result<Row> {
+        let mut row = self.fire("beside an attack", self.runtime.now() + fire::lead(self.due.count())).await?;
+        row.notes.push(attack.note.clone());
+        attack.end(self.runtime).await?;
+        Ok(row)
     }
 
     async fn beside_slow(&self) -> anyhow::Result<Row> {
