@@ -30,9 +30,10 @@ use axum::http::{Method, Response, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::routing::{MethodRouter, any, on};
 use bytes::Bytes;
+use domain::TenantId;
 use listener::Slot;
 
-use crate::auth;
+use crate::auth::{self, Caller};
 use crate::extract::path_parameter;
 use crate::openapi::{self, Version};
 use crate::query;
@@ -496,7 +497,9 @@ async fn serve(State((app, route)): State<Entry>, request: Request, next: Next) 
     let work = async {
         let request = admit(&app, &route, request).await?;
         let budget: &Budget = request.extensions().get().expect("each connection passes its budget");
-        let reserved = app.reserve(&budget.clone(), &route).await?;
+        // Requests without a key have no large responses.
+        let tenant = request.extensions().get().map_or(TenantId(0), |caller: &Caller| caller.tenant.id);
+        let reserved = app.reserve(&budget.clone(), tenant, &route).await?;
         let mut response = next.run(request).await;
         if let Some(reserved) = reserved {
             response.extensions_mut().insert(reserved);

@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Response, StatusCode};
 use axum::response::IntoResponse;
-use domain::{ScheduleId, Spec, Tenant, Timestamp};
+use domain::{ScheduleId, Spec, Tenant, TenantId, Timestamp};
 use futures_util::FutureExt;
 use runtime::Runtime;
 use scheduler::{Scheduler, Tenants};
@@ -22,7 +22,7 @@ use crate::readiness::Readiness;
 use crate::rejection::{Code, HandlerResult, Rejected, reject};
 use crate::route::Route;
 use crate::spans;
-use crate::unread::{Budget, Reserved};
+use crate::unread::{Budget, Budgets, Reserved, TENANT_PART};
 
 /// Longest wait for the budget of all connections. Other clients use it up, so the server rejects the request early.
 const TOTAL_WAIT_MAX: Duration = Duration::from_secs(2);
@@ -39,8 +39,8 @@ pub(crate) struct AppState {
     pub(crate) creates: Creates,
     pub(crate) pending: Pending,
     pub(crate) readiness: Readiness,
-    /// Budget of the unread responses of all connections.
-    pub(crate) unread: Budget,
+    /// Budgets of the unread responses of all connections.
+    pub(crate) unread: Budgets,
     /// Random prefix of request ids. A counter follows it, so that ids are unique without a random number per request.
     request_id_start: u32,
     requests: AtomicU64,
@@ -51,7 +51,7 @@ impl AppState {
         let request_id_start = u32::try_from(runtime.random() >> 32).unwrap_or(0);
         let metrics = HttpMetrics::new();
         let (creates, pending, readiness) = (Creates::default(), Pending::default(), Readiness::default());
-        let (requests, unread) = (AtomicU64::new(0), Budget::new(options.response_bytes_max));
+        let (requests, unread) = (AtomicU64::new(0), Budgets::new(options.response_bytes_max));
         AppState {
             runtime,
             tenants: scheduler.tenants(),
@@ -113,12 +113,17 @@ impl AppState {
         self.pending.admit(&self.scheduler, tenant, replaced, self.runtime.monotonic()).await
     }
 
-    /// Reserves the bytes of a response on `route`. `connection` is the budget of the connection. Returns `None` for a
+    /// Reserves the bytes of a response for `tenant` on `route`. `connection` is the budget of the connection. Returns `None` for a
     /// route with small responses.
-    pub(crate) async fn reserve(&self, connection: &Budget, route: &Route) -> Result<Option<Arc<Reserved>>, Rejected> {
+    pub(crate) async fn reserve(
+        &self,
+        connection: &Budget,
+        tenant: TenantId,
+        route: &Route,
+    ) -> Result<Option<Arc<Reserved>>, Rejected> {
         let Some(bytes) = route.reserved_bytes() else { return Ok(None) };
         let Options { response_bytes_max, response_bytes_per_connection_max, idle_timeout, .. } = self.options;
-        let bytes_max = response_bytes_per_connection_max.min(response_bytes_max);
+        let bytes_max = response_bytes_per_connection_max.min(response_bytes_max / TENANT_PART);
         let bytes = bytes.min(bytes_max);
         let own = self.runtime.timeout(idle_timeout, connection.take(bytes)).await.ok_or_else(|| {
             let detail = format!(
@@ -126,12 +131,18 @@ impl AppState {
             );
             reject(Code::Overloaded, detail)
         })?;
-        let total = self.runtime.timeout(TOTAL_WAIT_MAX, self.unread.take(bytes)).await.ok_or_else(|| {
+        let of_tenant = self.unread.of_tenant(tenant);
+        let of_tenant = self.runtime.timeout(TOTAL_WAIT_MAX, of_tenant.take(bytes)).await.ok_or_else(|| {
+            let detail = "the connections of this tenant have too many bytes of unread responses; read them, then send \
+                          the request again";
+            reject(Code::Overloaded, detail)
+        })?;
+        let total = self.runtime.timeout(TOTAL_WAIT_MAX, self.unread.total.take(bytes)).await.ok_or_else(|| {
             let detail = "the clients of this server have too many bytes of unread responses; send the request again \
                           later";
             reject(Code::Overloaded, detail)
         })?;
-        Ok(Some(Arc::new(Reserved::new(own, total, self.metrics.response_bytes.clone()))))
+        Ok(Some(Arc::new(Reserved::new(own, of_tenant, total, self.metrics.response_bytes.clone()))))
     }
 
     pub(crate) fn request_id(&self) -> String {

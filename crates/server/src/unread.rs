@@ -1,22 +1,25 @@
 //! Bounds on the memory that unread responses take.
 //!
-//! A route with large responses reserves its largest response before its handler runs, from a budget of the connection
-//! and from a budget of all connections. If a budget is used up, the handler waits, and then the server rejects the
+//! A route with large responses reserves its largest response before its handler runs, from the budgets of the connection,
+//! of the tenant and of all connections. If a budget is used up, the handler waits, and then the server rejects the
 //! request. After the handler, the reservation shrinks to the actual size. The connection releases the reservation when
 //! it has written or dropped the last piece of the body. Other routes have small responses and reserve nothing, so that a
 //! client that does not read cannot delay them.
 //!
-//! Invariant: the sizes of a connection's reservations never exceed its budget, and neither do those of all connections.
+//! Invariant: the sizes of the reservations of a connection, of a tenant and of all connections never exceed their
+//! budgets.
 //!
 //! docs/decisions/0193-bound-the-bytes-of-unread-responses.md gives the reasons for the design.
 
+use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
 
 use axum::body::Body;
 use axum::http::Response;
 use bytes::{Buf, Bytes};
+use domain::TenantId;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use listener::{Activity, Unread};
 use prometheus_client::metrics::gauge::Gauge;
@@ -31,6 +34,8 @@ pub(crate) const BATCH_BYTES: usize = 256 << 10;
 
 /// Unit of the budgets.
 const UNIT_BYTES: usize = 1 << 10;
+/// Part of the total budget that one tenant may use.
+pub(crate) const TENANT_PART: usize = 4;
 
 /// Budget of bytes, with one permit for each unit.
 #[derive(Clone)]
@@ -48,18 +53,50 @@ impl Budget {
     }
 }
 
+/// Budgets of all connections and of each tenant.
+pub(crate) struct Budgets {
+    pub(crate) total: Budget,
+    of_tenant_bytes: usize,
+    of_tenants: Mutex<HashMap<TenantId, Weak<Semaphore>>>,
+}
+
+impl Budgets {
+    /// Creates a total budget of `bytes`. Each tenant has a quarter of it.
+    pub(crate) fn new(bytes: usize) -> Self {
+        Budgets { total: Budget::new(bytes), of_tenant_bytes: bytes / TENANT_PART, of_tenants: Mutex::default() }
+    }
+
+    /// Returns the budget of a tenant. It exists while one of the tenant's responses reserves bytes.
+    pub(crate) fn of_tenant(&self, tenant: TenantId) -> Budget {
+        let mut budgets = self.of_tenants.lock().expect("no holder of this lock panics");
+        if let Some(budget) = budgets.get(&tenant).and_then(Weak::upgrade) {
+            return Budget(budget);
+        }
+        budgets.retain(|_, budget| budget.strong_count() > 0);
+        let budget = Budget::new(self.of_tenant_bytes);
+        budgets.insert(tenant, Arc::downgrade(&budget.0));
+        budget
+    }
+}
+
 /// Reservation of the bytes of one response.
 pub(crate) struct Reserved {
     own: OwnedSemaphorePermit,
+    of_tenant: OwnedSemaphorePermit,
     total: OwnedSemaphorePermit,
     bytes: Gauge,
 }
 
 impl Reserved {
-    /// Combines the permits of both budgets, and counts them in the metric `bytes`.
-    pub(crate) fn new(own: OwnedSemaphorePermit, total: OwnedSemaphorePermit, bytes: Gauge) -> Self {
+    /// Combines the permits of the connection, the tenant and all connections, and counts them in the metric `bytes`.
+    pub(crate) fn new(
+        own: OwnedSemaphorePermit,
+        of_tenant: OwnedSemaphorePermit,
+        total: OwnedSemaphorePermit,
+        bytes: Gauge,
+    ) -> Self {
         bytes.inc_by(bytes_of(own.num_permits()));
-        Reserved { own, total, bytes }
+        Reserved { own, of_tenant, total, bytes }
     }
 
     /// Releases the part of the reservation above `bytes`.
@@ -67,7 +104,7 @@ impl Reserved {
         let needed = usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(UNIT_BYTES);
         let excess = self.own.num_permits().saturating_sub(needed);
         self.bytes.dec_by(bytes_of(excess));
-        drop((self.own.split(excess), self.total.split(excess)));
+        drop((self.own.split(excess), self.of_tenant.split(excess), self.total.split(excess)));
     }
 }
 

@@ -14,7 +14,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use server::Options;
 use tokio::net::TcpStream;
 
-use crate::support::{KEY, World, body};
+use crate::support::{FOREIGN_KEY, KEY, World, body};
 
 const PAGES: usize = 24;
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -36,8 +36,12 @@ impl SlowClient {
     }
 
     fn get(&mut self, path: &str) -> impl Future<Output = hyper::Result<Response<Incoming>>> + use<> {
+        self.get_as(KEY, path)
+    }
+
+    fn get_as(&mut self, key: &str, path: &str) -> impl Future<Output = hyper::Result<Response<Incoming>>> + use<> {
         let request = Request::get(format!("http://{}{path}", self.world));
-        let request = request.header("authorization", format!("Bearer {KEY}")).body(Empty::new()).unwrap();
+        let request = request.header("authorization", format!("Bearer {key}")).body(Empty::new()).unwrap();
         self.sender.send_request(request)
     }
 }
@@ -86,6 +90,25 @@ async fn unread_pages_of_one_connection_are_bounded() {
     };
     assert_eq!(world.runtime.timeout(TIMEOUT, read).await, Some(PAGES));
     drop(client);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn unread_pages_of_one_tenant_leave_bytes_to_other_tenants() {
+    // Each tenant has 1 MiB, and the pages of this tenant have about 1 MiB.
+    let world = World::start_with(Options { response_bytes_max: 4 << 20, ..Options::default() }).await;
+    let _bytes = create_page(&world).await;
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(SlowClient::connect(&world).await);
+    }
+    let unread = clients[0].get("/v1/schedules").await.unwrap();
+    for client in &mut clients[1..] {
+        assert_eq!(client.get("/v1/schedules").await.unwrap().status(), 503, "the tenant has used up its part");
+    }
+    let other = clients[2].get_as(FOREIGN_KEY, "/v1/schedules").await.unwrap();
+    assert_eq!(other.status(), 200, "another tenant has its own part");
+    drop((unread, clients));
     world.stop().await;
 }
 
