@@ -80,14 +80,14 @@ pub(crate) fn election(arguments: &[String]) -> anyhow::Result<ExitCode> {
 /// seeds.
 const FUZZED: [(&str, &str); 9] = [
     ("domain", "any_text"),
-    ("domain", "target_without_violations"),
+    ("domain", "accepted_target_has_a_usable"),
     ("server", "that_serde_accepts"),
     ("paxos", "decodes_or_rejects_any_bytes"),
     ("journal", "parser_never_panics"),
     ("journal", "corrupted_files_never"),
     ("store-embedded", "arbitrary_or_truncated_entry"),
     ("stored", "decoding_arbitrary_bytes_never_panics"),
-    ("scheduler", "decoder_returns_encoded_operation"),
+    ("scheduler", "every_operation_decodes"),
 ];
 const CASES: u32 = 5_000;
 

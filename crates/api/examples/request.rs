@@ -1,6 +1,6 @@
 //! Prints the body of a request that creates a schedule, for a program with its own HTTP client.
 
-#![expect(clippy::print_stdout, reason = "the example reports its progress")]
+#![expect(clippy::print_stdout, reason = "the example prints the request's body")]
 
 // [example]
 use std::time::Duration;

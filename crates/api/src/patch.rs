@@ -129,7 +129,7 @@ impl SchedulePatch {
             if !inner.is_object() {
                 *inner = Value::Object(Map::new());
             }
-            parent = inner.as_object_mut().expect("the lines above replace a value that is not an object");
+            parent = inner.as_object_mut().expect("the lines above replace every value that is not an object");
         }
         parent.insert((*last).to_owned(), value.into());
         self

@@ -267,13 +267,13 @@ mod tests {
     }
 
     #[test]
-    fn second_arrival_counts_as_duplicate_and_not_as_late() {
+    fn duplicate_arrival_is_counted_but_its_lateness_is_ignored() {
         let verdict = judge(&[arrival(1, 9_000), arrival(1, 2_000), arrival(1, 9_500)], 0, &[Incarnation(1)]);
         assert_eq!((verdict.arrived, verdict.doubled, verdict.lateness.max()), (1, 2, 2_000));
     }
 
     #[test]
-    fn arrival_one_microsecond_before_its_instant_is_early() {
+    fn arrival_one_microsecond_before_its_due_instant_is_early() {
         let verdict = judge(&[arrival(1, -1), arrival(2, 0)], 0, &[1, 2].map(Incarnation));
         assert_eq!(verdict.early, 1);
     }
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn log_follower_ignores_lines_from_before_the_trial() {
+    fn log_follower_ignores_lines_that_precede_the_trial() {
         use std::io::Write;
         let mut log = tempfile::NamedTempFile::new().unwrap();
         let line = |incarnation, late, verified: u8| {

@@ -70,7 +70,7 @@ impl Exchange for Batches {
         if count != expected {
             let line = body.split(|byte| *byte == b'\n').find(|line| !contains(line, b"\"status\":201"));
             let line = line.map(String::from_utf8_lossy).unwrap_or_default();
-            tracing::warn!(count, expected, %line, "server rejected lines of a batch");
+            tracing::warn!(created = count, expected, first_rejected = %line, "server rejected some lines of a batch");
         }
         count == expected
     }
@@ -120,7 +120,7 @@ pub(crate) async fn create_all(
     let incarnations = std::mem::take(&mut *incarnations);
     ensure!(
         incarnations.len() as u64 == count,
-        "the server created {} of {count} schedules; see its log",
+        "the server created only {} of {count} schedules; see the server's log",
         incarnations.len()
     );
     Ok(incarnations)
@@ -167,7 +167,7 @@ impl Progress {
             Ok(fs::rename(&draft, &self.path)?)
         });
         if let Err(error) = written {
-            tracing::warn!(%error, "fill progress not recorded");
+            tracing::warn!(%error, path = %self.path.display(), "cannot record the number of created schedules");
         }
     }
 }
@@ -181,7 +181,8 @@ pub(crate) async fn fill(runtime: &Runtime, server: &Server, folder: &Path, coun
     const AFTER: Duration = Duration::from_secs(400 * 86_400);
     // The fill stores the count next to the data, so that deleting the folder deletes both.
     let path = server::data(folder).join("filled.json");
-    fs::create_dir_all(server::data(folder)).context("cannot create the trial's folder")?;
+    let data = server::data(folder);
+    fs::create_dir_all(&data).with_context(|| format!("cannot create the folder {}", data.display()))?;
     let before = match fs::read_to_string(&path) {
         Ok(text) => serde_json::from_str::<Filled>(&text).with_context(|| format!("cannot read {}", path.display()))?,
         Err(_) => Filled::default(),
@@ -190,7 +191,7 @@ pub(crate) async fn fill(runtime: &Runtime, server: &Server, folder: &Path, coun
     if missing == 0 {
         return Ok(());
     }
-    tracing::info!(missing, present = before.count, "filling the server with pending schedules");
+    tracing::info!(missing, present = before.count, "creating the missing pending schedules");
     let batches = Arc::new(Batches {
         head: server.head("application/x-ndjson"),
         schedules: Schedules {
@@ -207,7 +208,10 @@ pub(crate) async fn fill(runtime: &Runtime, server: &Server, folder: &Path, coun
     });
     let outcome = send(runtime, &batches, CONNECTIONS).await?;
     let created = batches.acknowledged.load(Ordering::Relaxed);
-    ensure!(created == missing, "the server created {created} of {missing} schedules; run the trial again to continue");
+    ensure!(
+        created == missing,
+        "the server created only {created} of {missing} missing schedules; run the trial again to create the rest"
+    );
     tracing::info!(rows_per_second = rows_per_second(created, &outcome), "filled");
     Ok(())
 }

@@ -80,14 +80,15 @@ async fn wait_until_balanced(runtime: &Runtime, members: &[Server]) -> anyhow::R
         }
         ensure!(
             runtime.monotonic().since(started) < TIMEOUT,
-            "the members did not balance the shards; shards per member: {owned:?}"
+            "the members did not balance the shards within {TIMEOUT:?}; shards per member: {owned:?}"
         );
         runtime.sleep(Duration::from_millis(50)).await;
     }
 }
 
 async fn owned_by(member: &Server) -> anyhow::Result<u64> {
-    member.metric("reveille_shards_owned").await?.context("a member does not report reveille_shards_owned")
+    let value = member.metric("reveille_shards_owned").await?;
+    value.context("a member does not report the metric reveille_shards_owned")
 }
 
 async fn stop_all(runtime: &Runtime, members: Vec<Server>) -> anyhow::Result<()> {
@@ -105,10 +106,10 @@ async fn scale(runtime: &Runtime, store: &Url, folder: &Path, members: u64, in_f
     let due = Due::AtOnce { count: per_second * FIRING * members };
     let options = Options { answer_after: ANSWER_AFTER };
     let (verdict, first_at) = fire::observe(runtime, &running[0], due, options, async |_| Ok(())).await?;
-    let name = format!("{members} members, {in_flight} in flight each");
+    let name = format!("{members} members, {in_flight} callbacks in flight each");
     let mut row = fire::row(&name, due, first_at, &verdict);
     row.notes.push(format!(
-        "a target that responds after {ANSWER_AFTER:?} allows {} callbacks per second",
+        "upper limit with a target that responds after {ANSWER_AFTER:?}: {} callbacks per second",
         per_second * members
     ));
     stop_all(runtime, running).await?;
@@ -147,7 +148,8 @@ async fn departure(runtime: &Runtime, store: &Url, folder: &Path, how: Departure
     };
     let mut row = fire::row(name, due, first_at, &verdict);
     if how == Departure::Killed {
-        row.notes.push(format!("the lateness includes the killed member's lease of {} s", LEASE.as_secs()));
+        let lease = LEASE.as_secs();
+        row.notes.push(format!("the lateness includes the time until the killed member's lease of {lease} s expires"));
     } else {
         leaving.stop(runtime).await?;
     }

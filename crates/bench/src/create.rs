@@ -96,7 +96,7 @@ fn path(incarnations: &[Incarnation], index: u64) -> String {
     let mut path = Vec::with_capacity(48);
     write!(path, "/v1/schedules/{}", ScheduleId::from_incarnation(incarnations[at]))
         .expect("a write to a Vec succeeds");
-    String::from_utf8(path).expect("an id is ASCII")
+    String::from_utf8(path).expect("a schedule's id contains only ASCII characters")
 }
 
 /// Runs the trials that reschedule and then cancel the given schedules.

@@ -87,7 +87,7 @@ pub(crate) enum Part {
 pub(crate) async fn run(runtime: &Runtime, arguments: &ElectionArguments) -> anyhow::Result<()> {
     let results = Trial::open(runtime, arguments).await?.run().await?;
     let text = if arguments.json { serde_json::to_string_pretty(&results)? } else { results.to_text() };
-    console::line(text.trim_end()).context("cannot write the result")?;
+    console::line(text.trim_end()).context("cannot write the result to standard output")?;
     results.judge()
 }
 
@@ -109,7 +109,7 @@ impl<'a> Trial<'a> {
         let session = client
             .session()
             .await
-            .context("cannot open a session; check that the ensemble runs and that --coordination names it")?;
+            .context("cannot open a session; check that the ensemble runs and that --coordination has its address")?;
         let given = session.session().timeout();
         ensure!(
             given == session_timeout,
@@ -117,7 +117,7 @@ impl<'a> Trial<'a> {
              --session-millis"
         );
         let root = NodePath::new(&format!("/reveille-bench-{:016x}", runtime.random()))
-            .expect("the root path, which ends with a hexadecimal number, is valid");
+            .expect("a path of one name that ends with a hexadecimal number is valid");
         Ok(Trial { runtime, arguments, client, root, session_timeout })
     }
 

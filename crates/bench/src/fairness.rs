@@ -120,12 +120,12 @@ impl Results {
     fn to_text(&self, bound_ms: u32) -> String {
         let each: Vec<String> = self.increases.iter().map(|increase| format!("{increase:+.2} ms")).collect();
         let median = report::median(self.increases.iter().copied()).unwrap_or(f64::NAN);
-        format!("p99 changed by {median:+.2} ms (median of {}; bound: {bound_ms} ms)", each.join(", "))
+        format!("the p99 lateness changed by {median:+.2} ms (median of {}; bound: {bound_ms} ms)", each.join(", "))
     }
 
     fn judge(&self, demand: Demand, bound_ms: f64) -> anyhow::Result<()> {
         let median = report::median(self.increases.iter().copied());
-        ensure!(median.is_some(), "too few callbacks arrived to compute a 99th percentile");
+        ensure!(median.is_some(), "too few callbacks arrived to compute the 99th percentile of their lateness");
         ensure!(self.wrong == 0, "{} callbacks were lost, duplicated or early", self.wrong);
         let is_within = median.is_some_and(|median| median < bound_ms);
         ensure!(is_within, "with the tenant {demand:?}, the p99 increased by more than {bound_ms} ms");
@@ -195,10 +195,12 @@ impl Trial<'_> {
             let request = ScheduleRequest::every(Duration::from_secs(1), fire::url_of(receiver.address));
             ids.push(other.client.create(&request).await?.id.into_owned());
         }
-        let mut row = self.fire("beside a slow target", self.runtime.now() + fire::lead(self.due.count())).await?;
+        let mut row = self
+            .fire("while another tenant's target is slow", self.runtime.now() + fire::lead(self.due.count()))
+            .await?;
         row.notes.push(format!(
-            "{SLOW_SCHEDULES} schedules due every second, for a target that responds after {SLOW_ANSWER:?}: {} \
-             callbacks arrived",
+            "the other tenant's {SLOW_SCHEDULES} schedules were due every second; its target, which responds after \
+             {SLOW_ANSWER:?}, received {} callbacks",
             received.count()
         ));
         for id in ids {
@@ -206,7 +208,11 @@ impl Trial<'_> {
         }
         // The trial waits until the callbacks in flight have ended, so that the next run does not include them.
         self.runtime.sleep(SLOW_ANSWER).await;
-        ensure!(received.count() > SLOW_SCHEDULES, "too few callbacks reached the slow target for a valid trial");
+        let count = received.count();
+        ensure!(
+            count > SLOW_SCHEDULES,
+            "the slow target received {count} callbacks; a valid trial requires more than {SLOW_SCHEDULES}"
+        );
         Ok(row)
     }
 
@@ -220,7 +226,7 @@ impl Trial<'_> {
         let from = self.runtime.now() + fire::lead(due.count() + self.due.count());
         let head = other.head("application/x-ndjson");
         let planned = fire::plan_from(self.runtime, head, due, from, fire::url_of(receiver.address)).await?;
-        let mut row = self.fire("beside a busy tenant", from + BUSY_BEFORE).await?;
+        let mut row = self.fire("while another tenant is busy", from + BUSY_BEFORE).await?;
         row.notes.push(format!(
             "the busy tenant's {} callbacks were due at {BUSY_PER_SECOND} per second; its quota is \
              {BUSY_QUOTA_PER_MINUTE} per minute; {} callbacks arrived",
@@ -235,7 +241,11 @@ impl Trial<'_> {
     /// Cancels the remaining schedules of the other tenant, because they would affect the next run.
     async fn cancel(&self, other: &Tenant, planned: Vec<Incarnation>) -> anyhow::Result<()> {
         let outcome = create::cancel_all(self.runtime, other.head("application/json"), planned).await?;
-        ensure!(outcome.broken == 0 && outcome.unsent == 0, "cannot cancel the remaining schedules");
+        ensure!(
+            outcome.broken == 0 && outcome.unsent == 0,
+            "cannot cancel the other tenant's remaining schedules: {}",
+            outcome.failure_summary()
+        );
         Ok(())
     }
 }
@@ -251,7 +261,10 @@ mod tests {
     #[test]
     fn verdict_compares_the_median_increase_of_p99_lateness_with_the_bound() {
         let results = Results::of(&[row(5.0, 0), row(6.0, 0)], &[row(14.0, 0), row(15.0, 0)]);
-        assert_eq!(results.to_text(10), "p99 changed by +9.00 ms (median of +9.00 ms, +9.00 ms; bound: 10 ms)");
+        assert_eq!(
+            results.to_text(10),
+            "the p99 lateness changed by +9.00 ms (median of +9.00 ms, +9.00 ms; bound: 10 ms)"
+        );
         assert!(results.judge(Demand::Slow, 10.0).is_ok());
         assert!(results.judge(Demand::Slow, 9.0).unwrap_err().to_string().contains("Slow"));
     }

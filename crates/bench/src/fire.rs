@@ -240,7 +240,9 @@ async fn kill_in_the_middle(
     while arrivals.progress()? < due.count() / 4 {
         ensure!(
             runtime.monotonic().since(started) < TIMEOUT + due.lasts(),
-            "too few callbacks arrived before the planned kill of the server"
+            "fewer than a quarter of the {} callbacks arrived within {:?}, so the trial did not kill the server",
+            due.count(),
+            TIMEOUT + due.lasts()
         );
         runtime.sleep(Duration::from_millis(1)).await;
     }
@@ -257,7 +259,7 @@ async fn kill_in_the_middle(
 async fn sample_outcomes(server: &Server, of: &[Incarnation]) -> anyhow::Result<Option<String>> {
     const SAMPLES: usize = 200;
     let mut connection =
-        Connection::open(server.address).await.context("the server does not respond after the trial")?;
+        Connection::open(server.address).await.context("cannot connect to the server after the trial")?;
     let head = server.head("application/json");
     let (mut queried, mut recorded) = (0, 0);
     for incarnation in of.iter().step_by((of.len() / SAMPLES).max(1)) {
@@ -269,7 +271,7 @@ async fn sample_outcomes(server: &Server, of: &[Incarnation]) -> anyhow::Result<
         let text = String::from_utf8_lossy(connection.body());
         recorded += u32::from(status.0 == 200 && text.contains("\"succeeded\""));
     }
-    Ok(Some(format!("{recorded} of {queried} sampled runs are recorded as succeeded")))
+    Ok(Some(format!("the server recorded a succeeded run for {recorded} of {queried} sampled schedules")))
 }
 
 /// Creates schedules with the due instants of `due`. Runs `during` with the first due instant while the schedules fire,
@@ -309,7 +311,7 @@ pub(crate) fn row(name: &str, due: Due, first_at: Timestamp, verdict: &Verdict) 
         row.per_second = Some(per_second);
         row.notes.push(format!(
             "the column `per s` shows the rate of the first 95 % of the callbacks, which arrived within {seconds:.3} s \
-             of their instant"
+             after their due instant"
         ));
     }
     if let Some(unverified) = verdict.unverified {
@@ -340,7 +342,7 @@ pub(crate) async fn restart(runtime: &Runtime, server: &mut Server, kill: bool) 
     let meter = Meter::start(runtime, server.pid());
     runtime.sleep(MEMORY_WATCHED).await;
     let cost = meter.stop().await;
-    let mut row = Row::new(if kill { "restart after kill -9" } else { "restart after a stop" });
+    let mut row = Row::new(if kill { "restart after kill -9" } else { "restart after a graceful stop" });
     row.rss_anon_mib = cost.memory_peak_bytes.map(mebibytes);
     row.disk_mib = Some(mebibytes(server.disk_bytes()));
     row.notes.push(format!("ready after {:.2} s", after.as_secs_f64()));
@@ -380,11 +382,11 @@ pub(crate) async fn slow_trial(runtime: &Runtime, server: &mut Server, slow: Slo
     let verdict = arrivals.verdict(&planned.incarnations)?;
     let memory_at_end = server.pid().map_or(0, rss_anon);
     let cost = meter.stop().await;
-    let mut beside = row("fire, beside a slow target", due, planned.first_at, &verdict);
+    let mut beside = row("fire, while another target is slow", due, planned.first_at, &verdict);
     beside.rss_anon_mib = cost.memory_peak_bytes.map(mebibytes);
     beside.notes.push(format!(
-        "{} callbacks due within a second for a target that responds after {} ms: {} arrived in the {} s of the trial; \
-         anonymous memory at the end: {:.0} MiB",
+        "{} callbacks were due within a second at a target that responds after {} ms; {} of them arrived in the {} s \
+         of the trial; anonymous memory at the end: {:.0} MiB",
         slow.slow_count,
         slow.answer_after.as_millis(),
         slow_arrivals.count(),
@@ -399,7 +401,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn generator_spreads_due_instants_evenly_or_makes_them_equal() {
+    fn plan_has_due_instants_at_equal_intervals_or_only_one_due_instant() {
         let due = Due::Evenly { per_second: 10_000, duration: Duration::from_secs(300) };
         assert_eq!((due.count(), due.gap_micros(), due.lasts()), (3_000_000, 100, Duration::from_secs(300)));
         let at_once = Due::AtOnce { count: 100_000 };

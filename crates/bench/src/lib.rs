@@ -439,7 +439,7 @@ async fn run_pending(runtime: &Runtime, arguments: &PendingArguments) -> anyhow:
 }
 
 fn pace(rate: Option<u64>) -> Pace {
-    #[expect(clippy::cast_precision_loss, reason = "a rate is at most a million")]
+    #[expect(clippy::cast_precision_loss, reason = "a rate is at most a million requests per second")]
     rate.map_or(Pace::Closed, |rate| Pace::Open { per_second: rate as f64 })
 }
 
@@ -524,5 +524,5 @@ fn print(common: &Common, trials: Vec<(Vec<Row>, Vec<Row>)>) -> anyhow::Result<(
         rows.extend(summary);
     }
     let text = if common.json { serde_json::to_string_pretty(&rows)? } else { report::table(&rows) };
-    console::line(text.trim_end()).context("cannot write the result")
+    console::line(text.trim_end()).context("cannot write the result to standard output")
 }

@@ -59,14 +59,18 @@ pub(crate) async fn measure(runtime: &Runtime, part: Part, size: Size, location:
     match (part, store) {
         (Part::Handler, _) => handler(runtime, "limit: handler", &[], &[], size, folder).await,
         (Part::Durable, Some(store)) => {
-            let name = "limit: durable handler, database";
+            let name = "limit: durable handler with a database";
             handler(runtime, name, &["--database"], &[("REVEILLE_STORE", store.as_str())], size, folder).await
         }
         (Part::Durable, None) => {
             let journal = folder.join("limit-journal");
-            let text = journal.to_str().context("the data folder's path is not valid UTF-8")?;
+            let text = journal.to_str();
+            let text = text.with_context(|| {
+                format!("the path {} is not valid UTF-8; choose another folder with --data", journal.display())
+            })?;
             let row = handler(runtime, "limit: durable handler", &["--journal", text], &[], size, folder).await;
-            std::fs::remove_dir_all(&journal).context("cannot remove the journal of the durable handler")?;
+            let removed = std::fs::remove_dir_all(&journal);
+            removed.with_context(|| format!("cannot remove the durable handler's journal {}", journal.display()))?;
             row
         }
         (Part::Client, _) => client(runtime, size, folder).await,
@@ -100,7 +104,7 @@ async fn handler(
     let outcome = load::run(runtime, plan, Arc::new(Create { head, schedules })).await?;
     let cost = meter.stop().await;
     process.kill().await?;
-    ensure!(outcome.accepted > 0, "{name}: no request succeeded; see {}", log.display());
+    ensure!(outcome.accepted > 0, "{name}: no request succeeded; see the log {}", log.display());
     let mut row = Row::new(name).with_latency(&outcome.latency).with_cost(&cost, outcome.accepted);
     row.per_second = Some(outcome.per_second());
     row.count = Some(outcome.accepted);
@@ -123,7 +127,7 @@ async fn client(runtime: &Runtime, size: Size, folder: &Path) -> anyhow::Result<
     let (count, elapsed) = (arrivals.count() - before, runtime.monotonic().since(started));
     let cost = meter.stop().await;
     process.kill().await?;
-    ensure!(count > 0, "the bare client sent no request; see {}", log.display());
+    ensure!(count > 0, "the bare client sent no request; see the log {}", log.display());
     let mut row = Row::new("limit: client").with_cost(&cost, count);
     #[expect(clippy::cast_precision_loss, reason = "counts of requests stay far below 2^52")]
     let per_second = count as f64 / elapsed.as_secs_f64();
@@ -155,7 +159,8 @@ pub(crate) async fn serve_client(
 }
 
 async fn connect(tasks: &TaskSet, target: SocketAddr) -> anyhow::Result<SendRequest<Full<Bytes>>> {
-    let stream = tokio::net::TcpStream::connect(target).await.context("the bare client cannot connect")?;
+    let stream = tokio::net::TcpStream::connect(target).await;
+    let stream = stream.with_context(|| format!("the bare client cannot connect to {target}"))?;
     stream.set_nodelay(true)?;
     let io = hyper_util::rt::TokioIo::new(stream);
     let (sender, connection) = hyper::client::conn::http1::handshake(io).await?;

@@ -65,7 +65,7 @@ async fn measure_on(runtime: &Runtime, links: &[Link], batch: usize, duration: D
     let rows: u64 = try_join_all(inserting).await?.into_iter().sum();
     let elapsed = runtime.monotonic().since(started);
     run(DROP).await?;
-    let mut row = Row::new(format!("limit: database, batches of {batch}"));
+    let mut row = Row::new(format!("limit: database with batches of {batch} rows"));
     #[expect(clippy::cast_precision_loss, reason = "counts of rows stay far below 2^52")]
     let per_second = rows as f64 / elapsed.as_secs_f64();
     row.per_second = Some(per_second);
@@ -100,7 +100,7 @@ pub(crate) async fn lanes(
                 let values: Vec<&[u8]> = batch.iter().map(|(value, _)| value.as_ref()).collect();
                 let inserting = async { insert(&*link.session().await?, &values, &next).await };
                 if let Err(error) = inserting.await {
-                    tracing::error!(%error, "rows of the bare handler not written");
+                    tracing::error!(%error, "bare handler cannot write rows to the database");
                     batch.clear();
                 }
                 for (_, ticket) in batch.drain(..) {

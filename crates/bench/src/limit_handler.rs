@@ -52,7 +52,7 @@ pub(crate) async fn serve(runtime: &Runtime, listen: SocketAddr, durable: Durabl
     let listener = tokio::net::TcpListener::bind(listen).await;
     let listener = listener.with_context(|| format!("cannot listen on {listen}"))?.tap_io(|stream| {
         if let Err(error) = stream.set_nodelay(true) {
-            tracing::warn!(%error, "TCP_NODELAY not set; small packets may be delayed");
+            tracing::warn!(%error, "cannot set TCP_NODELAY on a connection; small packets may be delayed");
         }
     });
     axum::serve(listener, router).await.context("the bare handler stopped")
@@ -60,7 +60,8 @@ pub(crate) async fn serve(runtime: &Runtime, listen: SocketAddr, durable: Durabl
 
 async fn open(runtime: &Runtime, tasks: &TaskSet, folder: &Path) -> anyhow::Result<Journal<Ticket>> {
     let opened = Journal::open(runtime, tasks, folder, journal::Options::default()).await;
-    let Opened { journal, commits, .. } = opened.context("cannot open the bare handler's journal")?;
+    let Opened { journal, commits, .. } =
+        opened.with_context(|| format!("cannot open the bare handler's journal {}", folder.display()))?;
     tasks.spawn("limit-responses", respond(journal.clone(), commits));
     Ok(journal)
 }

@@ -71,7 +71,8 @@ impl LoadReport {
     pub(crate) fn failure_summary(&self) -> String {
         let rejected: Vec<String> = self.rejected.iter().map(|(status, count)| format!("{count} x {status}")).collect();
         let (broken, unsent) = (self.broken, self.unsent);
-        format!("rejected: [{}], broken off: {broken}, never sent: {unsent}", rejected.join(", "))
+        let rejected = rejected.join(", ");
+        format!("requests rejected, by status: [{rejected}]; without a complete response: {broken}; not sent: {unsent}")
     }
 
     pub(crate) fn failed(&self) -> u64 {
@@ -84,7 +85,7 @@ const LATE_MAX: Duration = Duration::from_secs(30);
 
 /// Returns an empty histogram of microseconds from 1 us to ten minutes with three significant digits.
 pub(crate) fn latencies() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, 600_000_000, 3).expect("the lower bound is below the upper bound")
+    Histogram::new_with_bounds(1, 600_000_000, 3).expect("the histogram's lower bound is below its upper bound")
 }
 
 pub(crate) fn micros(duration: Duration) -> u64 {
@@ -162,7 +163,7 @@ impl Generator {
     }
 
     /// Releases requests as they fall due, in steps finer than tokio's timer.
-    #[expect(clippy::disallowed_methods, reason = "a dedicated thread allows steps finer than a timer's millisecond")]
+    #[expect(clippy::disallowed_methods, reason = "a dedicated thread can sleep for less than 1 ms; a timer cannot")]
     fn pace(&self) {
         const STEP: Duration = Duration::from_micros(200);
         let Pace::Open { per_second } = self.plan.pace else { return };

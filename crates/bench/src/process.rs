@@ -51,7 +51,7 @@ impl Process {
             .stderr(output)
             .kill_on_drop(true)
             .spawn()
-            .context("cannot start a process of this program")?;
+            .with_context(|| format!("cannot start `reveille {}`", arguments.join(" ")))?;
         let pid = child.id().context("the process exited immediately after its start")?;
         let started = runtime.monotonic();
         while !answers(address, path).await {
@@ -71,7 +71,7 @@ impl Process {
 
     /// Kills the process with `kill -9` and waits until it has exited.
     pub(crate) async fn kill(mut self) -> anyhow::Result<()> {
-        self.child.kill().await.context("cannot kill a process of this program")
+        self.child.kill().await.with_context(|| format!("cannot kill the process {}", self.pid))
     }
 
     /// Sends SIGTERM to the process and kills it if it does not exit within `limit`. Returns true if the process exited
@@ -88,7 +88,7 @@ impl Process {
 
 /// Returns a local address on which no process listens yet.
 pub(crate) fn free_address() -> anyhow::Result<SocketAddr> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port on this machine")?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot find a free port of 127.0.0.1")?;
     Ok(listener.local_addr()?)
 }
 

@@ -135,8 +135,10 @@ async fn throttled(server: &Server) -> anyhow::Result<u64> {
 
 fn describe(quota: Option<u64>, arrived: u64) -> String {
     match quota {
-        Some(quota) => format!("quota of {quota} per minute, set after {arrived} arrivals"),
-        None => format!("no quota, set after {arrived} arrivals"),
+        Some(quota) => {
+            format!("the trial set a quota of {quota} callbacks per minute when {arrived} callbacks had arrived")
+        }
+        None => format!("the trial removed the quota when {arrived} callbacks had arrived"),
     }
 }
 
@@ -149,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plan_spreads_many_callbacks_over_a_longer_duration() {
+    fn plan_with_more_callbacks_has_a_longer_duration() {
         assert_eq!((due(1_000_000).lasts(), due(1_000_000).count()), (Duration::from_secs(100), 1_000_000));
         assert_eq!((due(1_200).lasts(), due(1_200).count()), (Duration::from_secs(12), 1_200));
         assert_eq!(due(1_000_000).with_count(20_000).count(), 20_000);

@@ -130,7 +130,7 @@ fn micros_each(part: Duration, count: u64) -> f64 {
     part.as_secs_f64() * 1e6 / count.max(1) as f64
 }
 
-#[expect(clippy::cast_precision_loss, reason = "sizes stay far below 2^52")]
+#[expect(clippy::cast_precision_loss, reason = "sizes stay far below 2^52 bytes")]
 pub(crate) fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / (1024.0 * 1024.0)
 }
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn summary_has_the_median_rate_and_the_sum_of_losses() {
+    fn summary_has_the_median_rate_of_the_runs_and_the_sum_of_their_losses() {
         let runs: Vec<Row> = [(3.0, 1), (1.0, 0), (2.0, 4)]
             .map(|(per_second, lost)| Row { per_second: Some(per_second), lost: Some(lost), ..Row::default() })
             .into();

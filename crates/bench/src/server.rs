@@ -114,7 +114,8 @@ impl Server {
     /// # Errors
     /// Returns an error if the server does not respond.
     pub(crate) async fn metric(&self, name: &str) -> anyhow::Result<Option<u64>> {
-        let mut connection = Connection::open(self.address).await.context("the server does not respond")?;
+        let connection = Connection::open(self.address).await;
+        let mut connection = connection.with_context(|| format!("cannot connect to the server {}", self.address))?;
         let mut request = Vec::new();
         write_request("GET", "/metrics", &self.head("application/json"), b"", &mut request);
         connection.exchange(&request).await?;
@@ -188,7 +189,9 @@ impl Server {
             "serve",
             "--no-receiver",
             "--data",
-            data.to_str().context("the data folder's path is not valid UTF-8")?,
+            data.to_str().with_context(|| {
+                format!("the path {} is not valid UTF-8; choose another folder with --data", data.display())
+            })?,
         ];
         if let Some(threads) = &threads {
             arguments.extend(["--threads", threads]);
@@ -207,7 +210,7 @@ impl Server {
     /// # Errors
     /// Returns an error if the trial did not start the server.
     pub(crate) async fn kill(&mut self) -> anyhow::Result<()> {
-        self.process.take().context("the trial can kill only a server that it started")?.kill().await
+        self.process.take().context("the trial can kill only a server that it started; omit --url")?.kill().await
     }
 
     /// Stops the server gracefully.
@@ -215,8 +218,8 @@ impl Server {
     /// # Errors
     /// Returns an error if the trial did not start the server, or if the server does not stop by itself.
     pub(crate) async fn stop_process(&mut self, runtime: &Runtime) -> anyhow::Result<()> {
-        let process = self.process.take().context("the trial can stop only a server that it started")?;
-        ensure!(process.stop(runtime, STOP_MAX).await?, "the server did not stop by itself within {STOP_MAX:?}");
+        let process = self.process.take().context("the trial can stop only a server that it started; omit --url")?;
+        ensure!(process.stop(runtime, STOP_MAX).await?, "the server did not stop gracefully within {STOP_MAX:?}");
         Ok(())
     }
 
@@ -225,7 +228,8 @@ impl Server {
         if let Some(process) = self.process
             && !process.stop(runtime, STOP_MAX).await?
         {
-            tracing::warn!("server did not stop by itself; see {}", self.folder.join("serve.log").display());
+            let log = self.folder.join("serve.log");
+            tracing::warn!("server did not stop gracefully within {STOP_MAX:?}; see the log {}", log.display());
         }
         Ok(())
     }

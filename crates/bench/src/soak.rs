@@ -152,7 +152,7 @@ impl Shop<'_> {
             runtime: self.runtime.clone(),
             due_in: self.minute * if kind == RequestKind::Create { DUE_MINUTES + 1 } else { DUE_MINUTES },
         };
-        #[expect(clippy::cast_precision_loss, reason = "a rate is at most 100,000")]
+        #[expect(clippy::cast_precision_loss, reason = "a rate is at most 100,000 requests per second")]
         let per_second = count as f64 / self.minute.as_secs_f64();
         let plan = Plan {
             address: self.server.address,
@@ -179,7 +179,7 @@ impl Shop<'_> {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "microseconds stay far below 2^52")]
+#[expect(clippy::cast_precision_loss, reason = "latencies stay far below 2^52 microseconds")]
 fn p99_ms(micros: &Histogram<u64>) -> Option<f64> {
     (micros.len() >= SAMPLES_MIN).then(|| micros.value_at_quantile(0.99) as f64 / 1_000.0)
 }

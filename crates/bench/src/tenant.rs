@@ -30,7 +30,8 @@ impl Tenant {
         let mut request =
             TenantRequest { quotas, ceilings, ..TenantRequest::new(format!("{name}-{:016x}", runtime.random())) };
         request.egress.allow = vec!["loopback".to_owned()];
-        let created = operator.create_tenant(&request).await.context("the server did not create the tenant")?;
+        let created = operator.create_tenant(&request).await;
+        let created = created.with_context(|| format!("the server did not create the tenant {}", request.name))?;
         let key = created.key.secret.0;
         Ok(Tenant { client: Client::new(&url, &key, Options::default())?, host: server.address, key })
     }

@@ -95,7 +95,7 @@ async fn measure(
     let elapsed = runtime.monotonic().since(start).as_secs_f64();
     let cpu_us = (cpu_ticks()? - cpu_before) as f64 * 10_000.0 / created as f64;
     let rate = created as f64 / elapsed;
-    println!("{name:32} {rate:9.0}/s {cpu_us:6.2} us of CPU per callback");
+    println!("{name:32} {rate:9.0} callbacks/s {cpu_us:6.2} us of CPU time per callback");
     Ok(())
 }
 
@@ -198,7 +198,7 @@ type Driver = (Sender, hyper::client::conn::http1::Connection<TokioIo<TcpStream>
 
 struct Driven {
     address: SocketAddr,
-    #[expect(clippy::vec_box, reason = "a driver is large, and each call moves it")]
+    #[expect(clippy::vec_box, reason = "a `Driver` is large, and each call moves it out of the vector and back")]
     idle: Arc<std::sync::Mutex<Vec<Box<Driver>>>>,
     payload: Bytes,
 }

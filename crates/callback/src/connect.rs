@@ -79,7 +79,7 @@ fn tls_config(options: &Options) -> Result<ClientConfig, RootError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .expect("ring supports TLS 1.2 and 1.3")
+        .expect("the crate `ring` supports TLS 1.2 and 1.3")
         .with_root_certificates(roots)
         .with_no_client_auth();
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];

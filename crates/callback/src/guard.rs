@@ -71,7 +71,7 @@ impl fmt::Display for LookupFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             LookupFailed::Unresolved(_) => "name resolution failed",
-            LookupFailed::Forbidden(_) => "the egress policy rejects an address",
+            LookupFailed::Forbidden(_) => "the tenant's egress policy rejects an address of the target's host",
         })
     }
 }
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn policy_rejects_name_with_one_forbidden_address() {
+    fn egress_policy_rejects_host_name_with_one_forbidden_address() {
         let addresses = |hosts: &[&str]| hosts.iter().map(|host| SocketAddr::new(host.parse().unwrap(), 80)).collect();
         let check = |hosts: &[&str]| {
             let addresses: Vec<SocketAddr> = addresses(hosts);

@@ -146,7 +146,7 @@ impl Values {
     fn bytes(&mut self, bytes: &[u8]) -> HeaderValue {
         self.0.extend_from_slice(bytes);
         let value: Bytes = self.0.split().freeze();
-        HeaderValue::from_maybe_shared(value).expect("ids, numbers and instants are visible ASCII")
+        HeaderValue::from_maybe_shared(value).expect("ids, numbers and instants contain only visible ASCII characters")
     }
 }
 

@@ -72,7 +72,7 @@ impl Http2 {
                 end
             });
             if let Err(error) = end.await {
-                tracing::debug!(%error, "HTTP/2 connection to a target ended");
+                tracing::debug!(%error, "HTTP/2 connection to a target failed");
             }
             wakes.notify_waiters();
         });

@@ -26,7 +26,7 @@ impl Collector for PoolCollector {
         let name = "reveille_callback_connections_opened";
         opened.encode(encoder.encode_descriptor(name, help, None, opened.metric_type())?)?;
         let idle = ConstGauge::new(i64::try_from(connections.idle).unwrap_or(i64::MAX));
-        let help = "Open connections to targets that wait for a callback, and all open HTTP/2 connections.";
+        let help = "Idle HTTP/1.1 connections to targets, and all open HTTP/2 connections to targets.";
         idle.encode(encoder.encode_descriptor("reveille_callback_connections_idle", help, None, idle.metric_type())?)
     }
 }

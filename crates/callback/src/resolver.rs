@@ -42,7 +42,7 @@ impl Resolver {
         options.use_hosts_file = ResolveHosts::Always;
         // The guard checks the addresses of both families.
         options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
-        let dns = builder.build().expect("a resolver without TLS and DNSSEC needs no further configuration");
+        let dns = builder.build().expect("the construction of a resolver without TLS never fails");
         Resolver { runtime: runtime.clone(), dns }
     }
 
@@ -57,7 +57,7 @@ impl Resolver {
 
 fn system_resolver() -> ResolverBuilder<TokioRuntimeProvider> {
     TokioResolver::builder_tokio().unwrap_or_else(|error| {
-        tracing::warn!(%error, "cannot read /etc/resolv.conf; the DNS server on this host resolves the names of targets");
+        tracing::warn!(%error, "cannot read /etc/resolv.conf; Reveille queries the DNS server 127.0.0.1:53 instead");
         resolver(&[SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 53)])
     })
 }
@@ -77,7 +77,7 @@ fn resolver(name_servers: &[SocketAddr]) -> ResolverBuilder<TokioRuntimeProvider
 /// Error of a lookup without a result.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unresolved {
-    #[error("no DNS server responded in time")]
+    #[error("no DNS server responded within {LOOKUP_TIME_MAX:?}")]
     TimedOut,
     #[error("the lookup failed")]
     Failed(#[from] NetError),

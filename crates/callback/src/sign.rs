@@ -34,7 +34,7 @@ impl Signer {
         signature[..3].copy_from_slice(b"v1,");
         STANDARD
             .encode_slice(mac.finalize().into_bytes(), &mut signature[3..])
-            .expect("the base64 of 32 bytes has 44 digits");
+            .expect("the base64 text of 32 bytes has 44 characters");
         signature
     }
 }

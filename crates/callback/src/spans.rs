@@ -52,7 +52,7 @@ pub(crate) fn ended(delivered: Option<&Delivered>) {
             span.record("status", *status);
             match delivered.is_some_and(|delivered| delivered.result.is_success()) {
                 true => return,
-                false => "the target rejected the callback",
+                false => "the target responded with a status other than 2xx",
             }
         }
         Some(AttemptResult::Unreachable(reason)) => reason.as_str(),

@@ -14,6 +14,8 @@ use crate::pool::{Authority, Pool};
 /// Number of prepared targets in one generation of the cache. The cache contains at most twice as many targets.
 const TARGETS_KEPT: usize = 1_024;
 
+const NO_HOST: &str = "the URL has no host; write a URL such as https://hooks.example/path";
+
 /// Target that is prepared for requests.
 pub(crate) struct Prepared {
     source: HttpTarget,
@@ -34,7 +36,7 @@ pub(crate) enum TargetError {
     Url(&'static str),
     #[error("invalid target method")]
     Method,
-    #[error("invalid target header {0} (counted from 0)")]
+    #[error("invalid name or value of target header number {0} (counted from 0)")]
     Header(usize),
 }
 
@@ -89,28 +91,40 @@ fn parse_url(url: &str) -> Result<(Uri, Uri, HeaderValue), TargetError> {
     let uri: Uri = url.parse().map_err(|_| TargetError::Url("not a URL"))?;
     let scheme = match uri.scheme() {
         Some(scheme) if *scheme == Scheme::HTTP || *scheme == Scheme::HTTPS => scheme.clone(),
-        _ => return Err(TargetError::Url("the scheme is neither http nor https")),
+        _ => {
+            return Err(TargetError::Url(
+                "the scheme is neither http nor https; start the URL with http:// or https://",
+            ));
+        }
     };
-    let authority = uri.authority().ok_or(TargetError::Url("the host is missing"))?;
+    let authority = uri.authority().ok_or(TargetError::Url(NO_HOST))?;
     if authority.as_str().contains('@') {
-        return Err(TargetError::Url("a user name is not allowed; send an authorization header instead"));
+        return Err(TargetError::Url(
+            "the URL contains a user name; remove it and send an authorization header instead",
+        ));
     }
     if authority.host().is_empty() {
-        return Err(TargetError::Url("the host is missing"));
+        return Err(TargetError::Url(NO_HOST));
     }
     if authority.port_u16().is_none() && authority.as_str().len() > authority.host().len() {
-        return Err(TargetError::Url("the port is not a number up to 65535"));
+        return Err(TargetError::Url("the port is not a number from 0 to 65535"));
     }
-    let host =
-        HeaderValue::from_str(authority.as_str()).map_err(|_| TargetError::Url("the host is not valid in a header"))?;
-    let connect_to = format!("{}/", origin(url)).parse().map_err(|_| TargetError::Url("the host is invalid"))?;
+    let host = HeaderValue::from_str(authority.as_str())
+        .map_err(|_| TargetError::Url("the host contains a character that the `host` header cannot contain"))?;
+    let connect_to = format!("{}/", origin(url))
+        .parse()
+        .map_err(|_| TargetError::Url("the host is neither a valid name nor a valid IP address"))?;
     // The URL `http://host?query` has an empty path, but a request line and `:path` must not have one.
     let path = match uri.query() {
         Some(query) => format!("{}?{query}", uri.path()),
         None => uri.path().to_owned(),
     };
     let uri = Uri::builder().scheme(scheme).authority(authority.clone()).path_and_query(path).build();
-    Ok((uri.map_err(|_| TargetError::Url("the path is invalid"))?, connect_to, host))
+    Ok((
+        uri.map_err(|_| TargetError::Url("the path or the query contains a character that a URL cannot contain"))?,
+        connect_to,
+        host,
+    ))
 }
 
 fn headers(target: &HttpTarget) -> Result<Vec<(HeaderName, HeaderValue)>, TargetError> {

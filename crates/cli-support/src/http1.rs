@@ -124,8 +124,14 @@ impl Input {
                 httparse::Status::Complete(head_end) => {
                     let end = match body_length(request.headers)? {
                         BodyLength::Known(length) if length <= REQUEST_BODY_BYTES_MAX => head_end + length,
-                        BodyLength::Known(_) => return Err(invalid("request body longer than the limit")),
-                        BodyLength::Chunked => return Err(invalid("request body without a length")),
+                        BodyLength::Known(length) => {
+                            return Err(invalid(format!(
+                                "the request body has {length} bytes, but the limit is {REQUEST_BODY_BYTES_MAX} bytes"
+                            )));
+                        }
+                        BodyLength::Chunked => {
+                            return Err(invalid("the request body is chunked; send it with a content-length header"));
+                        }
                     };
                     if self.buffer.len() >= end {
                         let handled = handle(&request, &self.buffer[head_end..end]);
@@ -148,7 +154,9 @@ impl Input {
 
     async fn read_head(&mut self, stream: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
         if self.buffer.len() >= HEAD_BYTES_MAX {
-            return Err(invalid("head of a message longer than the limit"));
+            return Err(invalid(format!(
+                "the message head or chunk length is incomplete after {HEAD_BYTES_MAX} bytes"
+            )));
         }
         self.read_more(stream).await
     }
@@ -179,7 +187,7 @@ impl Input {
     async fn read_exactly(&mut self, stream: &mut (impl AsyncRead + Unpin), length: usize) -> io::Result<()> {
         let until = self.body.len().saturating_add(length);
         if until > BODY_BYTES_MAX {
-            return Err(invalid("response body longer than the limit"));
+            return Err(invalid(format!("the response body is longer than the limit of {BODY_BYTES_MAX} bytes")));
         }
         while self.body.len() < until {
             if self.buffer.is_empty() {
@@ -194,7 +202,9 @@ impl Input {
 
     async fn read_chunk_length(&mut self, stream: &mut (impl AsyncRead + Unpin)) -> io::Result<usize> {
         loop {
-            match httparse::parse_chunk_size(&self.buffer).map_err(|_| invalid("chunk length is not a number"))? {
+            match httparse::parse_chunk_size(&self.buffer)
+                .map_err(|_| invalid("the chunk length is not a hexadecimal number"))?
+            {
                 httparse::Status::Complete((end, length)) => {
                     self.buffer.drain(..end);
                     return usize::try_from(length).map_err(invalid);
@@ -209,7 +219,7 @@ impl Input {
             self.read_more(stream).await?;
         }
         if !self.buffer.starts_with(b"\r\n") {
-            return Err(invalid("chunk without a line end after its declared length"));
+            return Err(invalid("the bytes after a chunk are not a line end"));
         }
         self.buffer.drain(..2);
         Ok(())
@@ -226,7 +236,8 @@ fn body_length(headers: &[httparse::Header<'_>]) -> io::Result<BodyLength> {
             return if header.value.eq_ignore_ascii_case(b"chunked") {
                 Ok(BodyLength::Chunked)
             } else {
-                Err(invalid("unsupported transfer coding: only chunked is supported"))
+                let coding = String::from_utf8_lossy(header.value);
+                Err(invalid(format!("the transfer coding {coding:?} is not supported; only chunked is supported")))
             };
         }
     }
@@ -272,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn reader_rejects_declared_length_above_the_limit() {
+    fn reader_rejects_response_body_with_declared_length_above_limit() {
         let bytes = b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n";
         assert_eq!(now(response(bytes)).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }

@@ -41,7 +41,7 @@ impl Client {
             let response = response.unwrap_or(Err(Error::TimedOut { limit: SILENCE_MAX }))?;
             if !response.status().is_success() {
                 client.0.whole(response).await?;
-                unreachable!("`whole` returns an error for a response without a success status");
+                unreachable!("the function `whole` returns an error if the status is not a success status");
             }
             let results = Results { body: response.into_body(), read: BytesMut::new(), searched: 0 };
             Ok(try_unfold(results, async |mut results: Results| Ok(results.next().await?.map(|line| (line, results)))))
@@ -52,7 +52,7 @@ impl Client {
 
 /// Encodes a request as one line.
 fn line(request: &ScheduleRequest) -> Bytes {
-    let mut line = serde_json::to_vec(request).expect("the wire types have only string keys, which JSON requires");
+    let mut line = serde_json::to_vec(request).expect("every map in the wire types has string keys, as JSON requires");
     // A formatted payload may contain line ends. JSON allows line ends only between values, so spaces can replace them.
     for byte in line.iter_mut().filter(|byte| matches!(byte, b'\n' | b'\r')) {
         *byte = b' ';
@@ -88,7 +88,9 @@ impl Results {
                 Some(Ok(frame)) => self.read.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
                 Some(Err(error)) => return Err(Error::Broken { source: error.into() }),
                 None if self.read.is_empty() => return Ok(None),
-                None => return Err(Error::Broken { source: "the last result line is incomplete".into() }),
+                None => {
+                    return Err(Error::Broken { source: "the response ends in the middle of a result line".into() });
+                }
             }
         }
     }

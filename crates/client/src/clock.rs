@@ -4,7 +4,7 @@
 
 #![expect(
     clippy::disallowed_methods,
-    reason = "this module wraps the clocks and timers for the SDK; see the comment of the module"
+    reason = "the rest of the SDK uses clocks, timers and randomness only through this module"
 )]
 
 use std::time::{Duration, Instant, SystemTime};

@@ -16,7 +16,7 @@ pub enum Error {
     #[error("{} ({})", .0.problem.detail, .0.problem.code)]
     Rejected(Box<Rejection>),
     /// The response is not from Reveille's API. A proxy or another server at this address may have sent it.
-    #[error("the response is not from Reveille's API: status {status}, {text:?}; check the server's URL")]
+    #[error("the response is not from Reveille's API: status {status}, body {text:?}; check the server's URL")]
     Foreign {
         /// HTTP status of the response.
         status: u16,
@@ -47,13 +47,13 @@ pub enum Error {
         limit: Duration,
     },
     /// The response is longer than [`crate::Options::answer_bytes_max`].
-    #[error("the response is larger than {bytes_max} bytes; request smaller pages")]
+    #[error("the response is larger than the limit of {bytes_max} bytes; request fewer items per page")]
     TooLarge {
         /// Size limit in bytes.
         bytes_max: usize,
     },
     /// The response does not have the form that this version of the SDK expects.
-    #[error("cannot parse the response")]
+    #[error("cannot parse the response; check the server's URL and the version of the SDK")]
     Unreadable {
         /// Position and kind of the syntax error.
         #[source]

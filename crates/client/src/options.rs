@@ -71,7 +71,7 @@ pub enum SetupError {
         reason: &'static str,
     },
     /// The key is invalid. The error does not contain the key.
-    #[error("invalid API key: expected `ID.SECRET` in visible ASCII, as in `data/admin.key`")]
+    #[error("invalid API key: expected `ID.SECRET` in visible ASCII, as in the file `data/admin.key`")]
     Key,
     /// One of [`Options::extra_roots`] is invalid.
     #[error("cannot parse extra certificate authority {number} (counted from 0)")]

@@ -67,7 +67,7 @@ impl ListBy {
         let filter = match self {
             ListBy::All => None,
             ListBy::State(state) => {
-                let state = serde_json::to_value(state).expect("a state serializes to a string");
+                let state = serde_json::to_value(state).expect("a schedule's state serializes to a JSON string");
                 Some(format!("state={}", state.as_str().unwrap_or_default()))
             }
             ListBy::Label { name, value } => Some(format!("label={}", escape(&format!("{name}={value}")))),

@@ -12,7 +12,7 @@ pub struct Tag(pub(crate) HeaderValue);
 
 impl fmt::Display for Tag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.to_str().expect("a tag consists of visible ASCII"))
+        f.write_str(self.0.to_str().expect("a tag contains only visible ASCII characters"))
     }
 }
 

@@ -57,7 +57,7 @@ impl Call {
     }
 
     pub(crate) fn with_body(method: Method, path: String, repeat: Repeat, body: &impl serde::Serialize) -> Self {
-        let body = serde_json::to_vec(body).expect("the wire types have only string keys, which JSON requires");
+        let body = serde_json::to_vec(body).expect("every map in the wire types has string keys, as JSON requires");
         Call { method, body: Some(body.into()), repeat, ..Call::get(path) }
     }
 }
@@ -237,9 +237,11 @@ fn checked(url: &str) -> Result<String, SetupError> {
     match authority {
         None => Err(invalid("the URL has no host; write a URL such as https://reveille.example")),
         Some(authority) if authority.as_str().contains('@') => {
-            Err(invalid("the URL contains a user name; leave out the user name and the password"))
+            Err(invalid("the URL contains a user name; remove the user name and the password"))
         }
-        Some(_) if uri.query().is_some() => Err(invalid("the URL contains a query; leave out ? and the text after it")),
+        Some(_) if uri.query().is_some() => {
+            Err(invalid("the URL contains a query; remove the `?` and the text after it"))
+        }
         Some(_) => Ok(url.trim().trim_end_matches('/').to_owned()),
     }
 }
@@ -259,5 +261,8 @@ fn tls_config(options: &Options) -> Result<ClientConfig, SetupError> {
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    Ok(config.expect("ring supports TLS 1.2 and TLS 1.3").with_root_certificates(roots).with_no_client_auth())
+    Ok(config
+        .expect("the crypto library `ring` supports TLS 1.2 and TLS 1.3")
+        .with_root_certificates(roots)
+        .with_no_client_auth())
 }

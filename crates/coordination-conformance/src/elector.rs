@@ -116,15 +116,15 @@ pub(super) async fn leader_after_an_expired_lease_has_a_later_term(subject: &dyn
     let [a] = &electors(subject, 1).await[..] else { panic!("one elector") };
     let first = a.is_leader("a", short).await.expect("the engine responds");
     subject.runtime().sleep(short * 3 / 2).await;
-    let second = leads(a, "a").await.expect("no other replica exists");
-    assert!(second > first.term, "the term rises although no other replica led in between");
+    let second = leads(a, "a").await.expect("the only replica becomes the leader");
+    assert!(second > first.term, "the replica's second term is later, although no other replica led before it");
     a.resign("a").await.expect("the engine responds");
     assert!(leads(a, "a").await > Some(second));
 }
 
 pub(super) async fn resigning_leader_hands_over_at_once(subject: &dyn Subject) {
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
-    let first = leads(a, "a").await.expect("no other replica exists");
+    let first = leads(a, "a").await.expect("the first replica that calls becomes the leader");
     assert_eq!(leads(b, "b").await, None);
     a.resign("a").await.expect("the engine responds");
     let second = leads(b, "b").await.expect("the leader resigned");
@@ -147,8 +147,12 @@ pub(super) async fn resigning_follower_does_not_affect_the_leader(subject: &dyn 
 
 pub(super) async fn earlier_life_of_a_replica_counts_as_another_replica(subject: &dyn Subject) {
     let [earlier, later] = &electors(subject, 2).await[..] else { panic!("two electors") };
-    let first = leads(earlier, "a").await.expect("no other replica exists");
-    assert_eq!(leads(later, "a").await, None, "the earlier process of this replica may still be running");
+    let first = leads(earlier, "a").await.expect("the first replica that calls becomes the leader");
+    assert_eq!(
+        leads(later, "a").await,
+        None,
+        "the earlier process of this replica may be running, so the later process does not lead"
+    );
     assert_eq!(leads(earlier, "a").await, Some(first));
     earlier.resign("a").await.expect("the engine responds");
     assert!(leads(later, "a").await > Some(first));
@@ -160,7 +164,7 @@ pub(super) async fn followers_are_the_replicas_with_a_current_lease(subject: &dy
     let runtime = subject.runtime();
     let follower = |replica: &str, leads| Follower { replica: replica.to_owned(), leads };
     assert_eq!(a.followers().await, Ok(Vec::new()));
-    leads(b, "b").await.expect("no other replica exists");
+    leads(b, "b").await.expect("the first replica that calls becomes the leader");
     a.is_leader("a", short).await.expect("the engine responds");
     a.is_leader("c", LONG).await.expect("the engine responds");
     assert_eq!(b.followers().await, Ok(vec![follower("a", false), follower("b", true), follower("c", false)]));
@@ -174,18 +178,18 @@ pub(super) async fn followers_are_the_replicas_with_a_current_lease(subject: &dy
 pub(super) async fn departures_are_reported_only_to_the_leader(subject: &dyn Subject) {
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
     let follower = |replica: &str| Follower { replica: replica.to_owned(), leads: false };
-    leads(a, "a").await.expect("no other replica exists");
+    leads(a, "a").await.expect("the first replica that calls becomes the leader");
     b.is_leader("b", subject.lease()).await.expect("the engine responds");
     leads(b, "c").await;
     let known = a.followers().await.expect("the engine responds");
-    assert_eq!(b.departures("c", known.clone()).await, Ok(None), "the replica does not lead");
+    assert_eq!(b.departures("c", known.clone()).await, Ok(None), "a replica that does not lead receives no departures");
     // The lease of replica `b` ends, and replica `c` resigns.
     assert_eq!(a.departures("a", known).await, Ok(Some(vec![follower("b")])));
     let known = a.followers().await.expect("the engine responds");
     b.resign("c").await.expect("the engine responds");
     assert_eq!(a.departures("a", known.clone()).await, Ok(Some(vec![follower("c")])));
     a.resign("a").await.expect("the engine responds");
-    assert_eq!(a.departures("a", known).await, Ok(None), "the replica no longer leads");
+    assert_eq!(a.departures("a", known).await, Ok(None), "a replica that resigned receives no departures");
 }
 
 pub(super) async fn groups_are_independent(subject: &dyn Subject) {

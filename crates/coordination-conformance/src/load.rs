@@ -26,7 +26,7 @@ conformance::suite! { $ dyn Subject, load_conformance_tests, [$crate::load];
 const LIMIT: Duration = Duration::from_secs(240);
 
 fn path(text: &str) -> NodePath {
-    NodePath::new(text).expect("the path is valid")
+    NodePath::new(text).expect("the case uses a valid node path")
 }
 
 fn options(timeout: Duration) -> SessionOptions {
@@ -52,5 +52,5 @@ async fn change_all(tree: &dyn Tree, changes: impl IntoIterator<Item = Op>) {
 
 async fn within<T>(subject: &dyn Subject, what: &str, future: impl Future<Output = T>) -> T {
     let limited = subject.runtime().timeout(LIMIT, future).await;
-    limited.unwrap_or_else(|| panic!("the condition did not become true in time: {what}"))
+    limited.unwrap_or_else(|| panic!("the condition did not become true within {LIMIT:?}: {what}"))
 }

@@ -30,7 +30,7 @@ use coordination::tree::{
     Acl, Counted, Credentials, Expected, NodePath, Sequence, SessionOptions, SessionState, Tree, TreeError, Trees,
 };
 
-pub use self::sequences::recipes_keep_their_order_when_sequence_numbers_overflow;
+pub use self::sequences::locks_and_bags_keep_their_order_when_sequence_numbers_overflow;
 
 conformance::suite! { $ dyn Subject, recipe_conformance_tests, [$crate::recipes];
     locks {
@@ -151,7 +151,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 const LONG: Duration = Duration::from_secs(20);
 
 fn path(text: &str) -> NodePath {
-    NodePath::new(text).expect("the path is valid")
+    NodePath::new(text).expect("the case uses a valid node path")
 }
 
 /// A process with its client.
@@ -212,7 +212,9 @@ impl<'a> Peer<'a> {
     }
 
     async fn acquired(&self) -> Held {
-        within(self.subject, "the lock", self.lock().acquire()).await.expect("the acquisition succeeds")
+        within(self.subject, "the process acquires the lock", self.lock().acquire())
+            .await
+            .expect("the acquisition succeeds")
     }
 
     /// Returns the names of the nodes in the line at `at`, as the engine stores them.
@@ -225,7 +227,7 @@ impl<'a> Peer<'a> {
 
 async fn within<T>(subject: &dyn Subject, what: &str, future: impl Future<Output = T>) -> T {
     let limited = subject.runtime().timeout(LIMIT, future).await;
-    limited.unwrap_or_else(|| panic!("the condition did not become true in time: {what}"))
+    limited.unwrap_or_else(|| panic!("the condition did not become true within {LIMIT:?}: {what}"))
 }
 
 async fn until(subject: &dyn Subject, what: &str, mut is_so: impl AsyncFnMut() -> bool) {
@@ -252,7 +254,9 @@ async fn poll_until<T>(
 async fn wait_for_state(subject: &dyn Subject, tree: &dyn Tree, state: SessionState) {
     let mut states = tree.session().state();
     let becomes = states.wait_for(|now| *now == state);
-    within(subject, &format!("the session is {state:?}"), becomes).await.expect("the session reports all states");
+    within(subject, &format!("the session is {state:?}"), becomes)
+        .await
+        .expect("the session reports each change of its state");
 }
 
 /// Waits long enough for other tasks to make progress.

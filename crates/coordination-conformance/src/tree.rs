@@ -202,7 +202,7 @@ impl<'a> Peer<'a> {
 
     async fn within<T>(&self, what: &str, future: impl Future<Output = T>) -> T {
         let limited = self.subject.runtime().timeout(LIMIT, future).await;
-        limited.unwrap_or_else(|| panic!("the condition did not become true in time: {what}"))
+        limited.unwrap_or_else(|| panic!("the condition did not become true within {LIMIT:?}: {what}"))
     }
 
     async fn fired(&self, watch: Watch) -> Event {

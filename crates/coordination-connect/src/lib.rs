@@ -25,7 +25,7 @@ use runtime::Runtime;
 pub enum OpenError {
     /// The error text does not contain the URL, because the URL may contain a password.
     #[error(
-        "unknown coordination URL; use zookeeper://HOST:PORT,HOST:PORT/ROOT, or \
+        "unknown or missing scheme of the coordination URL; use zookeeper://HOST:PORT,HOST:PORT/ROOT, or \
          postgres://USER:PASSWORD@HOST:PORT/DATABASE with a database that `reveille store migrate` has prepared"
     )]
     Unknown,
@@ -36,7 +36,7 @@ pub enum OpenError {
     #[error(transparent)]
     Postgres(#[from] coordination_postgres::OpenError),
     /// The lease is in a row of PostgreSQL, and the path of the replica group is not a valid [`GroupName`].
-    #[error("invalid path of a replica group on PostgreSQL: {0}")]
+    #[error("the path of the replica group is not valid on PostgreSQL: {0}")]
     Group(#[from] GroupNameError),
 }
 

@@ -83,10 +83,10 @@ impl GroupName {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GroupNameError {
     /// The text is empty or longer than [`GroupName::LEN_MAX`]. The field is its length in bytes.
-    #[error("invalid group name: expected 1 to 128 characters, found {0} bytes")]
+    #[error("invalid name of a replica group: it has {0} bytes instead of 1 to 128")]
     Length(usize),
     /// The text contains a character outside `[A-Za-z0-9_./-]`.
-    #[error("invalid group name: found {found:?} at byte {at}; use only A-Z, a-z, 0-9, _ . / and -")]
+    #[error("invalid name of a replica group: it contains {found:?} at byte {at}; use only A-Z, a-z, 0-9, _ . / and -")]
     Character {
         /// Index of the first such character, in bytes.
         at: usize,

@@ -34,7 +34,7 @@ pub enum OpenError {
     /// The schema is newer than the version that this build needs.
     #[error(
         "the schema for coordination in {server} has version {found}, but this build supports at most {wanted}; \
-         run a newer build"
+         run a newer build of Reveille"
     )]
     SchemaNewer {
         /// URL of the server without the password.

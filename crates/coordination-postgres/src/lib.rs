@@ -110,5 +110,6 @@ pub fn millis(lease: Duration) -> i64 {
         "invalid lease {lease:?}: it must be above zero and at most {LEASE_MAX:?}"
     );
     // The function rounds up. The lease may end later than requested, but not earlier.
-    i64::try_from(lease.as_micros().div_ceil(1000)).expect("the milliseconds of an hour fit into an i64")
+    i64::try_from(lease.as_micros().div_ceil(1000))
+        .expect("a lease of at most one hour has milliseconds that fit into an i64")
 }

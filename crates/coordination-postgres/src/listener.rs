@@ -33,7 +33,7 @@ async fn listen_for_ever(runtime: &Runtime, server: &Server, channel: &str, chan
     loop {
         let began = runtime.monotonic();
         if let Err(failure) = listen(runtime, server, channel, changes).await {
-            tracing::debug!(%failure, "cannot listen for changes; using polling until the next attempt");
+            tracing::debug!(%failure, "cannot listen for database notifications; using polling until the next attempt");
         }
         if runtime.monotonic().since(began) > BACKOFF_MAX {
             backoff = BACKOFF_MIN;

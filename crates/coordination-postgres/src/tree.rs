@@ -95,7 +95,7 @@ fn stopped() -> TreeError {
 async fn close(mut dropped: mpsc::Receiver<(SessionId, Arc<Inner>)>) {
     while let Some((id, inner)) = dropped.recv().await {
         if let Err(error) = inner.close(id).await {
-            tracing::debug!(session = %id, %error, "cannot close a dropped session; its lease will end it");
+            tracing::debug!(session = %id, %error, "cannot close a dropped session; it ends when its lease expires");
         }
     }
 }

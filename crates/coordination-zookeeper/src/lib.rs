@@ -66,9 +66,10 @@ impl ZookeeperTrees {
         }
         let client = connector.connect(self.url.servers()).await.map_err(|error| match error {
             zk::Error::BadArguments(reason) => TreeError::Invalid((*reason).to_owned()),
-            error => {
-                TreeError::Disconnected(format!("no server of {} accepts the session: {error}", self.url.servers()))
-            }
+            error => TreeError::Disconnected(format!(
+                "cannot open a session on any server of {}: {error}",
+                self.url.servers()
+            )),
         })?;
         let Some(root) = self.url.root() else { return Ok(client) };
         // Every session may access the root of the URL, like ZooKeeper's own root. A user who wants to protect the root
@@ -92,7 +93,10 @@ impl Trees for ZookeeperTrees {
                 Ok(Arc::new(ZookeeperTree::start(&self.runtime, session, client, self.url.root())) as Arc<dyn Tree>)
             });
             opened.await.unwrap_or_else(|| {
-                Err(TreeError::Disconnected(format!("no server of {} responded in time", self.url.servers())))
+                Err(TreeError::Disconnected(format!(
+                    "no server of {} responded within {OPEN_MAX:?}",
+                    self.url.servers()
+                )))
             })
         })
     }
@@ -406,9 +410,10 @@ impl Tree for ZookeeperTree {
                 async { while !states.peek_state().is_terminated() && !states.changed().await.is_terminated() {} };
             match self.runtime.timeout(CLOSE_MAX, closed).await {
                 Some(()) => Ok(()),
-                None => Err(TreeError::Disconnected(
-                    "the server did not confirm the close in time; the session expires after its timeout".to_owned(),
-                )),
+                None => Err(TreeError::Disconnected(format!(
+                    "the server did not confirm within {CLOSE_MAX:?} that it closed the session; \
+                     the session expires after its timeout"
+                ))),
             }
         })
     }
@@ -428,9 +433,14 @@ fn in_order(mut names: Vec<String>, stat: &zk::Stat) -> Children {
 }
 
 fn numbered(path: &NodePath, sequence: zk::CreateSequence) -> Result<NodePath, TreeError> {
-    let number = i32::try_from(sequence.into_i64()).map(Sequence);
+    let received = sequence.into_i64();
+    let number = i32::try_from(received).map(Sequence);
     let numbered = number.ok().and_then(|number| NodePath::new(&format!("{path}{number}")).ok());
-    numbered.ok_or_else(|| TreeError::Invalid("the server returned a sequence number that exceeds 32 bits".to_owned()))
+    numbered.ok_or_else(|| {
+        TreeError::Invalid(format!(
+            "the server returned the sequence number {received}, which exceeds 32 bits or makes the path too long"
+        ))
+    })
 }
 
 fn add(writer: &mut zk::MultiWriter<'_>, op: &Op) -> Result<(), TreeError> {

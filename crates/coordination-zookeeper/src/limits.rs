@@ -181,7 +181,7 @@ impl Watches {
         if more > 0 && watched.bytes + more > WATCHED_BYTES_MAX {
             return Err(TreeError::Invalid(format!(
                 "too many watches: the watched paths may have at most {WATCHED_BYTES_MAX} bytes in one session; \
-                 open another session, or watch a node together with all nodes below it"
+                 open another session, or use `watch_all` to watch a node and all nodes below it"
             )));
         }
         watched.bytes += more;

@@ -122,7 +122,9 @@ pub(crate) fn done_of(done: zk::MultiWriteResult) -> Result<Done, TreeError> {
             Done::Create(Created { path, stat: stat_of(&stat) })
         }
         other => {
-            return Err(TreeError::Disconnected(format!("unexpected response from the client library: {other:?}")));
+            return Err(TreeError::Disconnected(format!(
+                "unexpected result of a multi from the ZooKeeper library: {other:?}"
+            )));
         }
     })
 }
@@ -137,7 +139,9 @@ pub(crate) fn error_of(error: zk::Error) -> TreeError {
         zk::Error::NoAuth => TreeError::Forbidden,
         zk::Error::InvalidAcl => TreeError::InvalidAcl,
         zk::Error::BadArguments(reason) => TreeError::Invalid((*reason).to_owned()),
-        zk::Error::QuotaExceeded => TreeError::Invalid("the request exceeds a quota of the server".to_owned()),
+        zk::Error::QuotaExceeded => {
+            TreeError::Invalid("the request exceeds a quota of the ZooKeeper server; increase the quota".to_owned())
+        }
         zk::Error::SessionExpired | zk::Error::SessionMoved | zk::Error::ClientClosed | zk::Error::AuthFailed => {
             TreeError::SessionLost
         }

@@ -40,14 +40,14 @@ impl ZookeeperUrl {
             is_valid && !server.contains(['@', ' '])
         };
         if rest.contains(['?', '#']) {
-            return Err(invalid("the URL has options, which Reveille does not support"));
+            return Err(invalid("the URL must not contain ? or #, because Reveille supports no options"));
         }
         if !servers.split(',').all(is_server) {
-            return Err(invalid("the server list is invalid; pass credentials separately"));
+            return Err(invalid("each server must have the form HOST or HOST:PORT without credentials"));
         }
         let root = match root.strip_suffix('/').unwrap_or(root) {
             "" => None,
-            root => Some(NodePath::new(root).map_err(|_| invalid("the root is not a valid path"))?),
+            root => Some(NodePath::new(root).map_err(|_| invalid("the part /ROOT is not a valid node path"))?),
         };
         Ok(ZookeeperUrl { servers: servers.to_owned(), root })
     }

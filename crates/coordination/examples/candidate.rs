@@ -41,13 +41,15 @@ async fn main() -> anyhow::Result<()> {
     };
     let runtime = Runtime::real();
     let trees = coordination_connect::trees(&runtime, url, None).await?;
-    let timeout = Duration::from_millis(millis.parse().context("SESSION_MILLIS must be a number")?);
+    let timeout =
+        Duration::from_millis(millis.parse().context("SESSION_MILLIS must be a whole number of milliseconds")?);
     let client = Client::new(&runtime, trees, SessionOptions { timeout, credentials: Vec::new() });
     // `Trust::UntilLost` lets a guard last longest. The tests show that even such a guard ends before the next leader
     // leads.
     let candidate = Candidate { acl: Acl::Open, trust: Trust::UntilLost, ..Candidate::new(id) };
     let selector = LeaderSelector::new(&client, NodePath::new(group)?, candidate);
-    let mut sink = Sink(BufReader::new(UnixStream::connect(sink).await.context("cannot connect to SINK")?));
+    let mut sink =
+        Sink(BufReader::new(UnixStream::connect(sink).await.context("cannot connect to the Unix socket SINK")?));
     loop {
         let held = selector.lead().await?;
         lead(&runtime, &client, &held, &mut sink).await?;
@@ -121,7 +123,7 @@ async fn write(tree: &Arc<dyn Tree>, held: &Held) -> Result<Option<i64>, TreeErr
     match tree.multi(fence.iter().cloned().chain([set]).collect()).await {
         Ok(done) => match done.last() {
             Some(Done::Set(stat)) => Ok(Some(stat.modified.0)),
-            _ => Err(TreeError::Invalid("the last step of the multi is not a set".to_owned())),
+            _ => Err(TreeError::Invalid("the last result of the multi is not the result of a set".to_owned())),
         },
         Err(TreeError::Multi { at, .. }) if at < fence.len() => Ok(None),
         Err(TreeError::Multi { source, .. }) if *source == TreeError::NoNode => {

@@ -67,7 +67,8 @@ async fn main() -> anyhow::Result<()> {
         SessionOptions { timeout: Duration::from_millis(arguments.session_millis), ..SessionOptions::default() };
     let client = Client::new(&runtime, trees, session);
     let opened = client.connect(Duration::from_secs(10)).await;
-    opened.context("cannot open a session; check that the engine runs and is reachable from here")?;
+    opened
+        .context("cannot open a session; check that the coordination engine runs and is reachable from this machine")?;
 
     // 2. Create the leader selector from the client, the path of the job's leader group, and the options of this
     //    candidate.
@@ -125,7 +126,7 @@ impl Scheduler {
             // If several firings are due, the leader calls the service only for the latest firing.
             let due = self.cron.latest_at(self.runtime.now()).map_or(next, |latest| latest.max(next));
             if let Err(error) = self.call(due, leading).await {
-                eprintln!("the call for {due} failed; retrying: {error:#}");
+                eprintln!("the call of the service for {due} failed; retrying: {error:#}");
                 self.runtime.sleep(Duration::from_millis(200)).await;
                 continue;
             }
@@ -135,7 +136,7 @@ impl Scheduler {
             let store = Op::Set { path: self.job.clone(), data: text(due), expected: Expected::Any };
             tree.multi([leading.fence.clone(), vec![store]].concat())
                 .await
-                .context("cannot store the instant of the call")?;
+                .context("cannot store the instant of the firing")?;
             println!("{} called the service for {due}", self.arguments.replica);
             last = due;
         }
@@ -155,9 +156,9 @@ impl Scheduler {
         }
         let stored = tree.get(&self.job).await?.data;
         let millis = std::str::from_utf8(&stored).ok().and_then(|text| text.parse().ok());
-        Ok(Timestamp::from_millis(
-            millis.with_context(|| format!("invalid node {}: it does not contain an instant", self.job))?,
-        ))
+        Ok(Timestamp::from_millis(millis.with_context(|| {
+            format!("node {} does not contain an instant in milliseconds; delete the node", self.job)
+        })?))
     }
 
     async fn wait_for(&self, instant: Timestamp) {
@@ -177,7 +178,7 @@ impl Scheduler {
             .header("x-term", leading.term.0)
             .body(Empty::new())?;
         let response = self.runtime.timeout(Duration::from_secs(5), self.http.request(request)).await;
-        let status = response.context("no response within 5 s")??.status();
+        let status = response.context("the service did not respond within 5 s")??.status();
         ensure!(status.is_success(), "{} returned {status}", self.arguments.call);
         Ok(())
     }

@@ -88,7 +88,8 @@ async fn main() -> anyhow::Result<()> {
     let trees = coordination_connect::trees(&runtime, &url, None).await?;
     let client = Client::new(&runtime, trees, SessionOptions::default());
     let opened = client.connect(Duration::from_secs(10)).await;
-    opened.context("cannot open a session; check that the engine runs and is reachable from here")?;
+    opened
+        .context("cannot open a session; check that the coordination engine runs and is reachable from this machine")?;
     let tasks = Tasks::new(client.clone()).await?;
     match command {
         Command::Add { tasks: commands } => {
@@ -110,7 +111,7 @@ async fn main() -> anyhow::Result<()> {
             let options = coordination_connect::Options::default();
             let elector = coordination_connect::elector(&runtime, &url, &group, lease, form, &options).await?;
             let name = replica.unwrap_or_else(|| format!("replica-{:032x}", runtime.random_u128()));
-            ensure!(!name.contains('/'), "--replica: the name must not contain `/`");
+            ensure!(!name.contains('/'), "--replica: the name {name:?} must not contain `/`");
             // The program creates the parent node of the replica's tasks before the replica joins. The leader can then
             // assign tasks to the replica at once.
             client.ensure(&tasks.given.join(&name).context("--replica")?, &Acl::Open).await?;
@@ -148,7 +149,7 @@ impl Replica {
                     leadership.leads
                 }
                 Err(error) if error.is_retryable() => false,
-                Err(error) => return Err(error).context("the elector rejected the replica"),
+                Err(error) => return Err(error).context("the elector rejected the replica's name or lease"),
             };
             if leads != led {
                 println!("{} {}", self.name, if leads { "leads" } else { "follows" });
@@ -218,7 +219,9 @@ impl Tasks {
     async fn add(&self, command: String) -> anyhow::Result<String> {
         let (tree, path) = (self.client.session().await?, self.waiting.join("task")?);
         let added = tree.create(&path, command.into(), CreateMode::PersistentSequential, Acl::Open).await;
-        Ok(added.context("cannot add the task; it may or may not exist")?.path.name().to_owned())
+        let added =
+            added.context("cannot confirm that the task was added; run the command `list` before you add it again")?;
+        Ok(added.path.name().to_owned())
     }
 
     /// Returns the place and the name of each task.
@@ -302,7 +305,7 @@ impl Tasks {
                 self.client.runtime().sleep(RETRY_WAIT).await;
             };
             if !was_there {
-                println!("the leader took task {task} away during its execution; another replica executes it too");
+                println!("the leader moved task {task} to another replica during its execution; the task runs twice");
             }
         }
         Ok(())

@@ -126,7 +126,9 @@ pub struct Follower {
 pub fn check_replica(replica: &str) -> Result<(), ElectorError> {
     let most = REPLICA_LEN_MAX;
     if replica.is_empty() || replica.len() > most || replica.contains('\0') {
-        return Err(ElectorError::Rejected(format!("invalid replica name: it must have 1 to {most} bytes and no NUL")));
+        let len = replica.len();
+        let text = format!("invalid replica name of {len} bytes: it must have 1 to {most} bytes and no NUL byte");
+        return Err(ElectorError::Rejected(text));
     }
     Ok(())
 }

@@ -74,14 +74,14 @@ impl Ring {
         }
         assert!(
             self.members.len().saturating_mul(share) >= keys.len(),
-            "the shares of all members together must cover all keys"
+            "`share` times the number of members is at least the number of keys"
         );
         let mut free = vec![share; self.members.len()];
         let mut assigned = BTreeMap::new();
         for (hash, key) in keys {
             let not_full = (0..free.len()).filter(|at| free[*at] > 0);
             let heaviest = not_full.max_by_key(|at| weight(hash, &self.members[*at]));
-            let at = heaviest.expect("the shares of all members together cover all keys");
+            let at = heaviest.expect("at least one member has fewer than `share` keys");
             free[at] -= 1;
             assigned.insert(key, self.members[at].0.as_str());
         }

@@ -80,7 +80,7 @@ pub enum CatchUp {
 #[must_use]
 pub fn at_start(schedule: &Schedule, key: &DueKey, catch_up: CatchUp, now: Timestamp) -> Start {
     let occurrence = key.occurrence;
-    assert_eq!(occurrence.incarnation, schedule.incarnation, "the due row belongs to the schedule");
+    assert_eq!(occurrence.incarnation, schedule.incarnation, "the due row belongs to this incarnation of the schedule");
     let replayed = occurrence.replay > 0;
     if is_superseded(schedule, occurrence) {
         return if replayed || key.attempt > 1 { Start::Cancel } else { Start::Drop(Void::Superseded) };

@@ -13,7 +13,7 @@ pub const TEXT_BYTES_MAX: usize = 64;
 pub enum DurationError {
     #[error("duration has {0} bytes, more than the limit of {TEXT_BYTES_MAX}")]
     TooLong(usize),
-    #[error("text is not a duration; write 30s, 5m, 1h30m, 500ms or PT30S")]
+    #[error("text is not a duration; use a form such as 30s, 5m, 1h30m, 500ms or PT30S")]
     Syntax,
     #[error("months and years have no fixed length; use weeks, days, hours, minutes or seconds, such as 30d")]
     Calendar,

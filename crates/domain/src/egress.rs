@@ -88,9 +88,9 @@ pub struct Network {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NetworkError {
-    #[error("text is not a network; write 10.1.0.0/16 or 2001:db8::/32")]
+    #[error("text is not a network; use a form such as 10.1.0.0/16 or 2001:db8::/32")]
     Syntax,
-    #[error("bits after the prefix length are set; write the network's first address")]
+    #[error("the address has set bits after the prefix; use the first address of the network")]
     HostBits,
 }
 
@@ -268,7 +268,7 @@ impl Kind {
 /// host name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EgressRejection {
-    #[error("the tenant's policy allows https only")]
+    #[error("the tenant's policy allows only https targets")]
     Http,
     #[error(
         "the host is at a {0} address, which the tenant's policy does not allow; an operator can change the policy"

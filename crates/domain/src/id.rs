@@ -161,7 +161,7 @@ impl fmt::Display for ScheduleId {
 pub enum ScheduleIdError {
     #[error("id has {0} characters, but must have 1 to 128")]
     Length(usize),
-    #[error("id contains {found:?} at {at}, but may contain only A-Z, a-z, 0-9, _ and -")]
+    #[error("id contains {found:?} at byte {at}, but may contain only A-Z, a-z, 0-9, _ and -")]
     Character { at: usize, found: char },
 }
 

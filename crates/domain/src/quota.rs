@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_token_bucket_gives_the_tokens_of_one_period_and_then_single_tokens() {
+    fn idle_bucket_gives_the_tokens_of_one_period_at_once_and_then_its_rate() {
         let rate = Rate::new(10, SECOND);
         let mut bucket = TokenBucket::default();
         let now = Duration::from_secs(100);

@@ -186,7 +186,7 @@ mod tests {
     use super::origin;
 
     #[test]
-    fn numeric_hosts_have_the_form_of_their_address() {
+    fn numeric_host_is_normalized_to_its_ip_address() {
         let host = |host: &str| origin(&format!("http://{host}/"));
         for loopback in
             ["127.0.0.1", "127.1", "2130706433", "0x7f000001", "0X7F.0.1", "0177.0.0.0x1", "127.000.000.001."]

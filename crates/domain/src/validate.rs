@@ -281,7 +281,7 @@ pub enum Violation {
     AttemptsMax { requested: u16, limit: u16 },
     #[error("backoff_max is {}, but must be at least 1ms and at most {}", text(requested), text(limit))]
     BackoffMax { requested: Duration, limit: Duration },
-    #[error("backoff {} is longer than backoff_max {}", text(requested), text(backoff_max))]
+    #[error("backoff is {}, but must be at most backoff_max ({})", text(requested), text(backoff_max))]
     Backoff { requested: Duration, backoff_max: Duration },
 }
 
@@ -312,21 +312,21 @@ impl Violation {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum UrlProblem {
-    #[error("URL has {bytes} bytes, more than the limit of {bytes_max}")]
+    #[error("URL has {bytes} bytes, more than the limit of {bytes_max} bytes; shorten the URL")]
     Long { bytes: usize, bytes_max: usize },
-    #[error("URL contains {found:?} at byte {at}, but may contain only visible ASCII; percent-encode the character")]
+    #[error("URL contains {found:?} at byte {at}, but may contain only visible ASCII characters; percent-encode it")]
     Character { at: usize, found: char },
     #[error("URL has a fragment, which is never sent; leave out # and the text after it")]
     Fragment,
-    #[error("text is not an absolute URL; write a URL such as https://example.org/hook")]
+    #[error("this is not an absolute URL; write a URL such as https://example.org/hook")]
     Syntax,
-    #[error("only http:// and https:// are supported")]
+    #[error("URL must start with http:// or https://")]
     Scheme,
     #[error("URL has no valid host; use a DNS name, an IPv4 address, or an IPv6 address in brackets")]
     Host,
     #[error("URL contains a user name, which logs would show; send an Authorization header instead")]
     UserInfo,
-    #[error("URL port is not a number from 1 to 65535")]
+    #[error("URL port must be a number from 1 to 65535")]
     Port,
 }
 

@@ -1,6 +1,6 @@
 //! Prints an instant of the wall clock.
 
-#![expect(clippy::print_stdout, reason = "the example reports its progress")]
+#![expect(clippy::print_stdout, reason = "the example prints its result")]
 
 // [example]
 use std::time::Duration;

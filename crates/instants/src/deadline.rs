@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn deadline_is_ahead_of_every_earlier_instant() {
+    fn deadline_passes_exactly_at_its_instant() {
         let deadline = Deadline::new(at(10));
         assert!(deadline.is_ahead(at(9)) && deadline.extend(at(9), at(20)) && deadline.is_ahead(at(19)));
         assert_eq!(deadline.at(), at(20));
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn infinite_deadline_is_always_ahead() {
+    fn infinite_deadline_never_passes() {
         let deadline = Deadline::new(at(5) + Duration::MAX);
         assert!(deadline.is_ahead(at(u64::MAX / 2_000_000_000)));
     }

@@ -21,7 +21,8 @@ const TRIAL: Duration = Duration::from_secs(4);
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let folder = std::env::args().nth(1).ok_or("missing argument: name a folder on the disk to measure")?;
+    let folder =
+        std::env::args().nth(1).ok_or("missing argument FOLDER; pass the path of a folder on the disk to measure")?;
     let folder = Path::new(&folder);
     let runtime = Runtime::real();
     println!("{:<28} {:>10} {:>9} {:>9} {:>9} {:>9}", "", "per second", "p50 us", "p99 us", "p99.9 us", "MB/s");
@@ -115,7 +116,7 @@ async fn journal(
 fn row(name: &str, mut times: Vec<Duration>, over: Duration, bytes: usize) {
     times.sort_unstable();
     let at = |share: f64| -> u128 {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the value is a list index")]
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the product is a list index")]
         let index = (times.len() as f64 * share) as usize;
         times.get(index.min(times.len().saturating_sub(1))).map_or(0, Duration::as_micros)
     };

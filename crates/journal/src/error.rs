@@ -7,7 +7,11 @@ use crate::format::VERSION;
 
 /// Damage of stored bytes: the bytes were durable and have changed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{} is damaged at byte {offset}: {what}; {} lost. {ADVICE}", .segment.display(), entries(*.first_index, *.end_index))]
+#[error(
+    "{} is damaged at byte {offset}: {what}; {}; {ADVICE}",
+    .segment.display(),
+    entries(*.first_index, *.end_index)
+)]
 pub struct Damage {
     pub segment: PathBuf,
     /// Lower bound for the position of the first damaged byte; zero if the whole file is damaged or missing.
@@ -20,27 +24,37 @@ pub struct Damage {
     pub what: &'static str,
 }
 
-const ADVICE: &str = "The journal changed no file: copy the data folder to another place, then restore the folder \
-                      from a backup";
+const ADVICE: &str =
+    "the journal changed no file; copy the data folder to another place, then restore the folder from a backup";
 
 fn entries(first: u64, end: Option<u64>) -> String {
     match end {
-        Some(end) => format!("entries {first} to {} are", end.saturating_sub(1)),
-        None => format!("entries from {first} on may be"),
+        Some(end) => format!("entries {first} to {} are lost", end.saturating_sub(1)),
+        None => format!("entry {first} and all later entries may be lost"),
     }
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("another process has the journal open ({}); stop it, or choose another data folder", .lock.display())]
+    #[error(
+        "another process has the journal open (lock file {}); stop that process, or choose another data folder",
+        .lock.display()
+    )]
     Locked { lock: PathBuf },
     #[error(transparent)]
     Damaged(#[from] Damage),
-    #[error("{} has journal format {found}, but this program reads format {VERSION}; use the program version that wrote it", .segment.display())]
+    #[error(
+        "{} has journal format {found}, but this program reads only format {VERSION}; \
+         use the program version that wrote the file",
+        .segment.display()
+    )]
     Version { segment: PathBuf, found: u16 },
     #[error("invalid journal options: {0}")]
     Options(&'static str),
-    #[error("the disk has no space for a journal segment of {segment_bytes} bytes; free disk space, then restart")]
+    #[error(
+        "the disk has no space for a journal segment of {segment_bytes} bytes; \
+         free disk space, then restart the process"
+    )]
     Full { segment_bytes: u64 },
     #[error("cannot {action} {}", .path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
@@ -52,7 +66,7 @@ pub enum AppendError {
     /// releases entries.
     #[error("the disk has no space for another journal segment; free disk space and retry")]
     Full,
-    #[error("an entry of {bytes} bytes is larger than the journal's limit of {bytes_max}")]
+    #[error("the entry has {bytes} bytes, more than the journal's limit of {bytes_max} bytes")]
     TooLarge { bytes: usize, bytes_max: usize },
     #[error("the journal is closed")]
     Closed,

@@ -178,7 +178,7 @@ impl RecordBuffer {
     }
 
     pub(crate) fn push(&mut self, entry: &[u8]) {
-        let length = u32::try_from(entry.len()).expect("`Journal::append` limits an entry's size");
+        let length = u32::try_from(entry.len()).expect("`Journal::append` accepts only entries below 4 GiB");
         self.bytes.extend_from_slice(&length.to_le_bytes());
         self.bytes.extend_from_slice(entry);
         self.count += 1;
@@ -188,7 +188,7 @@ impl RecordBuffer {
     pub(crate) fn finish(&mut self, salt: u64, offset: u64, first_index: u64, synced_below: u64) -> &[u8] {
         assert!(
             offset.is_multiple_of(BLOCK) && offset >= BLOCK,
-            "a record begins at a block boundary after the header"
+            "a record begins at a block boundary after the segment's header"
         );
         let body = &self.bytes[HEADER_BYTES..];
         let header = RecordHeader {
@@ -196,7 +196,7 @@ impl RecordBuffer {
             first_index,
             synced_below,
             count: self.count,
-            body_bytes: u32::try_from(body.len()).expect("a record fits into its segment"),
+            body_bytes: u32::try_from(body.len()).expect("a record's body is smaller than 4 GiB"),
             body_crc: crc32c::crc32c_append(body_seed(salt), body),
         };
         self.bytes[..HEADER_BYTES].copy_from_slice(&header.encode(salt));

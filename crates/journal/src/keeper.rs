@@ -37,7 +37,7 @@ pub(crate) async fn run(shared: &Shared) {
             return;
         }
         if let Err(error) = recycle_released(shared).await {
-            shared.runtime.halt(&format!("the journal cannot recycle a segment: {error}")).await;
+            shared.runtime.halt(&format!("the journal cannot delete or reuse a released segment: {error}")).await;
         }
         if !is_segment_missing {
             shared.keeper_wake.notified().await;
@@ -48,7 +48,7 @@ pub(crate) async fn run(shared: &Shared) {
             Err(error) if is_full(&error) => {
                 let _timed_out = shared.runtime.timeout(FULL_RETRY, shared.keeper_wake.notified()).await;
             }
-            Err(error) => shared.runtime.halt(&format!("the journal cannot prepare a segment: {error}")).await,
+            Err(error) => shared.runtime.halt(&format!("the journal cannot prepare a new segment: {error}")).await,
         }
     }
 }

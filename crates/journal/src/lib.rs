@@ -238,7 +238,7 @@ impl<T> Journal<T> {
 
     /// Adds the journal's metrics to `registry`.
     pub fn register(&self, registry: &mut Registry) {
-        let help = "Time from the start of a record's write to the end of its sync";
+        let help = "Time from the start of the write of a journal record to the end of its disk sync";
         registry.register("reveille_log_commit_duration_seconds", help, self.shared.commit_seconds.clone());
     }
 
@@ -280,10 +280,10 @@ impl Options {
         }
         // The smallest segment contains a header, one record and a marker.
         if self.segment_bytes < BLOCK + record_bytes(body_bytes_max) + BLOCK {
-            return Err(OpenError::Options("segment_bytes must be large enough for an entry of entry_bytes_max"));
+            return Err(OpenError::Options("segment_bytes is too small for an entry of entry_bytes_max bytes"));
         }
         if self.batch_bytes_max > self.segment_bytes - 2 * BLOCK || self.batch_bytes_max > u64::from(u32::MAX) {
-            return Err(OpenError::Options("batch_bytes_max must be at least 8192 less than segment_bytes"));
+            return Err(OpenError::Options("batch_bytes_max must be below 4 GiB and at most segment_bytes minus 8192"));
         }
         if self.queue_bytes_max == 0 || self.queue_entries_max == 0 || self.commits_max == 0 {
             return Err(OpenError::Options("queue_bytes_max, queue_entries_max and commits_max must not be zero"));

@@ -72,7 +72,7 @@ impl Linger {
     }
 
     fn end_round(&mut self, elapsed: Duration) {
-        #[expect(clippy::cast_precision_loss, reason = "the rate may be inexact")]
+        #[expect(clippy::cast_precision_loss, reason = "an approximate rate is sufficient")]
         let rate = self.entries as f64 / elapsed.as_secs_f64();
         self.rounds_left = self.rounds_left.saturating_sub(1);
         if !self.waits {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn writer_collects_entries_that_arrive_at_a_steady_rate() {
+    fn writer_combines_steadily_arriving_entries_into_fewer_records() {
         let (entries, commits) = run(10, |since_last| usize::try_from(since_last.as_micros() / 50).unwrap());
         assert!(entries >= 195_000, "{entries} entries");
         assert!((8_000..10_000).contains(&commits), "{commits} commits");
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn writer_does_not_count_idle_time_as_a_low_rate() {
+    fn writer_ignores_idle_time_when_it_measures_the_entry_rate() {
         let mut now = Monotonic::from_start(Duration::ZERO);
         let mut linger = Linger::new(now);
         let mut waited = 0;
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn writer_never_delays_a_single_caller() {
+    fn writer_never_delays_the_entries_of_a_single_caller() {
         assert_eq!(run(10, |_| 1), (40_000, 40_000));
     }
 }

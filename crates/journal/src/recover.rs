@@ -80,7 +80,7 @@ pub(crate) async fn recover(disk: &dyn Disk, dir: &Path, numbers: &[u64]) -> Res
     let mut live = walk.live;
     let begun = live.iter().rposition(|live| live.end_offset > BLOCK).unwrap_or(0);
     let ready = live.split_off(begun + 1).into_iter().map(|live| live.segment).collect();
-    let journal_id = walk.journal_id.expect("recovery fails if it has read no segment");
+    let journal_id = walk.journal_id.expect("a successful recovery has read at least one segment");
     Ok(Recovered { journal_id, live, ready, next: walk.next, proven: walk.evidence >= walk.next })
 }
 
@@ -185,7 +185,8 @@ impl Walk {
         let whole = segment.body(header).await?.is_some();
         if header.first_index < self.next {
             if whole {
-                self.lost(path.clone(), header.offset, "a record repeats indexes of an earlier record", true, None);
+                let what = "a record has the same entry indexes as an earlier record";
+                self.lost(path.clone(), header.offset, what, true, None);
             }
             // An incomplete record is the rest of an unfinished write. An earlier start dropped this record.
             return Ok(continue_at);

@@ -158,7 +158,10 @@ impl State {
     /// Updates the state after a record of the active segment has become durable.
     pub(crate) fn record_written(&mut self, end_offset: u64, next: u64) {
         let active = self.live.back_mut().expect("the journal always has an active segment");
-        assert!(active.end_offset < end_offset && self.next <= next, "offsets and indexes only increase");
+        assert!(
+            active.end_offset < end_offset && self.next <= next,
+            "a new record never decreases the end offset or the next index"
+        );
         active.end_offset = end_offset;
         self.next = next;
     }

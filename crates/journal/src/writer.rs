@@ -143,7 +143,7 @@ impl<T: Send + 'static> Writer<T> {
         }
         if let Err(error) = outcome {
             let segment = self.segment.path.display();
-            self.shared.runtime.halt(&format!("the journal cannot write {segment}: {error}")).await;
+            self.shared.runtime.halt(&format!("the journal cannot write or sync the segment {segment}: {error}")).await;
         }
         self.offset += record.len() as u64;
         let took = self.shared.runtime.monotonic().since(begun);
@@ -185,7 +185,7 @@ impl<T: Send + 'static> Writer<T> {
                 }
                 if state.is_disk_full && self.queue.set_full(true) {
                     let dir = self.shared.dir.display();
-                    tracing::warn!(%dir, "disk full; appends fail until the disk has space for a journal segment");
+                    tracing::warn!(%dir, "the disk is full; appends fail until it has space for a journal segment");
                 }
                 if state.is_disk_full && self.queue.is_closed() {
                     return Err(Stopped);
@@ -194,7 +194,7 @@ impl<T: Send + 'static> Writer<T> {
             self.shared.segment_ready.notified().await;
         }
         if self.queue.set_full(false) {
-            tracing::info!(dir = %self.shared.dir.display(), "journal segment prepared; appends succeed again");
+            tracing::info!(dir = %self.shared.dir.display(), "the journal has a new segment; appends succeed again");
         }
         self.shared.keeper_wake.notify_one();
         Ok(())

@@ -38,7 +38,7 @@ const CONNECTIONS_MAX: usize = 1 << 20;
 pub enum BindError {
     #[error("{address} is in use by another process; stop that process, or {remedy} on another address")]
     AddressInUse { address: SocketAddr, remedy: &'static str },
-    #[error("this user has no permission to listen on {0}; choose port 1024 or a higher port")]
+    #[error("the user of this process has no permission to listen on {0}; choose port 1024 or a higher port")]
     Forbidden(SocketAddr),
     #[error("cannot listen on {address}")]
     Other {
@@ -56,10 +56,7 @@ pub enum BindError {
 ///
 /// # Errors
 /// Returns an error if the socket cannot listen on `address`.
-#[expect(
-    clippy::unused_async,
-    reason = "the function binds its socket inside a reactor, which only an async caller has"
-)]
+#[expect(clippy::unused_async, reason = "the socket needs a Tokio runtime, and only an async caller runs inside one")]
 pub async fn bind(
     address: SocketAddr,
     backlog: u32,

@@ -38,7 +38,7 @@ impl Peer {
     pub(super) async fn join(subject: &dyn Subject, id: u128, lease: Duration) -> Peer {
         let ownership = subject.open().await;
         let renewed = subject.runtime().monotonic();
-        ownership.join(member(id), lease).await.expect("a new member joins");
+        ownership.join(member(id), lease).await.expect("the engine accepts a new member");
         Peer { id: MemberId(id), ownership, renewed }
     }
 

@@ -19,9 +19,9 @@ pub use conformance::Case;
 pub trait Subject: Send + Sync {
     fn runtime(&self) -> Runtime;
 
-    /// Length of the leases that end during the cases. A case waits for the end of several such leases, so the length
-    /// should be short. But if a member renews after every quarter of this time, each renewal must arrive before the
-    /// lease ends, even on a busy machine.
+    /// Length of the leases that end during the cases. The length is short, because a case waits for the end of several
+    /// such leases. It is long enough for renewals on a busy machine: a member renews after every quarter of this time,
+    /// and each renewal must arrive before the lease ends.
     fn lease(&self) -> Duration {
         Duration::from_millis(300)
     }

@@ -16,7 +16,7 @@ pub(super) async fn view_shows_members_as_they_joined(subject: &dyn Subject) {
     let far = Member { id: MemberId(u128::MAX), address: text.clone(), build: text.clone(), name: text, owns: false };
     let near = Member { name: String::new(), address: String::new(), build: String::new(), ..member(1 << 127) };
     for member in [&far, &near] {
-        ownership.join(member.clone(), LONG).await.expect("a new member joins");
+        ownership.join(member.clone(), LONG).await.expect("the engine accepts a new member");
     }
     let view = subject.open().await.view().await.expect("the engine responds");
     assert_eq!(view.members, [near.clone(), far], "the view lists the members in the order of their ids");
@@ -198,9 +198,12 @@ pub(super) async fn claims_become_free_exactly_when_the_lease_ends(subject: &dyn
     let b = Peer::join(subject, 2, LONG).await;
     let a = Peer::join(subject, 1, short).await;
     a.claim(&[shard(1)]).await;
-    until(&runtime, "a's claim becomes free", async || b.claim(&[shard(1)]).await == [true]).await;
+    until(&runtime, "the claim of member a becomes free", async || b.claim(&[shard(1)]).await == [true]).await;
     let kept = runtime.monotonic().since(a.renewed);
-    assert!(kept >= short, "the engine granted a's claim to b after only {kept:?}");
+    assert!(
+        kept >= short,
+        "the engine granted the claim of member a to b after {kept:?}, before a's lease of {short:?} ended"
+    );
     assert_eq!(b.holder(&shard(1)).await, Some(b.id));
 }
 
@@ -244,7 +247,7 @@ pub(super) async fn ended_session_is_lost_for_all_calls(subject: &dyn Subject) {
         peer.release(&[shard(5)]).await;
     }
     let never = watcher.ownership.renew(MemberId(77), LONG).await.map(|_| ());
-    assert_eq!(never, Err(OwnershipError::Lost), "the engine renews no id without a session");
+    assert_eq!(never, Err(OwnershipError::Lost), "the engine rejects the renewal of a member that never joined");
     let view = watcher.view().await;
     assert!(view.claims.is_empty() && view.members.len() == 1, "{view:?}");
 }
@@ -271,7 +274,7 @@ pub(super) async fn renewal_and_claim_at_the_end_of_a_lease_are_consistent(subje
         let holder = b.holder(&name).await;
         match (renewed, claimed[0]) {
             (Ok(_), false) => assert_eq!(holder, Some(a.id)),
-            (Ok(_), true) => panic!("the engine renewed a's session, but granted its claim to b"),
+            (Ok(_), true) => panic!("the engine renewed the session of member a, but granted a's claim to member b"),
             (Err(OwnershipError::Lost), true) => assert_eq!(holder, Some(b.id)),
             // The engine executed the claim before the end of the lease, and the renewal after the end.
             (Err(OwnershipError::Lost), false) => assert_eq!(holder, None),
@@ -280,7 +283,7 @@ pub(super) async fn renewal_and_claim_at_the_end_of_a_lease_are_consistent(subje
         *outcomes.entry(claimed[0]).or_insert(0) += 1;
         join(a.leave(), b.leave()).await;
     }
-    assert!(!outcomes.is_empty(), "no round reached the end of the lease");
+    assert!(!outcomes.is_empty(), "in every round, the lease of member a ended before its claim");
 }
 
 pub(super) async fn view_shows_only_live_members(subject: &dyn Subject) {
@@ -298,18 +301,18 @@ pub(super) async fn view_shows_only_live_members(subject: &dyn Subject) {
 
 pub(super) async fn view_contains_the_end_of_the_first_session(subject: &dyn Subject) {
     let empty = subject.open().await.view().await.expect("the engine responds");
-    assert_eq!(empty.first_end, None, "the view has no end of a session while no session is open");
+    assert_eq!(empty.first_end, None, "the view contains no session end while no session is open");
     let first = Peer::join(subject, 1, LONG).await;
-    let end = first.view().await.first_end.expect("the view contains the end of the session");
+    let end = first.view().await.first_end.expect("the view contains the end of the only session");
     assert!(end > LONG / 2 && end <= LONG, "{end:?}");
     let second = Peer::join(subject, 2, LONG / 2).await;
-    let end = first.view().await.first_end.expect("the view contains the end of the first session");
+    let end = first.view().await.first_end.expect("the view contains the earliest session end");
     assert!(end > LONG / 4 && end <= LONG / 2, "{end:?}");
     if !subject.leases_may_grow() {
         return;
     }
     second.ownership.renew(second.id, LONG).await.expect("the session is open");
-    assert!(first.view().await.first_end.expect("the view contains the end of the first session") > LONG / 2);
+    assert!(first.view().await.first_end.expect("the view contains the earliest session end") > LONG / 2);
 }
 
 pub(super) async fn renewal_returns_the_engines_clock(subject: &dyn Subject) {
@@ -335,7 +338,9 @@ pub(super) async fn change_wakes_waiting_processes(subject: &dyn Subject) {
         for (kind, woken) in woken.iter_mut().enumerate() {
             let changed = b.changed();
             match kind {
-                0 => drop(guest.ownership.join(member(guest.id.0), LONG).await.expect("a new member joins")),
+                0 => {
+                    guest.ownership.join(member(guest.id.0), LONG).await.expect("the engine accepts a new member");
+                }
                 1 => drop(guest.claim(&[shard(1)]).await),
                 2 => guest.release(&[shard(1)]).await,
                 _ => guest.leave().await,
@@ -343,5 +348,8 @@ pub(super) async fn change_wakes_waiting_processes(subject: &dyn Subject) {
             *woken += u32::from(runtime.timeout(Duration::from_millis(500), changed).await.is_some());
         }
     }
-    assert!(woken.iter().all(|woken| *woken >= 3), "number of hints per 5 joins, claims, releases, leaves: {woken:?}");
+    assert!(
+        woken.iter().all(|woken| *woken >= 3),
+        "fewer than 3 of 5 changes of one kind woke the process; joins, claims, releases, leaves: {woken:?}"
+    );
 }

@@ -198,7 +198,7 @@ impl Inner {
         let granted = tree.session().timeout();
         if granted < lease {
             drop(tree.close().await);
-            let text = format!("the engine limits sessions to {granted:?}, but the lease is {lease:?}");
+            let text = format!("the lease {lease:?} exceeds the engine's limit; configure at most {granted:?}");
             return Err(OwnershipError::Rejected(text));
         }
         for path in [&self.members, &self.claims, &self.clock] {
@@ -347,7 +347,7 @@ impl Inner {
 }
 
 fn malformed_node() -> TreeError {
-    TreeError::Invalid("a member's node has invalid content".to_owned())
+    TreeError::Invalid("a tree node has invalid content; check whether another program changed it".to_owned())
 }
 
 fn touch(clock: &NodePath) -> Op {
@@ -358,7 +358,7 @@ fn touch(clock: &NodePath) -> Op {
 fn renewed(done: Result<Vec<Done>, TreeError>) -> Result<Renewed, OwnershipError> {
     match done.map_err(ownership_error)?.last() {
         Some(Done::Set(stat)) => Ok(Renewed { engine_now: stat.modified_at }),
-        _ => Err(OwnershipError::Unavailable("unexpected response from the engine".to_owned())),
+        _ => Err(OwnershipError::Unavailable("the engine returned no result for the clock node".to_owned())),
     }
 }
 
@@ -397,7 +397,7 @@ impl Inner {
         let called = self.runtime.detached("ownership", call);
         called
             .map(|called| {
-                called.unwrap_or_else(|| Err(OwnershipError::Unavailable("the process is stopping".to_owned())))
+                called.unwrap_or_else(|| Err(OwnershipError::Unavailable("this process is stopping".to_owned())))
             })
             .boxed()
     }

@@ -70,7 +70,7 @@ impl Session {
     pub(super) fn check_lease(&self, lease: Duration) -> Result<(), OwnershipError> {
         if lease > self.lease {
             let text = format!(
-                "the lease {lease:?} exceeds the session's fixed lease {:?}; join with a longer lease",
+                "the lease {lease:?} exceeds {:?}, the lease of the first join; join with a new id and a longer lease",
                 self.lease
             );
             return Err(OwnershipError::Rejected(text));

@@ -16,8 +16,8 @@ type Plan = BTreeMap<ShardId, MemberId>;
 
 fn main() {
     println!(
-        "members | ring: fewest-most shards, worst share, moved by a join | sticky: fewest-most shards, moved | \
-         must move"
+        "members | ring: fewest-most shards of a member, largest share, shards moved by a join | \
+         sticky: fewest-most shards of a member, shards moved by a join | shards that a join must move"
     );
     for count in 2..=10 {
         let (mut ring_spread, mut sticky_spread) = ((usize::MAX, 0), (usize::MAX, 0));

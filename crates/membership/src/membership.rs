@@ -166,7 +166,7 @@ impl Membership {
         options: Options,
         before_renewal: BeforeRenewal,
     ) -> Self {
-        assert!(options.margin < options.lease, "the lease must exceed its margin: {options:?}");
+        assert!(options.margin < options.lease, "the lease must be longer than its margin: {options:?}");
         let shared = Arc::new(Shared {
             runtime: runtime.clone(),
             ownership,

@@ -111,7 +111,10 @@ impl MemoryOwnership {
 
     fn check_lease(&self, lease: Duration) {
         let most = if self.sessions_end() { LEASE_MAX } else { Duration::MAX };
-        assert!(!lease.is_zero() && lease <= most, "invalid lease {lease:?}: it must be positive and at most {most:?}");
+        assert!(
+            !lease.is_zero() && lease <= most,
+            "invalid lease {lease:?}: it must be above zero and at most {most:?}"
+        );
     }
 }
 

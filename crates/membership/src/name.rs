@@ -83,9 +83,9 @@ impl fmt::Display for ClaimName {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ClaimNameError {
-    #[error("invalid claim name: expected 1 to 128 characters, found {0}")]
+    #[error("invalid claim name: expected 1 to 128 bytes, found {0} bytes")]
     Length(usize),
-    #[error("invalid claim name: allowed are A-Z, a-z, 0-9, _ . / and -, found {found:?} at {at}")]
+    #[error("invalid claim name: found {found:?} at byte {at}; use only A-Z, a-z, 0-9 and the characters _ . / -")]
     Character { at: usize, found: char },
 }
 
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn claim_name_rejects_long_text_and_special_characters() {
+    fn claim_name_rejects_empty_text_long_text_and_special_characters() {
         assert!(ClaimName::new("a/B-9_.").is_ok() && ClaimName::new(&"a".repeat(128)).is_ok());
         assert_eq!(ClaimName::new(""), Err(ClaimNameError::Length(0)));
         assert_eq!(ClaimName::new(&"a".repeat(129)), Err(ClaimNameError::Length(129)));

@@ -87,7 +87,8 @@ impl Member {
             if text.len() > Self::TEXT_LEN_MAX || text.contains('\0') {
                 let limit = Self::TEXT_LEN_MAX;
                 return Err(OwnershipError::Rejected(format!(
-                    "invalid member {what}: expected at most {limit} bytes without NUL"
+                    "the member's {what} has {} bytes or contains NUL; use at most {limit} bytes without NUL",
+                    text.len()
                 )));
             }
         }
@@ -100,7 +101,7 @@ impl Member {
 /// # Panics
 /// Panics if there are more than [`NAMES_MAX`] names.
 pub fn check_names(names: &[ClaimName]) {
-    assert!(names.len() <= NAMES_MAX, "a call has at most {NAMES_MAX} names, but this call has {}", names.len());
+    assert!(names.len() <= NAMES_MAX, "a call accepts at most {NAMES_MAX} claim names, but has {}", names.len());
 }
 
 /// Result of a renewal.

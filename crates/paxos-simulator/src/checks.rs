@@ -154,7 +154,10 @@ impl Checks {
     ) -> Result<(), Violation> {
         let reported = &mut self.reported[node][group];
         if slot != reported.next() {
-            return broken(Rule::NoGap, format!("n{} decides slot {slot} right after slot {reported}", node + 1));
+            return broken(
+                Rule::NoGap,
+                format!("n{} decides slot {slot}, but its next slot is {}", node + 1, reported.next()),
+            );
         }
         *reported = slot;
         let known = &mut self.decided[group];
@@ -165,7 +168,7 @@ impl Checks {
             Some(_) => {
                 return broken(
                     Rule::OneValuePerSlot,
-                    format!("n{} decides an entry in slot {slot} that differs from the first decided entry", node + 1),
+                    format!("n{}'s entry in slot {slot} differs from the first entry decided in this slot", node + 1),
                 );
             }
         }
@@ -213,7 +216,7 @@ impl Checks {
             Some((_, first)) if chain.is_none_or(|chain| *first == chain) => Ok(()),
             _ => broken(
                 Rule::SnapshotEqualsLog,
-                format!("n{} installs a snapshot of slot {slot} that differs from the log", node + 1),
+                format!("n{} installs a snapshot up to slot {slot} that differs from the decided entries", node + 1),
             ),
         }
     }
@@ -222,7 +225,7 @@ impl Checks {
         if *self.states.entry((group, slot)).or_insert(state) != state {
             return broken(
                 Rule::OneState,
-                format!("n{} computes a state up to slot {slot} that differs from the first computed state", node + 1),
+                format!("n{}'s state after slot {slot} differs from the first state computed for this slot", node + 1),
             );
         }
         Ok(())
@@ -243,7 +246,7 @@ impl Checks {
         if promised < last_promised {
             return broken(
                 Rule::PromisesKept,
-                format!("n{} starts with the promise {promised} after it promised {last_promised}", node + 1),
+                format!("n{} starts with the promise {promised}, but its last promise was {last_promised}", node + 1),
             );
         }
         Ok(())
@@ -307,7 +310,7 @@ impl Checks {
             Some((node, Ordered { fence, until, .. })) if !self.is_clock_broken => {
                 let until = until.0;
                 let detail = format!(
-                    "n{} takes part in the move {fence} until {until}, but the token names the move {:?}",
+                    "n{} takes part in a move with fence {fence} until instant {until}, but the token's fence is {:?}",
                     node + 1,
                     self.token.0
                 );
@@ -366,7 +369,7 @@ impl Checks {
         if self.decided_in.get(&id) != Some(&(group, slot)) {
             return broken(
                 Rule::TrueOutcomes,
-                format!("proposal {id} is acknowledged for slot {slot}, but is not in this slot"),
+                format!("proposal {id} is acknowledged for slot {slot}, but this slot does not contain it"),
             );
         }
         self.check_durable(group, slot, &members)?;
@@ -406,7 +409,9 @@ impl Checks {
         }
         broken(
             Rule::AcknowledgedIsDurable,
-            format!("slot {slot} is acknowledged, but not durable on a quorum of {members:?}"),
+            format!(
+                "slot {slot} is acknowledged, but no quorum has it on disk; member sets (node indexes): {members:?}"
+            ),
         )
     }
 }

@@ -135,9 +135,10 @@ impl RunConfig {
         let lease = if is_short { micros(random, 5_000, 20_000) } else { micros(random, 20_000, 150_000) };
         // In most runs, members can decide a slot before the lease that the slot renews is over.
         let lease = if random.below(8) == 0 { lease } else { lease + 2 * slowest + 2 * slowest_sync };
-        let drift_ppm = u32::try_from(of(random, &[0, 200, 10_000])).expect("a drift fits into 32 bits");
+        let drift_ppm =
+            u32::try_from(of(random, &[0, 200, 10_000])).expect("a clock drift in millionths fits into 32 bits");
         let count = |random: &mut Random, choices: &[u64]| {
-            usize::try_from(of(random, choices)).expect("a count fits into a `usize`")
+            usize::try_from(of(random, choices)).expect("the value of an option fits into a `usize`")
         };
         let options = Options {
             lease: Duration::from_micros(lease),

@@ -355,7 +355,8 @@ impl<P: Program> World<P> {
                 return if required.len() == self.groups.len() { self.check_all_learn(timeout) } else { Ok(()) };
             }
         }
-        let detail = format!("the healed core {core:?} made no progress within {} microseconds", self.now - begun);
+        let detail =
+            format!("the core (by node: {core:?}) made no progress in {} µs after it was healed", self.now - begun);
         Err(Violation { rule: Rule::Progress, detail })
     }
 
@@ -378,7 +379,7 @@ impl<P: Program> World<P> {
             }
             if self.now >= until {
                 let detail = format!(
-                    "after a restart of {}, these members have not learned the decided slots: {behind:?}",
+                    "after the restart of {}, members lack decided slots (paxos group, slot, member): {behind:?}",
                     self.nodes[restarted].id
                 );
                 return Err(Violation { rule: Rule::AllLearn, detail });

@@ -75,8 +75,9 @@ fn run_all(arguments: &Arguments) -> anyhow::Result<bool> {
             eprintln!("{} seeds, {} steps", coverage.seeds, coverage.steps);
         }
     };
-    let result = run_pieces(seeds, threads, arguments.state.as_deref(), progress)
-        .context("cannot read or write the state file")?;
+    let result = run_pieces(seeds, threads, arguments.state.as_deref(), progress).with_context(|| {
+        format!("cannot read or write the state file {}", arguments.state.clone().unwrap_or_default().display())
+    })?;
     let coverage = match result {
         Ok(coverage) => coverage,
         Err(failure) => {
@@ -99,7 +100,7 @@ fn catch_all() -> bool {
         match catch(mutation, 0..SEEDS_THAT_CATCH) {
             Some((seed, violation)) => println!("{mutation}: caught after {} seeds, {violation}", seed + 1),
             None => {
-                println!("{mutation}: no seed of {SEEDS_THAT_CATCH} detects this bug");
+                println!("{mutation}: none of {SEEDS_THAT_CATCH} seeds detects this deliberate bug");
                 are_caught = false;
             }
         }
@@ -140,6 +141,6 @@ fn replay(arguments: &Arguments, seed: u64) -> anyhow::Result<bool> {
         eprintln!("{failure}");
         return Ok(false);
     }
-    println!("seed {seed} breaks no rule: {} steps, trace {:016x}", outcome.steps, outcome.trace_hash);
+    println!("seed {seed} breaks no rule: {} steps, trace hash {:016x}", outcome.steps, outcome.trace_hash);
     Ok(true)
 }

@@ -106,11 +106,12 @@ impl fmt::Display for Failure {
         if !self.is_repeatable {
             writeln!(
                 f,
-                "a second run differs: the program depends on a clock, a thread or a map order that is not simulated"
+                "a second run of this seed has another result: the program depends on a clock, a thread or the \
+                 iteration order of a map that the simulation does not control"
             )?;
         }
         let left_out: Vec<_> = Fault::ALL.iter().filter(|fault| !self.least.has(**fault)).collect();
-        writeln!(f, "smallest failing configuration: {:?}, without the faults {left_out:?}", self.least)?;
+        writeln!(f, "smallest configuration that fails: {:?}; disabled kinds of faults: {left_out:?}", self.least)?;
         write!(f, "replay: cargo xtask simulate --scenario paxos --seed {seed} --steps {steps} --trace")?;
         if !self.least.heals {
             write!(f, " --no-healing")?;
@@ -144,7 +145,8 @@ pub fn run_pieces(
         Some(path) => open_state(path).map(|(file, known)| (Some(file), known))?,
         None => (None, Vec::new()),
     };
-    let all = (first..first + seeds).step_by(usize::try_from(PIECE).expect("the size of a piece fits into a `usize`"));
+    let all = (first..first + seeds)
+        .step_by(usize::try_from(PIECE).expect("the number of seeds in a piece fits into a `usize`"));
     let pieces = all.map(|start| (start, PIECE.min(first + seeds - start)));
     let (done, open): (Vec<_>, Vec<_>) = pieces.partition(|piece| known.iter().any(|known| known.seeds == *piece));
     let mut coverage = Coverage::default();
@@ -194,7 +196,11 @@ fn open_state(path: &Path) -> std::io::Result<(File, Vec<Piece>)> {
     let build = format!("{:016x}", hash_of(0, &std::fs::read(std::env::current_exe()?)?));
     let mut file = File::options().create(true).read(true).append(true).open(path)?;
     file.try_lock().map_err(|why| {
-        std::io::Error::other(format!("cannot lock {}: another run may be writing to it: {why}", path.display()))
+        std::io::Error::other(format!(
+            "cannot lock the state file {}: {why}; another run may be writing to it: wait for \
+             that run or use another file",
+            path.display()
+        ))
     })?;
     let mut text = String::new();
     file.read_to_string(&mut text)?;

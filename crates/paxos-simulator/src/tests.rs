@@ -78,7 +78,7 @@ fn simulation_detects_every_deliberate_bug() {
 }
 
 #[test]
-fn report_reduces_a_failure_to_fewer_faults_and_steps() {
+fn failure_report_contains_a_failing_run_with_fewer_faults_and_steps() {
     quietly(|| {
         let mutation = Mutation::all().find(|mutation| mutation.to_string() == "TrimsPastDeadMember").unwrap();
         let (seed, _) = catch(mutation, 0..1_000).unwrap();
@@ -97,7 +97,7 @@ fn report_reduces_a_failure_to_fewer_faults_and_steps() {
 }
 
 #[test]
-fn runner_skips_seeds_in_the_state_file_of_the_same_build() {
+fn runner_skips_seeds_that_the_state_file_lists_as_finished() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state");
     let run = |seeds| {
@@ -124,7 +124,7 @@ fn runner_skips_seeds_in_the_state_file_of_the_same_build() {
 }
 
 #[test]
-fn list_of_simulated_incidents_is_in_the_order_of_incident_numbers() {
+fn list_of_all_incidents_is_sorted_by_incident_number() {
     for (index, incident) in Incident::ALL.into_iter().enumerate() {
         assert_eq!(incident as usize, index);
     }
@@ -140,7 +140,7 @@ fn disk_with(records: u8) -> Disk {
 }
 
 #[test]
-fn simulated_crash_keeps_any_part_of_the_unsynced_records() {
+fn simulated_disk_keeps_all_some_or_no_unsynced_records_after_a_crash() {
     let mut left = Vec::new();
     for seed in 0..1_000 {
         let mut disk = disk_with(3);
@@ -176,7 +176,7 @@ fn later_sync_does_not_restore_records_of_a_failed_sync() {
 }
 
 #[test]
-fn next_start_detects_a_flipped_bit() {
+fn opening_the_simulated_disk_detects_a_flipped_bit() {
     let mut flipped = 0;
     for seed in 0..2_000 {
         let mut random = Random::new(seed);

@@ -492,7 +492,7 @@ impl<P: Program> World<P> {
             Left::Lost => self.checks.note_incident(Incident::LostWrite),
             Left::Torn => self.checks.note_incident(Incident::TornWrite),
         }
-        self.note(node, || format!("crashes; the disk keeps these unsynced records: {left:?}"));
+        self.note(node, || format!("crashes; state of the unsynced records on its disk: {left:?}"));
         self.look(node)
     }
 
@@ -527,7 +527,8 @@ impl<P: Program> World<P> {
         if bound == 0 || !self.config.has(Fault::Drift) {
             return;
         }
-        let rate = self.random.below(u64::try_from(2 * bound + 1).expect("the number of rates is positive"));
+        let rate =
+            self.random.below(u64::try_from(2 * bound + 1).expect("the number of possible clock rates is positive"));
         let clock = &mut self.nodes[node].clock;
         (clock.base, clock.true_base) = (clock.read(now), now);
         clock.rate_ppm = i64::try_from(rate).expect("a clock rate fits into 64 bits") - bound;

@@ -55,8 +55,7 @@ pub enum Input {
     /// Requests from the master that it records an early end of its lease: after `remaining`, or at the regular end if
     /// that is sooner. Then `to`, another member, may take over.
     Shorten { to: NodeId, remaining: std::time::Duration },
-    /// Requests from a member that it takes over the mastership. The member then requests the consent of the present
-    /// master.
+    /// Asks a member to take over the mastership. The member then asks the present master for its consent.
     Take,
 }
 
@@ -142,7 +141,7 @@ pub enum Event {
 pub enum Rejection {
     #[error("{}", not_master(*.0))]
     NotMaster(Option<NodeId>),
-    #[error("too many bytes wait for a slot: propose again after an acknowledgement")]
+    #[error("too many proposed bytes wait for a slot: propose again after an acknowledgement")]
     Overloaded,
 }
 

@@ -50,21 +50,22 @@ impl Log {
     /// # Panics
     /// Panics if the ballot of the entry is lower than the last ballot of the log.
     pub(crate) fn push(&mut self, entry: Entry) -> Slot {
-        assert!(entry.ballot >= self.last().ballot, "ballots never decrease along a log");
+        assert!(entry.ballot >= self.last().ballot, "the ballots of a log's entries never decrease");
         self.entries.push_back(entry);
         self.last().slot
     }
 
     /// Removes the entries after `slot`.
     pub(crate) fn truncate_after(&mut self, slot: Slot) {
-        let kept = slot.0.checked_sub(self.base.slot.0).expect("a node never cuts entries that are in a snapshot");
-        self.entries.truncate(usize::try_from(kept).expect("a log fits into memory"));
+        let kept = slot.0.checked_sub(self.base.slot.0);
+        let kept = kept.expect("a node never truncates its log before the slot of its snapshot");
+        self.entries.truncate(usize::try_from(kept).expect("the number of log entries fits into a `usize`"));
     }
 
     /// Removes the entries up to `slot`.
     pub(crate) fn trim(&mut self, slot: Slot) {
         let Some(base) = self.position(slot) else { return };
-        let count = usize::try_from(slot.0 - self.base.slot.0).expect("a log fits into memory");
+        let count = usize::try_from(slot.0 - self.base.slot.0).expect("the number of log entries fits into a `usize`");
         self.entries.drain(..count);
         self.base = base;
     }

@@ -122,7 +122,8 @@ impl Node {
         match input {
             NodeInput::Group { group, input } => {
                 if let (GroupId::SYSTEM, Input::Propose { entry, .. } | Input::Forward { entry }) = (group, &input) {
-                    system::Record::decode(entry).expect("the caller proposes only records to the system group");
+                    system::Record::decode(entry)
+                        .expect("the caller proposes only valid system records to the system group");
                 }
                 self.step_group(group, now, input, effects);
             }

@@ -77,7 +77,7 @@ impl Options {
         let limits = [self.window_slots, self.window_bytes, self.batch_entries, self.chunk_bytes];
         assert!(limits.iter().all(|limit| *limit > 0), "the limits of windows, batches and chunks must not be zero");
         assert!(!self.lease.is_zero() && !self.resend.is_zero(), "the lease and the resend interval must not be zero");
-        assert!(self.drift_ppm < 1_000_000, "the clock drift must be below 1,000,000 millionths");
+        assert!(self.drift_ppm < 1_000_000, "the clock drift must be less than 1,000,000 parts per million");
     }
 
     /// Returns `duration` plus the possible clock drift. By any clock, the result is at least as long as `duration` by

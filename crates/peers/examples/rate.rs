@@ -52,7 +52,7 @@ async fn main() {
             Box::pin(async move { drop(response.await.unwrap().into_body().collect().await.unwrap()) })
         })
     };
-    println!("| case | tasks | per second | mean | p50 | p99 |\n|---|---|---|---|---|---|");
+    println!("| case | tasks | requests per second | mean duration | p50 | p99 |\n|---|---|---|---|---|---|");
     for tasks in [1, 16, 64] {
         measure(&runtime, "bare echo, 3 bytes", tasks, &bare(3)).await;
         measure(&runtime, "request, 3 bytes", tasks, &proved(3)).await;

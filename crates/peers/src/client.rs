@@ -157,7 +157,7 @@ impl Client {
         let Some(mac) = proof::response_mac(&head.headers) else { return Err(unauthenticated(status)) };
         let body = Limited::new(body, RESPONSE_BYTES_MAX).collect().await.map_err(|error| {
             if error.is::<LengthLimitError>() {
-                return format!("the response exceeds {RESPONSE_BYTES_MAX} bytes");
+                return format!("the response exceeds the limit of {RESPONSE_BYTES_MAX} bytes");
             }
             describe(&*error)
         })?;
@@ -186,22 +186,22 @@ impl Client {
 fn uri(address: &str) -> Result<Uri, Reason> {
     let authority: Option<Authority> = address.parse().ok();
     let authority = authority.filter(|found| found.port_u16().is_some() && !address.contains('@'));
-    let authority = authority.ok_or_else(|| "the member's peer address is not host:port".to_owned())?;
+    let authority = authority.ok_or_else(|| format!("the member's peer address {address:?} is not host:port"))?;
     Uri::builder()
         .scheme("http")
         .authority(authority)
         .path_and_query(PATH)
         .build()
-        .map_err(|_| "the member's peer address is invalid".to_owned())
+        .map_err(|_| format!("the member's peer address {address:?} is invalid"))
 }
 
 /// Returns a reason for operators. The response has no valid MAC, so any process may have sent it.
 fn unauthenticated(status: StatusCode) -> Reason {
     if status == StatusCode::UNAUTHORIZED {
-        return "the member does not accept this cluster's secret (401); check whether it belongs to another cluster"
+        return "the member rejected this cluster's secret (401); check whether the member belongs to another cluster"
             .to_owned();
     }
-    format!("the process at this address is not an authenticated member of this cluster ({})", status.as_u16())
+    format!("the process at this address is not an authenticated member of this cluster (status {})", status.as_u16())
 }
 
 fn shortened(text: &[u8]) -> String {
@@ -255,5 +255,5 @@ fn name_hyper(error: &hyper::Error) -> Option<&'static str> {
     if error.is_parse_too_large() {
         return Some("the response's head is too large");
     }
-    error.is_parse().then_some("the response is not HTTP")
+    error.is_parse().then_some("the response is not HTTP; check the member's peer address")
 }

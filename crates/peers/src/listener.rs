@@ -63,8 +63,8 @@ impl Listener {
             share: None,
             drain_timeout: options.drain_timeout,
             task: "peer connection",
-            accept_failed: "cannot accept connections of peers; raise the limit of open files if this continues",
-            drain_timed_out: "drain timeout passed; dropping the peers' requests in progress",
+            accept_failed: "cannot accept connections from peers; if this continues, raise the limit on open files",
+            drain_timed_out: "the drain timeout has passed; dropping the peers' requests that are still in progress",
         };
         let parts = Parts {
             runtime: runtime.clone(),

@@ -16,7 +16,7 @@ pub(crate) struct RequestCounter(Family<StatusLabels, Counter>);
 
 impl RequestCounter {
     pub(crate) fn register(&self, registry: &mut Registry) {
-        let help = "Requests from other members, by the status of the response";
+        let help = "Requests that this member received from other members, by HTTP status of the response";
         registry.register("reveille_peer_requests", help, self.0.clone());
     }
 

@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn nonce_is_accepted_only_once_until_it_expires() {
+    fn repeated_nonce_is_rejected_until_it_expires() {
         let mut nonces = Nonces::new(10);
         assert_eq!(nonces.note(1, at(0), at(30)), Noted::New);
         assert_eq!(nonces.note(2, at(1), at(20)), Noted::New);

@@ -75,7 +75,7 @@ impl Head {
             (PROOF, hex(&secret.mac(&self.text()))),
         ];
         for (name, text) in texts {
-            headers.insert(name, HeaderValue::from_str(&text).expect("all parts consist of visible ASCII"));
+            headers.insert(name, HeaderValue::from_str(&text).expect("every header value is visible ASCII text"));
         }
     }
 
@@ -124,7 +124,7 @@ pub(crate) fn sign_response(
     headers: &mut HeaderMap,
 ) {
     let mac = hex(&secret.mac(&response_text(nonce, status, body)));
-    headers.insert(PROOF, HeaderValue::from_str(&mac).expect("digits"));
+    headers.insert(PROOF, HeaderValue::from_str(&mac).expect("a hexadecimal MAC is a valid header value"));
 }
 
 /// Returns the unverified MAC of a response.

@@ -17,7 +17,7 @@ impl ClusterSecret {
 
     #[must_use]
     pub fn new(secret: &[u8; Self::LEN]) -> Self {
-        ClusterSecret(Hmac::new_from_slice(secret).expect("HMAC takes keys of every length"))
+        ClusterSecret(Hmac::new_from_slice(secret).expect("HMAC accepts keys of every length"))
     }
 
     pub(crate) fn mac(&self, text: &str) -> Hash {
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn debug_form_hides_the_cluster_secret() {
+    fn debug_output_does_not_contain_the_cluster_secret() {
         assert_eq!(format!("{:?}", ClusterSecret::new(&[0xab; 32])), "ClusterSecret(..)");
     }
 

@@ -152,7 +152,7 @@ impl Service {
             return Err(StatusCode::METHOD_NOT_ALLOWED);
         }
         let Some(unverified) = Head::read(request.headers()) else {
-            tracing::debug!("unauthenticated request to the peer address");
+            tracing::debug!("request without complete authentication headers rejected");
             return Err(StatusCode::UNAUTHORIZED);
         };
         unverified.verified(&self.parts.secret).ok_or_else(|| {
@@ -171,7 +171,7 @@ impl Service {
         let permit = self.permit(request.headers().get(header::CONTENT_LENGTH)).await?;
         let body = self.body(request).await?;
         if sha256(&body) != head.body {
-            return Err(rejected(StatusCode::BAD_REQUEST, "the body does not match its hash"));
+            return Err(rejected(StatusCode::BAD_REQUEST, "the request's body does not match the hash in its headers"));
         }
         let response_body = self.handle(head.operation.clone(), body, permit).await?.map_err(|error| {
             let status = match error {
@@ -182,7 +182,7 @@ impl Service {
         })?;
         if response_body.len() > RESPONSE_BYTES_MAX {
             let reason = format!(
-                "the operation succeeded, but its response of {} bytes exceeds {RESPONSE_BYTES_MAX}",
+                "the operation succeeded, but its response of {} bytes exceeds the limit of {RESPONSE_BYTES_MAX}",
                 response_body.len()
             );
             return Err(rejected(StatusCode::INTERNAL_SERVER_ERROR, reason));
@@ -194,16 +194,19 @@ impl Service {
         if !(self.parts.is_me)(head.to) {
             return Err(rejected(
                 StatusCode::MISDIRECTED_REQUEST,
-                "this address belongs to another member or a later session",
+                "the request is for another member or for an earlier session of this member",
             ));
         }
         let now = self.parts.runtime.now();
         let limit = self.parts.options.clock_offset_max;
         if head.sent_at.since(now) > limit || now.since(head.sent_at) > limit {
             let (from, sent_at) = (head.from.as_str(), head.sent_at);
-            self.warn(
-                || tracing::warn!(from, %sent_at, %now, "request rejected: the clocks of sender and receiver differ"),
-            );
+            self.warn(|| {
+                tracing::warn!(
+                    from, %sent_at, %now,
+                    "request rejected because the clocks of its sender and this member differ; synchronize them"
+                );
+            });
             return Err(rejected(StatusCode::FORBIDDEN, clocks_differ(sent_at, now, limit)));
         }
         // The extra millisecond is necessary, because the service still accepts a request exactly at the limit.
@@ -220,11 +223,14 @@ impl Service {
             Noted::Precondition => {
                 let from = head.from.as_str();
                 self.warn(|| {
-                    tracing::warn!(from, "repeated request rejected; another process may record the network traffic")
+                    tracing::warn!(from, "repeated request rejected; another process may have recorded and resent it")
                 });
                 Err(rejected(StatusCode::CONFLICT, "this member already received this request"))
             }
-            Noted::Full => Err(rejected(StatusCode::SERVICE_UNAVAILABLE, "too many requests in a short time")),
+            Noted::Full => Err(rejected(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "this member received too many requests in a short time; try again later",
+            )),
         }
     }
 
@@ -236,7 +242,10 @@ impl Service {
         let permit = self.request_permits.clone().acquire_owned();
         match self.parts.runtime.timeout(self.parts.options.read_timeout, permit).await {
             Some(permit) => Ok(permit.expect("the semaphore is never closed")),
-            None => Err(rejected(StatusCode::SERVICE_UNAVAILABLE, "too many concurrent requests")),
+            None => Err(rejected(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "this member has too many concurrent requests; try again later",
+            )),
         }
     }
 
@@ -245,8 +254,14 @@ impl Service {
         match self.parts.runtime.timeout(self.parts.options.read_timeout, body).await {
             Some(Ok(body)) => Ok(body.to_bytes()),
             Some(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
-            Some(Err(_)) => Err(rejected(StatusCode::BAD_REQUEST, "the body is incomplete")),
-            None => Err(rejected(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")),
+            Some(Err(_)) => Err(rejected(StatusCode::BAD_REQUEST, "the request's body is incomplete")),
+            None => {
+                let limit = self.parts.options.read_timeout;
+                Err(rejected(
+                    StatusCode::REQUEST_TIMEOUT,
+                    format!("the request's body did not arrive within {limit:?}"),
+                ))
+            }
         }
     }
 
@@ -271,8 +286,13 @@ impl Service {
         }));
         match receiver.await {
             Ok(Some(response_body)) => Ok(response_body),
-            Ok(None) => Err(rejected(StatusCode::GATEWAY_TIMEOUT, "the operation timed out and may be partly done")),
-            Err(_) => Err(rejected(StatusCode::INTERNAL_SERVER_ERROR, "the operation failed and may be partly done")),
+            Ok(None) => {
+                Err(rejected(StatusCode::GATEWAY_TIMEOUT, "the operation timed out; parts of it may have taken effect"))
+            }
+            Err(_) => Err(rejected(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "the operation failed; parts of it may have taken effect",
+            )),
         }
     }
 
@@ -289,7 +309,8 @@ impl Service {
 }
 
 fn too_large() -> Rejected {
-    rejected(StatusCode::PAYLOAD_TOO_LARGE, format!("a request has at most {REQUEST_BYTES_MAX} bytes"))
+    let reason = format!("the request's body exceeds the limit of {REQUEST_BYTES_MAX} bytes");
+    rejected(StatusCode::PAYLOAD_TOO_LARGE, reason)
 }
 
 fn clocks_differ(sent_at: Timestamp, now: Timestamp, limit: Duration) -> String {

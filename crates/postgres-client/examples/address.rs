@@ -1,6 +1,6 @@
 //! Prints the address of a PostgreSQL server without its password.
 
-#![expect(clippy::print_stdout, reason = "the example reports its progress")]
+#![expect(clippy::print_stdout, reason = "the example prints the server's address")]
 
 // [example]
 use reveille_postgres_client::{Options, Server, UrlError};

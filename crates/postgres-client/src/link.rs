@@ -74,8 +74,10 @@ impl Link {
         match self.runtime.timeout(limit, decided).await.map(|decided| decided.map(|state| state.clone())) {
             Some(Ok(State::Up(session))) => Ok(session),
             Some(Ok(State::Down(failure))) => Err(failure),
-            Some(Ok(State::Stopped) | Err(_)) => unreachable("the link is stopped"),
-            Some(Ok(State::Connecting)) | None => unreachable("the connection attempt is still under way"),
+            Some(Ok(State::Stopped) | Err(_)) => unreachable("this process has stopped its connection to the server"),
+            Some(Ok(State::Connecting)) | None => {
+                unreachable(&format!("the connection attempt did not end within {limit:?}"))
+            }
         }
     }
 

@@ -71,7 +71,7 @@ impl Server {
         }
         // A host contains no @, so this @ is part of the password. The password must not appear in the error.
         if config.get_hosts().iter().any(|host| matches!(host, Host::Tcp(name) if name.contains('@'))) {
-            let reason = "write @, / and ? of a password as %40, %2F and %3F, or read the password from a file";
+            let reason = "the host contains @, which is probably part of the password";
             return Err(UrlError::Form(reason.to_owned()));
         }
         if let Some(password) = &options.password {
@@ -157,7 +157,7 @@ fn take_ssl(url: &str) -> Result<(String, Ssl), UrlError> {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
         let decoded = percent_decode_str(value)
             .decode_utf8()
-            .map_err(|_| UrlError::Form("a parameter is not UTF-8".to_owned()))?;
+            .map_err(|_| UrlError::Form("the decoded value of a query parameter is not UTF-8".to_owned()))?;
         match name {
             "sslmode" => ssl.mode = Mode::parse(&decoded)?,
             "sslrootcert" if decoded == "system" => {}

@@ -78,7 +78,7 @@ fn verifier(provider: &Arc<CryptoProvider>, roots: Option<&str>) -> Result<Arc<W
                 store.add(certificate).map_err(|error| invalid(error.to_string()))?;
             }
             if store.is_empty() {
-                return Err(invalid("the file contains no certificate".to_owned()));
+                return Err(invalid("the file contains no PEM certificate".to_owned()));
             }
         }
     }

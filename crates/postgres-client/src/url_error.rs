@@ -4,13 +4,13 @@
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum UrlError {
     /// The URL starts with neither `postgresql://` nor `postgres://`.
-    #[error("invalid scheme; a PostgreSQL URL begins with postgresql:// or postgres://")]
+    #[error("the PostgreSQL URL has an invalid scheme; begin the URL with postgresql:// or postgres://")]
     Scheme,
     /// The URL names no host.
-    #[error("the URL has no host; expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE")]
+    #[error("the PostgreSQL URL has no host; use the form postgresql://USER:PASSWORD@HOST:PORT/DATABASE")]
     NoHost,
     /// The value of `sslmode` is unknown.
-    #[error("invalid sslmode; expected disable, prefer, require, verify-ca or verify-full")]
+    #[error("the PostgreSQL URL has an invalid sslmode; use disable, prefer, require, verify-ca or verify-full")]
     SslMode,
     /// The file that `sslrootcert` names is unreadable or contains an invalid certificate.
     #[error("invalid root certificate {path}: {reason}")]
@@ -21,6 +21,9 @@ pub enum UrlError {
         reason: String,
     },
     /// The URL has another fault. The text is the reason.
-    #[error("invalid URL: {0}; percent-encode the special characters of the password")]
+    #[error(
+        "invalid PostgreSQL URL: {0}; write @, / and ? in a password as %40, %2F and %3F, or read the password from a \
+         file"
+    )]
     Form(String),
 }

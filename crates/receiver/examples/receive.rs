@@ -4,7 +4,7 @@
 //! REVEILLE_SIGNING_SECRET=$(cat data/signing.secret) cargo run --example receive
 //! ```
 
-#![expect(clippy::print_stdout, reason = "the example reports its progress")]
+#![expect(clippy::print_stdout, reason = "the example prints each callback")]
 #![expect(clippy::disallowed_methods, reason = "the example reads its settings from environment variables")]
 
 // [example]

@@ -19,7 +19,8 @@ impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failed {
 impl IntoResponse for Failed {
     fn into_response(self) -> Response {
         tracing::warn!(error = self.0, "callback handler failed; Reveille will send the callback again");
-        (StatusCode::INTERNAL_SERVER_ERROR, "the handler failed; see the receiver's log").into_response()
+        (StatusCode::INTERNAL_SERVER_ERROR, "the receiver's callback handler failed; see the receiver's log")
+            .into_response()
     }
 }
 

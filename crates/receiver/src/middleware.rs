@@ -2,6 +2,7 @@
 //! signature, and calls the handler.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Request, State};
@@ -29,11 +30,11 @@ pub async fn verified(State(verifier): State<Verifier>, request: Request, next: 
 /// Reason why the middleware does not pass a request to its handler.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Rejected {
-    #[error("the body exceeds {bytes_max} bytes")]
+    #[error("the request's body exceeds the limit of {bytes_max} bytes")]
     TooLarge { bytes_max: usize },
-    #[error("the body did not arrive in time")]
-    TooSlow,
-    #[error("the body is incomplete")]
+    #[error("the request's body did not arrive within {limit:?}")]
+    TooSlow { limit: Duration },
+    #[error("the request's body is incomplete")]
     Broken,
     #[error(transparent)]
     Unverified(#[from] Rejection),
@@ -44,7 +45,7 @@ impl IntoResponse for Rejected {
         tracing::debug!(reason = %self, "request rejected");
         let status = match &self {
             Rejected::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Rejected::TooSlow => StatusCode::REQUEST_TIMEOUT,
+            Rejected::TooSlow { .. } => StatusCode::REQUEST_TIMEOUT,
             Rejected::Broken => StatusCode::BAD_REQUEST,
             Rejected::Unverified(refusal) => refusal.status(),
         };
@@ -56,7 +57,8 @@ impl Verifier {
     /// Verifies a request. Returns the callback, and the request with the callback in its extensions.
     pub(crate) async fn checked(&self, request: Request) -> Result<(Arc<Callback>, Request), Rejected> {
         let (mut parts, body) = request.into_parts();
-        let body = clock::timeout(self.options.body_timeout, self.whole(body)).await.ok_or(Rejected::TooSlow)??;
+        let limit = self.options.body_timeout;
+        let body = clock::timeout(limit, self.whole(body)).await.ok_or(Rejected::TooSlow { limit })??;
         let callback = Arc::new(self.verify(&parts.headers, body.clone(), clock::wall())?);
         parts.extensions.insert(callback.clone());
         Ok((callback, Request::from_parts(parts, Body::from(body))))
@@ -80,7 +82,9 @@ impl<S: Sync> FromRequestParts<S> for Callback {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
         match parts.extensions.get::<Arc<Callback>>() {
             Some(callback) => Ok(Callback::clone(callback)),
-            None => Err(missing("this route takes a callback but lacks the middleware that verifies callbacks")),
+            None => Err(missing(
+                "this route's handler takes a callback; add the middleware `verified` or `once` to the route",
+            )),
         }
     }
 }

@@ -121,11 +121,13 @@ async fn finish(open: Option<Open>, is_success: bool) -> Result<(), Failure> {
 enum Failure {
     #[error("cannot get a connection to the receiver's database")]
     Pool(#[from] PoolError),
-    #[error("the receiver's database rejected a statement")]
+    #[error("a statement failed in the receiver's database")]
     Database(#[from] tokio_postgres::Error),
-    #[error("timed out after {0:?} while waiting for a database connection or for a concurrent duplicate")]
+    #[error("timed out after {0:?} while waiting for a database connection or for the end of a concurrent duplicate")]
     TimedOut(Duration),
-    #[error("the handler returned while its transaction was still in use")]
+    #[error(
+        "the handler returned, but its transaction is still in use; drop the transaction before the handler returns"
+    )]
     TransactionInUse,
 }
 
@@ -220,8 +222,12 @@ impl<S: Sync> FromRequestParts<S> for Transaction {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
         let slot = parts.extensions.get::<Slot>().cloned();
-        let slot = slot.ok_or_else(|| missing("this route takes a transaction but lacks the middleware `once`"))?;
-        let open = slot.take().ok_or_else(|| missing("the handler takes its transaction twice"))?;
+        let slot = slot.ok_or_else(|| {
+            missing("this route's handler takes a transaction; add the middleware `once` to the route")
+        })?;
+        let open = slot.take().ok_or_else(|| {
+            missing("the request's transaction is already in use; take only one `Transaction` in the handler")
+        })?;
         Ok(Transaction { open: Some(open), slot })
     }
 }

@@ -19,15 +19,13 @@ pub struct Secret(Hmac<Sha256>);
 #[non_exhaustive]
 pub enum SecretError {
     /// The text does not have the prefix `whsec_`. It may be an API key.
-    #[error(
-        "invalid signing secret: expected the prefix `whsec_`; the first start writes a secret to `data/signing.secret`"
-    )]
+    #[error("invalid signing secret: expected the prefix `whsec_`; copy it from a file such as `data/signing.secret`")]
     Prefix,
     /// The part after the prefix is truncated or changed.
     #[error("invalid signing secret: the part after `whsec_` is not base64; copy the whole secret")]
     Base64,
     /// The secret does not have 24 to 64 bytes, which Standard Webhooks requires.
-    #[error("invalid signing secret: expected 24 to 64 bytes, found {bytes}")]
+    #[error("invalid signing secret: expected 24 to 64 bytes after decoding, found {bytes}; copy the whole secret")]
     Length {
         /// Number of bytes of the secret.
         bytes: usize,

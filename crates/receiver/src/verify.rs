@@ -106,7 +106,7 @@ pub enum Rejection {
     Time,
     /// No signature matches one of the secrets. Either another sender created the request, or an attacker changed the
     /// request in transit. It is also possible that the secret belongs to another tenant or was deleted.
-    #[error("no signature matches one of the configured secrets")]
+    #[error("no signature of the request matches the configured secrets; configure the tenant's current secret")]
     Signature,
 }
 

@@ -38,15 +38,15 @@ async fn main() -> anyhow::Result<()> {
     let on_day = |day: u32| ScheduleRequest::at(after(DAY * day), format!("{url}/activate")).payload(&style);
 
     shop.reveille.put(&name, &on_day(2)?).await?;
-    println!("style {style} is onboarded and scheduled for day 2");
+    println!("the activation of style {style} is scheduled for day 2");
     let moved = shop.reveille.put(&name, &on_day(4)?).await?;
     println!(
-        "the photos are late, so the shop moves the activation to day 4: the schedule has revision {}",
+        "the photos are late, so the shop moves the activation to day 4: the schedule now has revision {}",
         moved.schedule.revision
     );
 
     shop.until("select is_listed from styles where number = $1", &[&style]).await?;
     let activations: i64 = shop.query("select count(*) from activations where style = $1", &[&style]).await?;
-    println!("style {style} is listed: it was activated {activations} time");
+    println!("style {style} is in the shop's listing; number of activations: {activations}");
     Ok(())
 }

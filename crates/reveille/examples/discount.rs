@@ -62,6 +62,6 @@ async fn main() -> anyhow::Result<()> {
     shop.until("select is_over from discounts where name = $1", &[&discount]).await?;
     println!("{discount} is off");
     let switched: i64 = shop.query("select count(*) from switched where name = $1", &[&discount]).await?;
-    println!("the discount was switched {switched} times");
+    println!("the schedules changed the discount {switched} times");
     Ok(())
 }

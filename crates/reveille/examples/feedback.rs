@@ -31,8 +31,8 @@ async fn request_feedback(callback: Callback, transaction: Transaction) -> Resul
 async fn delivered(reveille: &Client, url: &str, order: i64) -> anyhow::Result<()> {
     let request = ScheduleRequest::at(after(DAY), format!("{url}/feedback")).payload(&order)?;
     let outcome = match reveille.create(&request.id(format!("feedback-{order}"))).await {
-        Ok(_) => "the mail is scheduled",
-        Err(error) if error.code() == Some("schedule_exists") => "the mail is already scheduled",
+        Ok(_) => "the feedback mail is scheduled",
+        Err(error) if error.code() == Some("schedule_exists") => "the feedback mail is already scheduled",
         Err(error) => return Err(error.into()),
     };
     println!("order {order} is delivered: {outcome}");

@@ -53,17 +53,17 @@ async fn main() -> anyhow::Result<()> {
     shop.execute("insert into bank values ($1, 'unknown')", &[&payment]).await?;
     let request = ScheduleRequest::every(Duration::from_secs(1), format!("{url}/reconcile")).payload(&payment)?;
     shop.reveille.put(&name(payment), &request).await?;
-    println!("the gateway timed out on payment {payment}: the schedule queries the bank every second");
+    println!("the payment gateway did not respond for payment {payment}: the schedule queries the bank every second");
 
     shop.until("select count(*) = 2 from queries where payment = $1", &[&payment]).await?;
     shop.execute("update bank set status = 'taken' where payment = $1", &[&payment]).await?;
-    println!("the bank has taken the money");
+    println!("the bank has taken the money of payment {payment}");
     shop.until("select count(*) = 1 from refunds where payment = $1", &[&payment]).await?;
     println!("payment {payment} is refunded");
     while shop.reveille.get(&name(payment)).await?.next.is_some() {
         shop::sleep(Duration::from_millis(10)).await;
     }
     let queries: i64 = shop.query("select count(*) from queries where payment = $1", &[&payment]).await?;
-    println!("the schedule queried the bank {queries} times and is cancelled");
+    println!("the schedule queried the bank {queries} times; it is cancelled now");
     Ok(())
 }

@@ -49,7 +49,7 @@ async fn main() -> anyhow::Result<()> {
         .payload(&invoice)?
         .retry(5, Duration::from_millis(200));
     shop.reveille.put(&schedule, &request).await?;
-    println!("invoice {invoice} is scheduled, and the tax office is closed");
+    println!("the filing of invoice {invoice} is scheduled, but the tax office is closed");
 
     while run_of(&shop.reveille, &schedule).await?.is_none_or(|run| run.attempts.len() < 2) {
         sleep(Duration::from_millis(10)).await;

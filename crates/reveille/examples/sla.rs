@@ -43,13 +43,13 @@ async fn begin(reveille: &Client, url: &str, order: i64, stage: &str, hours: u32
     let payload = Stage { order, stage: stage.to_owned() };
     let breach = ScheduleRequest::at(after(HOUR * hours), format!("{url}/breach")).payload(&payload)?;
     reveille.put(&name(order, stage), &breach).await?;
-    println!("order {order}: {stage} has {hours} hours");
+    println!("order {order}: the stage `{stage}` must end within {hours} hours");
     Ok(())
 }
 
 async fn finish(reveille: &Client, order: i64, stage: &str) -> Result<(), Error> {
     let cancelled = reveille.cancel(&name(order, stage)).await?;
-    println!("order {order}: {stage} is over; the cancellation of its schedule returned {:?}", cancelled.result);
+    println!("order {order}: the stage `{stage}` ended; the result of the cancellation is {:?}", cancelled.result);
     Ok(())
 }
 

@@ -80,7 +80,7 @@ async fn migrate(runtime: &Runtime, arguments: &MigrateArguments) -> anyhow::Res
     migrate_schema(runtime, &engine).await?;
     with_store(runtime, &engine, async |store| {
         let data = &arguments.data;
-        service::create_private(data).with_context(|| format!("cannot create the folder {}", data.display()))?;
+        service::create_private(data).with_context(|| format!("cannot create the data folder {}", data.display()))?;
         let pollers = scheduler::Options::default().pollers;
         let egress = Egress { allow: arguments.allow_egress.iter().copied().collect(), ..Egress::default() };
         let path = arguments.store_key.path(data);
@@ -89,17 +89,20 @@ async fn migrate(runtime: &Runtime, arguments: &MigrateArguments) -> anyhow::Res
         if is_new {
             let path = path.display();
             console::line(&format!(
-                "created the key that encrypts the store's secrets, {path}: every member needs a copy"
+                "created the file {path} with the key that encrypts the store's secrets; copy the file to every member"
             ))?;
         }
         let created = identity::create_first(runtime, &unlocked, data, pollers, &egress).await?;
         if created.operator {
             let key = identity::operator_key_path(data);
-            console::line(&format!("created an operator's key, which can create tenants, in {}", key.display()))?;
+            console::line(&format!(
+                "created the file {} with an operator's key, which can create tenants",
+                key.display()
+            ))?;
         }
         if created.tenant {
             let key = identity::admin_key_path(data);
-            console::line(&format!("created the tenant `default`; its key is in {}", key.display()))?;
+            console::line(&format!("created the tenant `default`; its admin key is in the file {}", key.display()))?;
         }
         Ok(())
     })
@@ -114,19 +117,24 @@ async fn migrate(runtime: &Runtime, arguments: &MigrateArguments) -> anyhow::Res
 pub(crate) async fn migrate_schema(runtime: &Runtime, engine: &PostgresEngine) -> anyhow::Result<()> {
     let options = engine.store_options();
     let migrated = store_postgres::migrate(runtime, engine.store.as_str(), &options).await;
-    let migrated = migrated.context("cannot migrate the store")?;
+    let migrated = migrated.context("cannot migrate the schema of the store")?;
     let coordinated =
         coordination_connect::migrate(runtime, engine.coordination.as_str(), engine.password.clone()).await;
-    coordinated.context("the store is migrated, but the coordination engine cannot be migrated")?;
+    coordinated.context("the store's schema is migrated, but the coordination engine's schema cannot be migrated")?;
     console::line(&match migrated.from {
-        None => format!("created the schema: version {}, cluster {}", migrated.to, migrated.cluster),
-        Some(from) if from < migrated.to => format!("migrated the schema from version {from} to {}", migrated.to),
-        Some(_) => format!("the schema is up to date: version {}, cluster {}", migrated.to, migrated.cluster),
+        None => format!("created the schema of the store: version {}, cluster id {}", migrated.to, migrated.cluster),
+        Some(from) if from < migrated.to => {
+            format!("migrated the schema of the store from version {from} to {}", migrated.to)
+        }
+        Some(_) => {
+            format!("the schema of the store is up to date: version {}, cluster id {}", migrated.to, migrated.cluster)
+        }
     })?;
     if !migrated.has_client_role {
         console::line(
-            "the role reveille_client does not exist, and this user has no permission to create it: to create schedules inside your \
-             own transactions, run `create role reveille_client` as a user that may create roles, then migrate again",
+            "the role reveille_client does not exist, and this user has no permission to create it. If you want to \
+             create schedules inside your own transactions, run `create role reveille_client` as a user that may \
+             create roles, and then run this migration again",
         )?;
     }
     Ok(())
@@ -192,7 +200,7 @@ async fn status(runtime: &Runtime, arguments: &StatusArguments) -> anyhow::Resul
         true => serde_json::to_string_pretty(&status).context("cannot encode the status as JSON")?,
         false => status.table(arguments.shards),
     };
-    console::line(text.trim_end()).context("cannot write the result")
+    console::line(text.trim_end()).context("cannot print the result")
 }
 
 /// Returns the lag of each shard that has a due row without an outcome.
@@ -271,7 +279,7 @@ impl Status {
         }
         let unowned = self.shards.iter().filter(|shard| shard.owner.is_none()).count();
         if unowned > 0 {
-            writeln!(text, "\n{unowned} shards have no owner: their due callbacks wait")
+            writeln!(text, "\n{unowned} shards have no owner; their due callbacks wait until a member owns the shards")
                 .expect("writing to a string never fails");
         }
         if with_shards {

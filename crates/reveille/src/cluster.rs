@@ -94,7 +94,9 @@ impl MemberArguments {
         };
         ensure!(is_address(&address), "invalid --peer-advertise {address}: give HOST:PORT");
         if listening.ip().is_loopback() && self.peer_advertise.is_none() {
-            tracing::info!("peer port is reachable from this machine only; --peer-listen sets another address");
+            tracing::info!(
+                "only members on this machine can reach the peer port; set --peer-listen to allow other machines"
+            );
         }
         let name = self.name.clone().unwrap_or_else(|| {
             let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -117,7 +119,9 @@ pub(crate) async fn open(
 ) -> anyhow::Result<Arc<PostgresStore>> {
     ensure!(
         !store_path(data).exists(),
-        "{} holds the schedules of a single process: copy them with `reveille export --data {0} --store …` unless you have already copied them, and give this member another folder with --data",
+        "{} contains the schedules of a server that ran without a cluster: copy them to the cluster's database with \
+         `reveille export --data {0} --store …` unless you have already copied them, and give this member another \
+         folder with --data",
         data.display()
     );
     let options = store_postgres::Options { cluster: identity::known_cluster(data)?, ..engine.store_options() };
@@ -125,7 +129,8 @@ pub(crate) async fn open(
     let store = match opened {
         Err(error @ store_postgres::OpenError::OtherCluster { .. }) => {
             return Err(anyhow::Error::new(error).context(format!(
-                "{} belongs to another cluster: name the database of that cluster, or give another folder with --data",
+                "{} belongs to another cluster: name the database of that cluster with --store, or give another folder \
+                 with --data",
                 data.display()
             )));
         }
@@ -192,6 +197,11 @@ pub(crate) async fn join(
 /// Returns an error if the secret in the database does not have 32 bytes.
 pub(crate) fn secret(store: &PostgresStore) -> anyhow::Result<ClusterSecret> {
     let bytes = store.cluster().peer_secret.0.as_slice();
-    let bytes = bytes.try_into().context("the cluster's secret in reveille.meta does not have 32 bytes")?;
+    let bytes = bytes.try_into().with_context(|| {
+        format!(
+            "the cluster's secret in reveille.meta has {} bytes instead of 32; restore the row from a backup",
+            bytes.len()
+        )
+    })?;
     Ok(ClusterSecret::new(bytes))
 }

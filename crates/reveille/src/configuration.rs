@@ -94,8 +94,10 @@ fn unread_variable(command: &Command, name: &str) -> Option<String> {
     let likeness = |known: &&String| (strsim::jaro_winkler(name, known) * 1_000.0).round();
     let closest = known.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
     Some(match closest.filter(|known| likeness(known) >= 900.0) {
-        Some(known) => format!("no option reads the variable {name}; did you mean {known}?"),
-        None => format!("no option reads the variable {name}; `reveille help COMMAND` lists the variables"),
+        Some(known) => format!("no option reads the environment variable {name}; did you mean {known}?"),
+        None => format!(
+            "no option reads the environment variable {name}; `reveille help COMMAND` lists the variables of a command"
+        ),
     })
 }
 
@@ -143,13 +145,14 @@ struct Entry {
 impl File {
     fn read(path: &Path, command: &Command) -> anyhow::Result<Self> {
         let shown = path.display();
-        let bytes = std::fs::metadata(path).with_context(|| format!("cannot read the configuration in {shown}"))?.len();
+        let bytes =
+            std::fs::metadata(path).with_context(|| format!("cannot read the configuration file {shown}"))?.len();
         anyhow::ensure!(
             bytes <= FILE_BYTES_MAX,
-            "configuration too long: {shown} has {bytes} bytes, the maximum is {FILE_BYTES_MAX}"
+            "configuration file too long: {shown} has {bytes} bytes, but the maximum is {FILE_BYTES_MAX} bytes"
         );
         let text =
-            std::fs::read_to_string(path).with_context(|| format!("cannot read the configuration in {shown}"))?;
+            std::fs::read_to_string(path).with_context(|| format!("cannot read the configuration file {shown}"))?;
         let place = |at: usize| format!("{shown}:{}", line_of(&text, at));
         let table = DeTable::parse(&text).map_err(|error| {
             // The `Display` text of the error shows the line, which may contain a password. Therefore this function
@@ -235,7 +238,7 @@ fn check(command: &Command, key: &str, words: &[String]) -> anyhow::Result<()> {
 
 /// Returns the effective configuration as a configuration file, with the source of each value in a comment.
 fn show(command: &Command, matches: &ArgMatches, of_file: &BTreeMap<String, String>) -> String {
-    let serve = matches.subcommand_matches(SERVE).expect("the caller prints the configuration of `serve` only");
+    let serve = matches.subcommand_matches(SERVE).expect("the parsed command line has the command `serve`");
     let mut shown = String::from("# Effective configuration of `reveille serve`. Passwords are redacted.\n");
     for (long, option) in options(command) {
         let id = option.get_id().as_str();

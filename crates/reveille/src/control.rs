@@ -48,7 +48,7 @@ impl Request {
             Request::Backup(to) => {
                 let text = to.to_str().filter(|to| !to.contains('\n'));
                 let text = text.with_context(|| {
-                    format!("invalid backup folder {}: its path must be UTF-8 text on one line", to.display())
+                    format!("invalid backup folder {}: its path must be UTF-8 text without line breaks", to.display())
                 })?;
                 Ok(format!("backup {text}\n"))
             }
@@ -82,7 +82,8 @@ pub(crate) fn listen(
             tracing::warn!(
                 %error,
                 path = %path.display(),
-                "cannot create the control socket: stop the server before you make a backup"
+                "cannot create the control socket, which `reveille backup` needs: stop the server before you create a \
+                 backup"
             );
         }
     }
@@ -113,7 +114,7 @@ async fn serve(runtime: Runtime, listener: UnixListener, data: &Path, store: Arc
         let read = runtime.timeout(REQUEST_TIMEOUT, input.read_line(&mut line)).await;
         let response = match (read, Request::parse(line.trim_end_matches('\n'))) {
             (Some(Ok(_)), Some(request)) => handle(&store, data, &request).await,
-            _ => Err(anyhow::anyhow!("invalid request: send `check` or `backup /a/folder`")),
+            _ => Err(anyhow::anyhow!("invalid request to the control socket: send `check` or `backup /ABSOLUTE/PATH`")),
         };
         let response = match response {
             Ok(text) => format!("ok {text}\n"),
@@ -158,7 +159,7 @@ pub(crate) async fn handle(store: &EmbeddedStore, data: &Path, request: &Request
             };
             // The backup contains only encrypted secrets. The operator must not store the key beside the backup.
             Ok(format!(
-                "created the backup {}{warning}; keep a copy of the data folder's store.key elsewhere",
+                "created the backup {}{warning}; keep a copy of the data folder's store.key, but not beside the backup",
                 to.display()
             ))
         }
@@ -167,7 +168,8 @@ pub(crate) async fn handle(store: &EmbeddedStore, data: &Path, request: &Request
             if !verified.damages.is_empty() {
                 let damages = verified.damages.join("; ");
                 bail!(
-                    "damage in {}: {damages}; copy the data folder to another place, then restore a backup",
+                    "the check of {} found damage: {damages}; copy the data folder to another place, then restore a \
+                     backup",
                     read(&verified)
                 )
             }
@@ -197,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_parser_accepts_each_written_request_and_rejects_other_lines() {
+    fn parser_accepts_serialized_control_requests_and_rejects_other_lines() {
         for request in [Request::Check, Request::Backup(PathBuf::from("/var/backups/a b"))] {
             assert_eq!(Request::parse(request.line().unwrap().trim_end_matches('\n')), Some(request));
         }

@@ -11,10 +11,11 @@ pub(crate) fn store_path(data: &Path) -> PathBuf {
 /// Adds the next step for the operator to an error that occurred when the store was opened.
 pub(crate) fn explain_open(error: store_embedded::OpenError, data: &Path) -> anyhow::Error {
     if let store_embedded::OpenError::Journal(journal::OpenError::Locked { lock }) = &error {
-        let holder = holder_of(lock).map_or_else(String::new, |pid| format!(" (process {pid})"));
+        let holder = holder_of(lock).map_or_else(String::new, |pid| format!(" with the id {pid}"));
         let data = data.display();
         return anyhow::anyhow!(
-            "{data} is in use by another Reveille{holder}: stop that process, or choose another folder with --data"
+            "{data} is in use by another Reveille process{holder}: stop that process, or choose another folder with \
+             --data"
         );
     }
     let denied = std::error::Error::source(&error)
@@ -23,7 +24,8 @@ pub(crate) fn explain_open(error: store_embedded::OpenError, data: &Path) -> any
     let error = anyhow::Error::new(error);
     match denied {
         true => error.context(format!(
-            "no permission for {}: run as its owner, or choose another folder with --data",
+            "no permission to use the data folder {}: run as the user who owns the folder, or choose another folder \
+             with --data",
             data.display()
         )),
         false => error,

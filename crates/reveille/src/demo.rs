@@ -50,7 +50,7 @@ pub(crate) async fn run(runtime: &Runtime, duration: Duration) -> anyhow::Result
 }
 
 async fn schedule_all(runtime: &Runtime, api: SocketAddr, key: &str, target: SocketAddr) -> anyhow::Result<()> {
-    let mut connection = Connection::open(api).await.context("cannot connect to the server")?;
+    let mut connection = Connection::open(api).await.context("cannot connect to the server of the demo")?;
     let in_a_while = |seconds| format!(r#""at":"{}""#, runtime.now() + Duration::from_secs(seconds));
     for (name, when) in [
         ("once-in-1-s", in_a_while(1)),
@@ -68,7 +68,7 @@ async fn schedule_all(runtime: &Runtime, api: SocketAddr, key: &str, target: Soc
         );
         let status = connection.exchange(Bytes::from(request).as_ref()).await?;
         let response = String::from_utf8_lossy(connection.body()).into_owned();
-        ensure!(status.0 == 201, "the server responded with status {}: {response}", status.0);
+        ensure!(status.0 == 201, "the server rejected the schedule {name} with status {}: {response}", status.0);
         console::line(&format!("PUT /v1/schedules/{name}  {when}  -> {}", status.0))?;
     }
     Ok(())

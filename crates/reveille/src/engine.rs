@@ -141,7 +141,7 @@ impl PostgresEngine {
         let recorded_id = store
             .record_coordination(&coordination.id)
             .await
-            .context("cannot read which coordination engine the members use")?;
+            .context("cannot read from the database which coordination engine the members use")?;
         check_coordination(&coordination, &recorded_id)?;
         Ok(coordination)
     }
@@ -155,7 +155,7 @@ impl PostgresEngine {
         if let Some(recorded_id) = &store.cluster().coordination_id {
             check_coordination(&coordination, recorded_id)?;
         }
-        coordination.ownership.view().await.context("cannot read the members")
+        coordination.ownership.view().await.context("cannot read the members of the cluster")
     }
 
     async fn open_coordination(
@@ -184,7 +184,7 @@ impl PostgresEngine {
                 let trees = coordination_connect::trees(runtime, url, password).await?;
                 let root = NodePath::new("/reveille").expect("the path /reveille is valid in a tree");
                 let ownership = TreeOwnership::new(runtime, trees, &root, Acl::Creator, vec![credentials]);
-                let ownership = ownership.expect("the path /reveille is short enough for the root of a tree");
+                let ownership = ownership.expect("the paths of the nodes below /reveille are short enough");
                 let id = ownership.id().await?;
                 Ok(Coordination { ownership: Arc::new(ownership), id })
             }
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn coordination_option_without_shared_store_fails_with_next_step() {
+    fn coordination_option_without_store_option_fails_with_a_next_step() {
         let error = arguments(None, Some(URL)).engine().unwrap_err().to_string();
         assert!(error.contains("--store postgres://") && error.contains("leave out --coordination"), "{error}");
     }

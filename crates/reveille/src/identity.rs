@@ -154,8 +154,8 @@ async fn create(
     for (path, _) in files {
         ensure!(
             !path.exists(),
-            "{} already exists and may be the key of another store: move the file away, or choose another folder with \
-             --data",
+            "{} already exists and may be the key of another store: move the file to another folder, or choose another \
+             folder with --data",
             path.display()
         );
     }
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn first_start_creates_keys_that_only_their_owner_can_read() {
+    fn first_start_creates_key_files_that_other_users_cannot_read() {
         let data = tempfile::tempdir().unwrap();
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         tokio.block_on(async {

@@ -124,7 +124,13 @@ impl Mover {
         let (numbers, requests): (Vec<i64>, Vec<Create>) = creates.into_iter().unzip();
         let names: Vec<_> = requests
             .iter()
-            .map(|request| (request.tenant.id, request.id.clone().expect("every entry has an id"), request.incarnation))
+            .map(|request| {
+                (
+                    request.tenant.id,
+                    request.id.clone().expect("every inbox entry has the id of its schedule"),
+                    request.incarnation,
+                )
+            })
             .collect();
         let results = self.scheduler.create(requests).await?;
         for ((number, result), (tenant, id, incarnation)) in numbers.into_iter().zip(results).zip(names) {
@@ -145,7 +151,7 @@ impl Mover {
                 // This entry and all later entries remain in the inbox, and the next step tries them again.
                 Err(CreateRejection::Unreachable) => {
                     self.store.inbox_done(std::mem::take(done)).await?;
-                    return Err(StoreError::Unavailable("cannot reach the owner of a schedule".to_owned()));
+                    return Err(StoreError::Unavailable("cannot reach the owner of a schedule's shard".to_owned()));
                 }
             }
         }

@@ -122,7 +122,8 @@ fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
 fn start(arguments: Arguments) -> anyhow::Result<()> {
     if arguments.ends_with_parent {
         let signal = Some(rustix::process::Signal::KILL);
-        rustix::process::set_parent_process_death_signal(signal).context("cannot bind this process to its parent")?;
+        rustix::process::set_parent_process_death_signal(signal)
+            .context("cannot configure this process to end when its parent process ends")?;
     }
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.enable_all();
@@ -134,7 +135,7 @@ fn start(arguments: Arguments) -> anyhow::Result<()> {
             builder.worker_threads(usize::from(threads));
         }
     }
-    let tokio = builder.build().context("cannot start the threads that run tasks")?;
+    let tokio = builder.build().context("cannot start the worker threads that run tasks")?;
     tokio.block_on(execute(arguments.command))
 }
 

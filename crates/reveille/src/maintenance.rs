@@ -63,7 +63,10 @@ async fn check_backup(runtime: &Runtime, backup: &Path) -> anyhow::Result<()> {
     let beside = backup.parent().unwrap_or(&backup);
     let folder = tempfile::Builder::new().prefix(".reveille-check-").tempdir_in(beside);
     let folder = folder.with_context(|| {
-        format!("cannot create a folder in {}: copy the backup to a writable disk", beside.display())
+        format!(
+            "cannot create a temporary folder in {}, beside the backup: copy the backup to a writable folder",
+            beside.display()
+        )
     })?;
     let data = folder.path().join("data");
     let restored = store_embedded::restore(runtime, &backup, &data);
@@ -94,9 +97,13 @@ pub(crate) async fn restore(runtime: &Runtime, arguments: &RestoreArguments) -> 
 }
 
 async fn execute(runtime: &Runtime, data: &Path, request: &Request, name: &str) -> anyhow::Result<()> {
-    ensure!(store_path(data).exists(), "{} holds no data of Reveille: name the folder with --data", data.display());
+    ensure!(
+        store_path(data).exists(),
+        "{} contains no Reveille data: name the data folder with --data",
+        data.display()
+    );
     let outcome = Progress::new(runtime).during(name, handle(runtime, data, request)).await?;
-    console::line(&outcome).context("cannot write the result")
+    console::line(&outcome).context("cannot print the result")
 }
 
 /// Sends the request to the running server. If no server runs on the folder, the function opens the data and handles

@@ -20,8 +20,13 @@ use rustix::process::{
 pub(crate) fn keep_memory() -> anyhow::Result<()> {
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     setrlimit(Resource::Core, none).context("cannot disable core files")?;
-    set_dumpable_behavior(DumpableBehavior::NotDumpable).context("cannot protect the process memory")?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .context("cannot prevent other processes from reading the memory of this process")?;
     let is_kept = getrlimit(Resource::Core) == none && dumpable_behavior()? == DumpableBehavior::NotDumpable;
-    ensure!(is_kept, "the kernel allows core files or debuggers; start with --debuggable to allow them");
+    ensure!(
+        is_kept,
+        "the kernel still allows core files or debuggers for this process; start with --debuggable to run without this \
+         protection"
+    );
     Ok(())
 }

@@ -29,7 +29,7 @@ pub(crate) struct ReceiverArguments {
 pub(crate) async fn print(runtime: &Runtime, arguments: &ReceiverArguments) -> anyhow::Result<()> {
     let log = arguments.log.as_ref().map(|path| {
         let file = OpenOptions::new().create(true).append(true).open(path);
-        file.with_context(|| format!("cannot write the log {}", path.display()))
+        file.with_context(|| format!("cannot open the log file {}", path.display()))
     });
     let printer = Printer { log: log.transpose()? };
     let receiver = Receiver::start(runtime, arguments.listen, Options::default(), Arc::new(printer)).await?;

@@ -84,7 +84,7 @@ impl Engine {
             None => bail!("{}, line {}: expected the form NAME:PASSWORD", path.display(), at + 1),
         };
         let all = lines.map(read).collect::<anyhow::Result<Vec<_>>>()?;
-        ensure!(!all.is_empty(), "{} has no line NAME:PASSWORD", path.display());
+        ensure!(!all.is_empty(), "{} has no line NAME:PASSWORD; write one line for each name", path.display());
         Ok(all)
     }
 

@@ -105,9 +105,14 @@ pub(crate) async fn serve(runtime: &Runtime, arguments: &ServeArguments) -> anyh
         true => None,
         false => try_receiver(runtime, arguments.receiver).await,
     };
-    let _url_file = server_url::UrlFile::write(&arguments.data, service.address, service.is_secured).inspect_err(
-        |error| tracing::warn!(%error, "cannot write server.url; use --server for commands on this machine"),
-    );
+    let _url_file =
+        server_url::UrlFile::write(&arguments.data, service.address, service.is_secured).inspect_err(|error| {
+            tracing::warn!(
+                %error,
+                "cannot write server.url, from which commands read the server's address; give them the address with \
+                 --server"
+            );
+        });
     if let Some(address) = service.metrics_address() {
         tracing::info!(%address, "serving metrics on their own listener");
     }
@@ -124,7 +129,10 @@ pub(crate) async fn serve(runtime: &Runtime, arguments: &ServeArguments) -> anyh
 }
 
 fn address(text: &str) -> anyhow::Result<SocketAddr> {
-    text.parse().context("not an IP address and a port; examples are 127.0.0.1:8080, [::1]:8080 and 0.0.0.0:8080")
+    text.parse().context(
+        "the value is not an IP address with a port; write an address such as 127.0.0.1:8080, [::1]:8080 or \
+         0.0.0.0:8080",
+    )
 }
 
 /// Starts the built-in receiver. If its port is in use, the receiver listens on another port. Returns `None` if the
@@ -158,5 +166,5 @@ to schedule a callback in three seconds, which is printed here, run:
 curl -sS http://{address}/v1/schedules -H "Authorization: Bearer $(cat '{key}')" -H 'Content-Type: application/json' -d '{{"at":"'$(date -u -d '+3 seconds' +%FT%TZ)'","target":{{"http":{{"url":"http://{receiver}/"}}}},"payload":{{"hello":"world"}}}}'
 "#
     );
-    console::line(&text).context("cannot print the first steps")
+    console::line(&text).context("cannot print the instructions for the first steps")
 }

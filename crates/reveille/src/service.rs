@@ -91,8 +91,8 @@ impl Service {
         let data = &options.data;
         if let Some(cluster) = identity::known_cluster(data)? {
             anyhow::bail!(
-                "{} belongs to the cluster {cluster}: it is the folder of a member, or its data was exported there. \
-                 Name the cluster's database with --store, or choose another folder with --data",
+                "{} belongs to the cluster {cluster}: it is the folder of a member, or its data was exported to this \
+                 cluster. Name the cluster's database with --store, or choose another folder with --data",
                 data.display()
             );
         }

@@ -56,7 +56,7 @@ pub(crate) async fn is_due(runtime: Runtime, mut signals: Signals, readiness: Re
     let all = u32::try_from((timeouts.notice + timeouts.drain + FLUSH).as_micros()).unwrap_or(u32::MAX);
     notify(&[NotifyState::Stopping, NotifyState::ExtendTimeoutUsec(all)]);
     if !timeouts.notice.is_zero() {
-        tracing::info!(notice = ?timeouts.notice, "signal to stop received: /readyz returns 503 from now on");
+        tracing::info!(notice = ?timeouts.notice, "received a signal to stop: /readyz returns 503 from now on");
         let _second = runtime.timeout(timeouts.notice, signals.next()).await;
     }
 }

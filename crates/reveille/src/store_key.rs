@@ -28,7 +28,8 @@ const TOO_OPEN: u32 = 0o037;
 const ATTEMPTS: usize = 10;
 
 const FIRST_LINES: &str = "\
-# Key that encrypts the secrets of this store: headers of targets, and signing secrets. Without the key, they are lost.
+# Key that encrypts the secrets of this store: headers of targets, and signing secrets.
+# Without this key, the secrets are lost.
 # Keep a copy, but not beside the backups. Every member of a cluster needs the same key.
 ";
 
@@ -69,9 +70,9 @@ pub(crate) async fn unlock(
         Some(keyring) => keyring,
         None if registered.is_empty() && may_create => create(runtime, path)?,
         None => bail!(
-            "missing key file {} with the key of the secrets in this store: copy the file there, or name it with \
-             --store-key; all members of a cluster have the same key file, and a restored store needs the key file of \
-             the original store",
+            "missing key file {}, whose key encrypts the secrets in this store: copy the file to this path, or give \
+             another path with --store-key; all members of a cluster have the same key file, and a restored store \
+             needs the key file of the original store",
             path.display()
         ),
     };
@@ -90,7 +91,10 @@ impl Unlocked {
     /// process lacks.
     pub(crate) async fn register_key(&self, runtime: &Runtime) -> anyhow::Result<()> {
         let Unlocked { store, keyring, path } = self;
-        let id = keyring.key_ids().next().context("the key file has no key")?;
+        let id = keyring
+            .key_ids()
+            .next()
+            .with_context(|| format!("{} has no key: restore a copy of the file", path.display()))?;
         for _ in 0..ATTEMPTS {
             let tenants = store.tenants().await.context("cannot read the tenants")?;
             let registered = registered_keys(&tenants);
@@ -99,7 +103,7 @@ impl Unlocked {
                 return encrypt_tenants(runtime, store, tenants).await;
             }
             let Some(operators) = tenants.into_iter().find(|tenant| tenant.id == Tenant::OPERATOR) else {
-                bail!("the store has no operator: create one with `reveille store migrate --store …`");
+                bail!("the store has no operator: create the operator with `reveille store migrate --store …`");
             };
             let changed =
                 Tenant { store_keys: [registered, vec![id]].concat(), version: operators.version + 1, ..operators };
@@ -107,7 +111,10 @@ impl Unlocked {
             // If another process changed the tenant of the operators first, the next attempt reads this tenant again.
             let _outdated = store.put_tenant(changed, entry).await.context("cannot register the key in the store")?;
         }
-        bail!("cannot register the key, because other processes keep changing the operators: start again")
+        bail!(
+            "cannot register the key: other processes changed the operator's tenant during all {ATTEMPTS} attempts; \
+             start again"
+        )
     }
 }
 
@@ -145,8 +152,9 @@ fn check(registered: &[KeyId], keyring: &Keyring, path: &Path) -> anyhow::Result
     let missing = registered.iter().find(|registered| keyring.key_ids().all(|id| id != **registered));
     let Some(missing) = missing else { return Ok(()) };
     bail!(
-        "secrets in this store are encrypted with the key {missing}, which is not in {}: use the store.key of this \
-         store (all members of a cluster have the same file), name it with --store-key, or add its line to this file",
+        "secrets in this store are encrypted with the key {missing}, which is not in {}: give the path of this store's \
+         store.key with --store-key, or add the line with the missing key to {0}; all members of a cluster have the \
+         same key file",
         path.display()
     )
 }
@@ -157,10 +165,10 @@ fn read(path: &Path) -> anyhow::Result<Option<Keyring>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened.with_context(|| format!("cannot read {}", path.display()))?,
     };
-    let mode = file.metadata().with_context(|| format!("cannot read the mode of {}", path.display()))?.mode();
+    let mode = file.metadata().with_context(|| format!("cannot read the file mode of {}", path.display()))?.mode();
     ensure!(
         mode & TOO_OPEN == 0,
-        "{0} has the mode {1:o}, so other users can read or change it: run `chmod 600 {0}`",
+        "{0} has the file mode {1:o}, so other users can read or change it: run `chmod 600 {0}`",
         path.display(),
         mode & 0o777
     );
@@ -233,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn first_start_creates_a_key_that_later_starts_keep() {
+    fn first_start_creates_a_store_key_that_later_starts_do_not_change() {
         block_on(async {
             let (runtime, data) = (Runtime::real(), tempfile::tempdir().unwrap());
             let store = empty(&runtime);
@@ -272,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn start_rejects_key_file_without_key_or_with_unsafe_mode() {
+    fn start_rejects_key_file_without_key_or_with_access_for_other_users() {
         block_on(async {
             let (runtime, data) = (Runtime::real(), tempfile::tempdir().unwrap());
             let store = empty(&runtime);
@@ -289,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn next_start_encrypts_stored_plain_text_secrets() {
+    fn start_encrypts_plain_text_secrets_of_the_store() {
         block_on(async {
             let (runtime, data) = (Runtime::real(), tempfile::tempdir().unwrap());
             let store = empty(&runtime);

@@ -63,7 +63,11 @@ struct Copied {
 pub(crate) async fn export(runtime: &Runtime, arguments: &TransferArguments) -> anyhow::Result<()> {
     let engine = arguments.engine.postgres()?;
     let data = &arguments.data;
-    ensure!(store_path(data).exists(), "{} holds no schedules: name the folder with --data", data.display());
+    ensure!(
+        store_path(data).exists(),
+        "{} contains no Reveille data: name the data folder with --data",
+        data.display()
+    );
     admin::migrate_schema(runtime, &engine).await?;
     let key = arguments.store_key.path(data);
     let copied = on_both(runtime, &engine, arguments, async |embedded, postgres| {
@@ -89,15 +93,15 @@ pub(crate) async fn import(runtime: &Runtime, arguments: &TransferArguments) -> 
     .await?;
     report(
         copied,
-        "copy the cluster's store.key to the folder, then start the server with `reveille serve --data …`; the keys \
-         of the cluster remain valid",
+        "copy the cluster's store.key to the data folder, then start the server with `reveille serve --data …`; the \
+         API keys of the cluster remain valid",
     )
 }
 
 fn report(copied: Copied, next: &str) -> anyhow::Result<()> {
     let Copied { tenants, schedules, due, runs } = copied;
     let text = format!("copied {tenants} tenants, {schedules} schedules, {due} due rows and {runs} runs; {next}");
-    console::line(&text).context("cannot write the result")
+    console::line(&text).context("cannot print the result")
 }
 
 /// Opens both stores for `work`.
@@ -118,7 +122,11 @@ async fn on_both(
     let copied = admin::with_store(runtime, engine, async |postgres| {
         let view = engine.view(runtime, postgres).await?;
         let names: Vec<&str> = view.members.iter().map(|member| member.name.as_str()).collect();
-        ensure!(names.is_empty(), "stop the members that run on the database first: {}", names.join(", "));
+        ensure!(
+            names.is_empty(),
+            "the database has running members; before the copy, stop the members {}",
+            names.join(", ")
+        );
         work(&embedded, postgres).await
     });
     let copied = copied.await;
@@ -141,11 +149,12 @@ fn pollers_of(tenants: &[Tenant]) -> Vec<PollerId> {
 /// Copies one store to another store. `key` is the path of the source's key file. If the file does not exist, the
 /// source must not contain secrets in plain text.
 async fn copy(runtime: &Runtime, from: &dyn Store, to: &dyn Store, target: &str, key: &Path) -> anyhow::Result<Copied> {
-    let tenants = from.tenants().await.context("cannot read the tenants")?;
+    let tenants = from.tenants().await.context("cannot read the source's tenants")?;
     ensure!(!tenants.is_empty(), "nothing to copy: the source has no tenant");
     let encryption = Encryption { runtime, keyring: store_key::of_source(&tenants, key)?, path: key };
     ensure_empty(to, target).await?;
-    let terms = to.take((0..SHARDS).map(ShardId).collect()).await.context("cannot take the target's shards")?;
+    let terms =
+        to.take((0..SHARDS).map(ShardId).collect()).await.context("cannot take ownership of the target's shards")?;
     let replaced = to.tenants().await.context("cannot read the target's tenants")?;
     let is_of_source = |tenant: &&Tenant| tenants.iter().any(|known| known.id == tenant.id);
     if let Some(other) = replaced.iter().find(|tenant| !is_of_source(tenant)) {
@@ -182,7 +191,7 @@ async fn copy(runtime: &Runtime, from: &dyn Store, to: &dyn Store, target: &str,
 async fn ensure_empty(to: &dyn Store, target: &str) -> anyhow::Result<()> {
     let pollers = pollers_of(&to.tenants().await.context("cannot read the target's tenants")?);
     let read = |poller| DueRead { poller, after: DueBound::Instant(Timestamp::MIN), until: Timestamp::MAX, limit: 1 };
-    let pages = to.due(pollers.into_iter().map(read).collect()).await.context("cannot read the target")?;
+    let pages = to.due(pollers.into_iter().map(read).collect()).await.context("cannot read the target's due rows")?;
     let is_empty = pages.iter().all(|page| page.keys.is_empty());
     ensure!(is_empty, "{target} has schedules: copy to an empty store");
     Ok(())
@@ -191,7 +200,7 @@ async fn ensure_empty(to: &dyn Store, target: &str) -> anyhow::Result<()> {
 async fn dead_letters_of(from: &dyn Store, tenant: TenantId, dead: &mut BTreeSet<Occurrence>) -> anyhow::Result<()> {
     let mut after: Option<Occurrence> = None;
     loop {
-        let page = from.dead_letters(tenant, after, PAGE).await.context("cannot read dead letters")?;
+        let page = from.dead_letters(tenant, after, PAGE).await.context("cannot read the source's dead letters")?;
         let Some(last) = page.last() else { return Ok(()) };
         after = Some(last.occurrence);
         dead.extend(page.iter().map(|run| run.occurrence));
@@ -248,11 +257,13 @@ struct Copier<'a> {
 impl Copier<'_> {
     /// Copies the due rows after the watermark of one poller, and the schedules of these rows.
     async fn copy_due_rows(&mut self, poller: PollerId) -> anyhow::Result<()> {
-        let positions = self.from.positions(vec![poller]).await.context("cannot read the positions of a poller")?;
+        let positions =
+            self.from.positions(vec![poller]).await.context("cannot read a poller's watermark in the source")?;
         let mut after = DueBound::Instant(positions.first().map_or(Timestamp::MIN, |positions| positions.done));
         loop {
             let read = DueRead { poller, after, until: Timestamp::MAX, limit: PAGE };
-            let page = self.from.due(vec![read]).await.context("cannot read due rows")?.pop().unwrap_or_default();
+            let page =
+                self.from.due(vec![read]).await.context("cannot read the source's due rows")?.pop().unwrap_or_default();
             let Some(last) = page.keys.last() else { return Ok(()) };
             after = DueBound::Key(*last);
             let schedules = self.schedules(page.keys.iter().map(|key| key.occurrence.incarnation).collect()).await?;
@@ -265,7 +276,7 @@ impl Copier<'_> {
                 .map(|key| (poller, *key))
                 .collect();
             self.copied.due += rows.len();
-            self.to.place(rows).await.context("cannot write due rows")?;
+            self.to.place(rows).await.context("cannot write the due rows to the target")?;
             let Copied { schedules, runs, .. } = self.copied;
             self.progress.update(|| format!("{schedules} schedules and {runs} runs copied"));
         }
@@ -366,7 +377,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn store_copy_encrypts_plain_secrets_or_fails_without_a_key() {
+    fn store_copy_encrypts_plain_text_secrets_and_fails_without_a_key() {
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         tokio.block_on(async {
             let (runtime, folder) = (Runtime::real(), tempfile::tempdir().unwrap());

@@ -158,7 +158,11 @@ impl TuningArguments {
         let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
         let roots =
             read.with_context(|| format!("cannot read the certificates of --callback-roots {}", path.display()))?;
-        ensure!(!roots.is_empty(), "the file of --callback-roots has no certificate in PEM: {}", path.display());
+        ensure!(
+            !roots.is_empty(),
+            "the file {} of --callback-roots has no certificate in PEM format; write the certificates to this file",
+            path.display()
+        );
         Ok(roots)
     }
 }

@@ -1,6 +1,6 @@
 //! Reads the clocks of the machine. A test can give the same code a runtime with simulated time.
 
-#![expect(clippy::print_stdout, reason = "the example reports its progress")]
+#![expect(clippy::print_stdout, reason = "the example prints its result")]
 
 // [example]
 use std::time::Duration;

@@ -72,13 +72,13 @@ impl MemoryLink {
         let failure = self.fail_one_in.filter(|one_in| fails(*one_in)).map(|_| self.runtime.random() % 2);
         self.travel(MemoryLink::is_cut).await?;
         if failure == Some(0) {
-            return Err("the in-memory call failed before its effect".to_owned());
+            return Err("fault injection: the in-memory engine did not execute the call".to_owned());
         }
         let response = effect();
         self.travel(MemoryLink::is_silent).await?;
         match failure {
             None => Ok(response),
-            Some(_) => Err("the in-memory call failed after its effect".to_owned()),
+            Some(_) => Err("fault injection: the in-memory engine executed the call but lost the response".to_owned()),
         }
     }
 
@@ -104,6 +104,6 @@ impl MemoryLink {
             return Ok(());
         }
         self.open().await;
-        Err("the in-memory connection was lost".to_owned())
+        Err("the connection to the in-memory engine was lost".to_owned())
     }
 }

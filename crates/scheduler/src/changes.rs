@@ -71,7 +71,7 @@ impl Changes {
             if response.is_err() {
                 continue;
             }
-            let row = rows.next().expect("the store returns a row for each insert");
+            let row = rows.next().expect("each planned insert has one due row");
             match inserted.next().expect("the store returns one result per insert") {
                 Inserted::Placed(place) => {
                     placed.push(place);
@@ -102,7 +102,7 @@ impl Changes {
     /// Creates the schedule, or replaces the schedule with the same id.
     pub(crate) async fn put(&self, request: Create) -> Result<Result<PutResponse, CreateRejection>, OwnerError> {
         let now = self.shared.runtime.now();
-        let id = request.id.clone().expect("the request of a put contains an id");
+        let id = request.id.clone().expect("a put request contains the id of its schedule");
         let tenant = request.tenant.id;
         let _ids = self.lock_ids(std::slice::from_ref(&request)).await;
         let Some(mut insert) = self.plan(request, now) else { return Ok(Err(CreateRejection::NeverFires)) };
@@ -111,7 +111,7 @@ impl Changes {
             Arc::make_mut(&mut insert.schedule).poller = existing.poller;
         }
         let response = self.write_put(insert, now, Change::Put).await?;
-        Ok(response.expect("the put has no precondition that could fail"))
+        Ok(response.expect("an unconditional put cannot fail because of a precondition"))
     }
 
     /// Puts a schedule as [`Changes::put`] does, if the existing schedule still matches `seen`. Returns `None` if it
@@ -123,7 +123,7 @@ impl Changes {
         timing: Timing,
     ) -> Result<Option<Result<PutResponse, CreateRejection>>, OwnerError> {
         let now = self.shared.runtime.now();
-        let name = (request.tenant.id, request.id.clone().expect("the request of a put contains an id"));
+        let name = (request.tenant.id, request.id.clone().expect("a put request contains the id of its schedule"));
         let _ids = self.lock_ids(std::slice::from_ref(&request)).await;
         let existing = self.shared.store.get(vec![name]).await?.pop().flatten();
         // The store compares the versions again in the same step as the change. This check only avoids a write that
@@ -389,7 +389,7 @@ impl Changes {
 pub(crate) fn home_poller(request: &Create, id: &ScheduleId) -> PollerId {
     let tenant = &request.tenant;
     let generation =
-        u16::try_from(tenant.generations.len() - 1).expect("the number of a tenant's generations fits into 16 bits");
+        u16::try_from(tenant.generations.len() - 1).expect("a tenant has fewer than 2^16 poller generations");
     let pollers = *tenant.generations.last().expect("a tenant has at least one generation of pollers");
     PollerId::of(tenant.id, generation, pollers, id)
 }

@@ -231,7 +231,7 @@ impl Metrics {
         );
         registry.register(
             "reveille_callback_duration_seconds",
-            "Duration of an attempt",
+            "Duration of a callback attempt",
             self.callback_duration_seconds.clone(),
         );
         registry.register(
@@ -253,7 +253,7 @@ impl Metrics {
         registry.register("reveille_missed", "Occurrences that did not fire, by reason", self.missed.clone());
         registry.register(
             "reveille_deferred",
-            "Due rows that the owner wrote again at a later position, because their target was full",
+            "Due rows that the owner wrote again at a later position, because their target had no free slot",
             self.deferred.clone(),
         );
         registry.register(
@@ -263,10 +263,14 @@ impl Metrics {
         );
         registry.register(
             "reveille_open_circuits",
-            "Targets with an open circuit, which get no callbacks for some time after repeated failures",
+            "Targets to which Reveille pauses callbacks after repeated failures",
             self.open_circuits.clone(),
         );
-        registry.register("reveille_due_rows_dropped", "Due rows that needed no attempt", self.dropped.clone());
+        registry.register(
+            "reveille_due_rows_dropped",
+            "Due rows dropped without an attempt, because their schedule changed or their occurrence has an outcome",
+            self.dropped.clone(),
+        );
         registry.register("reveille_store_errors", "Store calls that failed", self.store_errors.clone());
         registry.register("reveille_panics", "Panics that the process caught", self.panics.clone());
         registry.register("reveille_window_keys", "Due rows in memory", self.window_keys.clone());
@@ -281,7 +285,7 @@ impl Metrics {
         registry.register("reveille_schedules_cancelled", "Schedules cancelled", self.cancelled.clone());
         registry.register(
             "reveille_schedules_active",
-            "Active schedules of all tenants, at all members",
+            "Active schedules of all tenants in the whole cluster",
             self.active.clone(),
         );
         registry.register("reveille_shards_owned", "Shards that this member owns", self.shards_owned.clone());

@@ -21,12 +21,12 @@ pub struct Create {
 /// Reason why the scheduler did not create a schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CreateRejection {
-    #[error("a schedule with this id exists")]
+    #[error("a schedule with this id already exists; choose another id or replace the schedule")]
     Exists,
     /// The owner may or may not have created the schedule.
-    #[error("cannot reach the member that owns this schedule id; retry the request")]
+    #[error("cannot reach the member that owns the schedule's shard; retry the request")]
     Unreachable,
-    #[error("the schedule has no occurrence after now")]
+    #[error("the schedule has no future occurrence; change its timing")]
     NeverFires,
 }
 
@@ -102,7 +102,9 @@ impl From<StoreError> for OwnerError {
 impl From<OwnerError> for StoreError {
     fn from(undone: OwnerError) -> Self {
         match undone {
-            OwnerError::NotOwned => StoreError::Unavailable("no member owns the shard now".to_owned()),
+            OwnerError::NotOwned => {
+                StoreError::Unavailable("no member owns the schedule's shard now; retry the request".to_owned())
+            }
             OwnerError::Failed(error) => error,
         }
     }

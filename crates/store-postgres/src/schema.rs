@@ -129,7 +129,7 @@ mod tests {
 
     /// A change of the schema requires a new migration, because a released migration must stay unchanged.
     #[test]
-    fn released_migration_never_changes() {
+    fn released_migrations_have_unchanged_text() {
         let digests: Vec<u32> =
             SCHEMA.migrations.iter().map(|migration| domain::id::fnv1a(migration.as_bytes())).collect();
         assert_eq!(digests, [4_224_502_875, 4_031_461_419, 3_603_038_693, 1_248_121_497, 2_406_174_216]);

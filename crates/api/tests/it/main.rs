@@ -6,14 +6,14 @@ use proptest::prelude::*;
 use reveille_api::{CancelResult, Cancelled, SchedulePatch, ScheduleRequest, ScheduleSummary, Time};
 
 #[test]
-fn request_round_trips_without_changes() {
+fn schedule_request_is_unchanged_after_a_json_round_trip() {
     let text = r#"{"id":"a","cron":"0 7 * * *","zone":"UTC","target":{"http":{"url":"http://h/","method":"PUT","headers":{"x":"y"},"timeout":"3s"}},"payload":{ "b" : 1e0, "a": [null] },"labels":{"k":"v"},"retry":{"attempts_max":3,"backoff":"1s","backoff_max":"1m"}}"#;
     let request: ScheduleRequest = serde_json::from_str(text).unwrap();
     assert_eq!(serde_json::to_string(&request).unwrap(), text);
 }
 
 #[test]
-fn debug_form_of_a_request_hides_header_values() {
+fn debug_output_of_a_request_hides_header_values() {
     let request =
         ScheduleRequest::every(Duration::from_secs(3_600), "http://h/").header("authorization", "Bearer hunter2");
     assert!(serde_json::to_string(&request).unwrap().contains("hunter2"));
@@ -40,14 +40,14 @@ fn unknown_request_field_is_rejected() {
 }
 
 #[test]
-fn schedule_summary_round_trips() {
+fn schedule_summary_is_unchanged_after_a_json_round_trip() {
     let text = r#"{"id":"a","state":"active","next":"2035-01-02T03:04:05.000Z","revision":0,"created_at":"2030-01-02T03:04:05.678Z","updated_at":"2030-01-02T03:04:05.678Z"}"#;
     let summary: ScheduleSummary<'_> = serde_json::from_str(text).unwrap();
     assert_eq!(serde_json::to_string(&summary).unwrap(), text);
 }
 
 #[test]
-fn cancel_response_has_one_of_three_results() {
+fn cancel_response_reports_cancelled_too_late_or_pending() {
     let json = |result, decided_by| serde_json::to_string(&Cancelled { result, decided_by }).unwrap();
     assert_eq!(json(CancelResult::Cancelled, None), r#"{"result":"cancelled"}"#);
     assert_eq!(json(CancelResult::TooLate, None), r#"{"result":"too_late"}"#);
@@ -57,7 +57,7 @@ fn cancel_response_has_one_of_three_results() {
 
 proptest! {
     #[test]
-    fn formatted_time_equals_output_of_the_calendar_library(millis in 0..253_402_207_200_000_i64) {
+    fn time_is_formatted_like_a_timestamp_of_the_jiff_crate(millis in 0..253_402_207_200_000_i64) {
         let written = Time(millis).to_string();
         let instant = jiff::Timestamp::from_millisecond(millis).unwrap();
         prop_assert_eq!(&written, &format!("{instant:.3}"));

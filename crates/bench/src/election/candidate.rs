@@ -80,8 +80,9 @@ impl CandidateProcess {
         match *command {
             ["lead", path, id, "selector"] => self.lead(path, id)?,
             ["resign", path, id] => {
+                let candidate = self.candidates.remove(&format!("{path} {id}"));
                 let candidate =
-                    self.candidates.remove(&format!("{path} {id}")).context("no candidate has this path and id")?;
+                    candidate.with_context(|| format!("no candidate has the path {path} and the id {id}"))?;
                 candidate.stop.cancel();
                 candidate.resigned.await.context("the candidate failed before it resigned")?;
             }
@@ -121,7 +122,7 @@ impl CandidateProcess {
             let next = PairCandidate::start(self, path, "second").await?;
             self.pairs.insert(path.to_owned(), Pair { leader, next, selector: selector(&self.client, path, "")? });
         }
-        let pair = self.pairs.get_mut(path).context("the pair of candidates is missing")?;
+        let pair = self.pairs.get_mut(path).with_context(|| format!("no pair of candidates has the path {path}"))?;
         let mut micros = Vec::new();
         for _ in 0..rounds {
             micros.push(pair.hand_over(&self.runtime).await?.as_micros().to_string());

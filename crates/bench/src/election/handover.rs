@@ -49,8 +49,9 @@ pub(super) async fn graceful(trial: &Trial<'_>, successors: &mut [Peer]) -> anyh
     for round in 0..arguments.warm_up + arguments.rounds {
         for successor in successors.iter_mut() {
             let command = format!("bench-handover {}/graceful-{} 1", trial.root, successor.program.name);
+            let response = successor.request(&command).await?;
             let micros: f64 =
-                successor.request(&command).await?.parse().context("the response is not a number of microseconds")?;
+                response.parse().with_context(|| format!("`{command}`: not a number of microseconds: {response}"))?;
             if round >= arguments.warm_up {
                 results.values_of(successor).0.push(micros / 1_000.0);
             }
@@ -125,7 +126,7 @@ async fn candidates(trial: &Trial<'_>, tree: &dyn Tree, group: &NodePath, count:
 async fn removal(trial: &Trial<'_>, tasks: &TaskSet, node: &NodePath) -> anyhow::Result<oneshot::Receiver<Monotonic>> {
     let tree = trial.client.session().await?;
     let (stat, watch) = tree.exists_and_watch(node).await?;
-    ensure!(stat.is_some(), "the leader's node does not exist");
+    ensure!(stat.is_some(), "the leader's node {node} does not exist");
     let (sender, removal) = oneshot::channel();
     let runtime = trial.runtime.clone();
     tasks.spawn("watch", async move {
@@ -168,7 +169,12 @@ impl HandOvers {
         };
         let mut rows = rows(&title, beyond, &self.ours, &self.peer);
         if self.how == HandOverKind::CrashBeyondTimeout {
-            rows.extend(self::rows("crash, after node removal", 0.0, &self.ours_reacting, &self.peer_reacting));
+            rows.extend(self::rows(
+                "crash, after removal of the leader's node",
+                0.0,
+                &self.ours_reacting,
+                &self.peer_reacting,
+            ));
         }
         rows
     }
@@ -177,7 +183,8 @@ impl HandOvers {
         let (slower, bound) = (self.slower(), self.slower_bound());
         let how = if self.how == HandOverKind::Graceful { "graceful" } else { "crash" };
         let pairs = self.peer.len();
-        (pairs > 0).then(|| format!("{how}: Reveille was slower in {slower} of {pairs} pairs (bound: {bound})"))
+        (pairs > 0)
+            .then(|| format!("{how}: Reveille was slower in {slower} of {pairs} pairs of hand-overs (bound: {bound})"))
     }
 
     fn slower(&self) -> usize {
@@ -198,8 +205,9 @@ impl HandOvers {
         let (slower, pairs) = (self.slower(), self.peer.len());
         ensure!(
             slower <= self.slower_bound(),
-            "Reveille was slower in {slower} of {pairs} hand-overs of the kind {:?}",
-            self.how
+            "{:?}: Reveille was slower than the peer in {slower} of {pairs} pairs of hand-overs (bound: {})",
+            self.how,
+            self.slower_bound()
         );
         Ok(())
     }

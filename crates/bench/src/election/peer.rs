@@ -38,8 +38,9 @@ impl Program {
     /// # Errors
     /// Returns an error if the URL does not name a ZooKeeper ensemble.
     pub(super) fn peer(command: &[String], url: &str, session_timeout: Duration) -> anyhow::Result<Self> {
-        let addresses =
-            url.strip_prefix("zookeeper://").context("a peer requires a ZooKeeper URL: zookeeper://HOST:PORT")?;
+        let addresses = url.strip_prefix("zookeeper://");
+        let addresses = addresses
+            .context("the peer program requires --coordination with a URL of ZooKeeper: zookeeper://HOST:PORT")?;
         let mut command = command.to_vec();
         command.extend([addresses.trim_end_matches('/').to_owned(), session_timeout.as_millis().to_string()]);
         Ok(Program { name: "peer", command, coordination: None })
@@ -69,8 +70,10 @@ impl Peer {
         // This log level hides the lines about the start and the end of sessions.
         command.env("RUST_LOG", "error");
         let mut child = command.spawn().with_context(|| format!("cannot start {}", program.command[0]))?;
-        let input = child.stdin.take().context("the child's input is not a pipe")?;
-        let output = BufReader::new(child.stdout.take().context("the child's output is not a pipe")?).lines();
+        let input = child.stdin.take().context("the standard input of the child process is not a pipe")?;
+        let output =
+            BufReader::new(child.stdout.take().context("the standard output of the child process is not a pipe")?)
+                .lines();
         let (runtime, events) = (runtime.clone(), VecDeque::new());
         let mut peer = Peer { runtime, program, child, input, output, commands: 0, events };
         peer.event("connected").await?;
@@ -84,7 +87,7 @@ impl Peer {
     pub(super) async fn request(&mut self, command: &str) -> anyhow::Result<String> {
         self.commands += 1;
         let id = self.commands.to_string();
-        self.input.write_all(format!("{id} {command}\n").as_bytes()).await.context("the peer process has ended")?;
+        self.input.write_all(format!("{id} {command}\n").as_bytes()).await.context("the child process has ended")?;
         loop {
             let (line, at) = self.line().await.with_context(|| format!("{}: `{command}`", self.program.name))?;
             match line.split_once(' ') {
@@ -118,8 +121,8 @@ impl Peer {
 
     async fn line(&mut self) -> anyhow::Result<(String, Monotonic)> {
         let line = self.runtime.timeout(TIMEOUT, self.output.next_line()).await;
-        let line = line.with_context(|| format!("the peer process wrote no line within {TIMEOUT:?}"))??;
-        Ok((line.context("the peer process has ended")?, self.runtime.monotonic()))
+        let line = line.with_context(|| format!("the child process wrote no line within {TIMEOUT:?}"))??;
+        Ok((line.context("the child process has ended")?, self.runtime.monotonic()))
     }
 
     /// Kills the process with `kill -9` and returns the instant of the kill.
@@ -128,7 +131,7 @@ impl Peer {
     /// Returns an error if the process has already ended.
     pub(super) async fn kill(mut self) -> anyhow::Result<Monotonic> {
         let killed = self.runtime.monotonic();
-        self.child.start_kill().context("cannot kill the peer process")?;
+        self.child.start_kill().with_context(|| format!("cannot kill the child process {}", self.program.name))?;
         self.child.wait().await?;
         Ok(killed)
     }
@@ -141,7 +144,7 @@ impl Peer {
         let ended = runtime
             .timeout(TIMEOUT, child.wait())
             .await
-            .context("the peer process did not exit after its input had ended")??;
+            .with_context(|| format!("{} did not exit within {TIMEOUT:?} after its input had ended", program.name))??;
         ensure!(ended.success(), "{} ended with {ended}", program.name);
         Ok(())
     }

@@ -89,7 +89,8 @@ pub(super) async fn measure(trial: &Trial<'_>, replicas: u32, form: Form) -> any
             runtime.sleep(POLL_INTERVAL).await;
         }
     };
-    runtime.timeout(TIMEOUT, removing).await.context("cannot remove the node of the replicas' group")?;
+    let removed = runtime.timeout(TIMEOUT, removing).await;
+    removed.with_context(|| format!("cannot remove the node {group} within {TIMEOUT:?}"))?;
     drop(observer);
     let at_rest_per_minute = as_f64(sent) / minutes;
     let received_per_minute = received.map(|received| as_f64(received) / minutes);
@@ -108,7 +109,7 @@ fn options() -> SessionOptions {
     SessionOptions { timeout: SESSION_TIMEOUT, ..SessionOptions::default() }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
+#[expect(clippy::cast_precision_loss, reason = "counts of requests stay far below 2^52")]
 fn as_f64(count: u64) -> f64 {
     count as f64
 }
@@ -124,7 +125,8 @@ async fn requests_received(url: &str) -> anyhow::Result<Option<u64>> {
         let mut text = String::new();
         stream.read_to_string(&mut text).await?;
         let Some(count) = text.lines().find_map(|line| line.strip_prefix("Received: ")) else { return Ok(None) };
-        sum += count.trim().parse::<u64>().context("a server reports an invalid count")?;
+        let count = count.trim().parse::<u64>();
+        sum += count.with_context(|| format!("{address} reports an invalid number of received requests"))?;
     }
     Ok(Some(sum))
 }
@@ -178,7 +180,8 @@ impl Replicas {
                 runtime.sleep(POLL_INTERVAL).await;
             }
         };
-        runtime.timeout(TIMEOUT, standing).await.context("not all replicas became candidates")?;
+        let all = runtime.timeout(TIMEOUT, standing).await;
+        all.with_context(|| format!("not all {count} replicas became candidates within {TIMEOUT:?}"))?;
         self.leader(None).await?;
         runtime.sleep(self.period).await;
         Ok(())
@@ -188,7 +191,7 @@ impl Replicas {
     async fn leader(&mut self, last: Option<usize>) -> anyhow::Result<usize> {
         let is_new = |now: &Option<usize>| now.is_some() && *now != last;
         let leading = self.runtime.timeout(TIMEOUT, self.leading.wait_for(is_new)).await;
-        let leading = *leading.context("no replica became leader")??;
+        let leading = *leading.with_context(|| format!("no replica became leader within {TIMEOUT:?}"))??;
         leading.context("no replica leads")
     }
 
@@ -286,9 +289,9 @@ impl Requests {
 
 pub(super) fn note(period: Duration) -> String {
     format!(
-        "requests/min: requests while no hand-over happens; each replica has a session of {SESSION_TIMEOUT:?} and \
-         requests a lease of {LEASE:?} every {period:?}; received/min: requests counted by the servers, pings \
-         included\n"
+        "requests/min: requests of the replicas while no hand-over happens; each replica has a session timeout of \
+         {SESSION_TIMEOUT:?} and requests a lease of {LEASE:?} every {period:?}; received/min: requests that the \
+         servers received, including pings\n"
     )
 }
 
@@ -302,8 +305,8 @@ pub(super) fn judge(all: &[Requests]) -> anyhow::Result<()> {
     for (replicas, median) in medians {
         ensure!(
             median <= least + ONE_READ,
-            "a hand-over among {replicas} watching replicas costs {median} requests, but \
-             only {least} requests among {fewest} replicas"
+            "a hand-over among {replicas} watching replicas requires {median} requests, but a hand-over among {fewest} \
+             watching replicas requires only {least}"
         );
     }
     Ok(())

@@ -71,8 +71,8 @@ impl Counts {
     pub(super) fn summary(&self) -> String {
         let Counts { made, called_off, arrived, lost, doubled, early, unwanted } = self;
         format!(
-            "{made} carts, {called_off} cancelled, {arrived} callbacks: {lost} lost, {doubled} duplicated, \
-             {early} early, {unwanted} unwanted"
+            "{made} carts created, {called_off} carts cancelled, {arrived} callbacks arrived; \
+             callbacks: {lost} lost, {doubled} duplicated, {early} early, {unwanted} unwanted"
         )
     }
 
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn wanted_callback_that_does_not_arrive_in_time_is_lost() {
+    fn wanted_callback_that_does_not_arrive_in_time_counts_as_lost() {
         let carts = carts();
         arrive(&carts, 1, 0, 5);
         arrive(&carts, 2, 1_000, 700);
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn callback_is_not_lost_while_a_change_has_no_response() {
+    fn callback_is_not_counted_as_lost_while_a_change_is_pending() {
         let carts = carts();
         carts.record_cancellation(1);
         carts.record_request(4, at(60_000));

@@ -43,7 +43,8 @@ impl Figure {
         let Figure { name, unit, .. } = self;
         let (mean, growth, bound, minutes) = (self.mean(), self.growth(), self.bound(), self.values.len());
         format!(
-            "{name}: {mean:.1} {unit} on average over {minutes} minutes, growth {growth:+.1} {unit} (bound {bound:.1})"
+            "{name}: {mean:.1} {unit} on average over {minutes} minutes, growth {growth:+.1} {unit} \
+             (bound: {bound:.1} {unit})"
         )
     }
 
@@ -68,7 +69,7 @@ mod tests {
     fn measurement_that_grows_by_more_than_a_tenth_is_not_flat() {
         assert_eq!(fault(0.0, &[100.0, 102.0, 104.0, 106.0]), None);
         let found = fault(0.0, &[100.0, 104.0, 108.0, 112.0]).unwrap();
-        assert_eq!(found, "not flat: disk: 106.0 MiB on average over 4 minutes, growth +12.0 MiB (bound 10.6)");
+        assert_eq!(found, "not flat: disk: 106.0 MiB on average over 4 minutes, growth +12.0 MiB (bound: 10.6 MiB)");
         assert_eq!(fault(20.0, &[100.0, 104.0, 108.0, 112.0]), None);
     }
 

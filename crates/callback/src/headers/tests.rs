@@ -5,7 +5,7 @@ use super::*;
 
 proptest! {
     #[test]
-    fn rfc3339_text_of_an_instant_equals_its_display_text(millis in 0..=Timestamp::MAX.as_millis()) {
+    fn rfc3339_function_writes_the_same_text_as_display(millis in 0..=Timestamp::MAX.as_millis()) {
         let instant = Timestamp::from_millis(millis);
         let written = rfc3339(instant);
         prop_assert_eq!(std::str::from_utf8(&written).unwrap(), instant.to_string());
@@ -13,7 +13,7 @@ proptest! {
 }
 
 #[test]
-fn rfc3339_text_is_correct_for_leap_days_and_extreme_instants() {
+fn rfc3339_function_handles_leap_days_and_extreme_instants() {
     for millis in [0, 951_782_399_999, 951_782_400_000, 951_868_800_000, 4_107_542_400_000, Timestamp::MAX.as_millis()]
     {
         let instant = Timestamp::from_millis(millis);
@@ -22,7 +22,7 @@ fn rfc3339_text_is_correct_for_leap_days_and_extreme_instants() {
 }
 
 #[test]
-fn attempts_of_a_run_share_the_trace_id_but_no_span_id() {
+fn attempts_of_a_run_have_one_trace_id_but_different_span_ids() {
     let run = |replay| {
         Occurrence {
             incarnation: Incarnation(7),

@@ -36,7 +36,7 @@ fn overflowing_retry_after_is_clamped() {
 }
 
 #[test]
-fn parser_reads_the_keep_alive_timeout() {
+fn timeout_is_read_from_the_keep_alive_header() {
     let limit = |text| {
         keep_alive(&HeaderMap::from_iter([(
             header::HeaderName::from_static("keep-alive"),

@@ -14,7 +14,7 @@ fn expect(url: &str, connect_to: &str, host: &str, path: &str) {
 }
 
 #[test]
-fn url_is_split_into_address_host_and_path() {
+fn client_splits_url_into_address_host_header_and_path() {
     expect("https://hooks.example/a?b=c%20d", "https://hooks.example:443/", "hooks.example", "/a?b=c%20d");
     expect("http://Hooks.Example:80", "http://hooks.example:80/", "Hooks.Example:80", "/");
     expect("HTTP://hooks.example?x", "http://hooks.example:80/", "hooks.example", "/?x");

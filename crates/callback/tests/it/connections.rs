@@ -51,7 +51,7 @@ async fn tenants_do_not_share_a_connection() {
 }
 
 #[tokio::test]
-async fn all_spellings_of_a_target_share_one_connection() {
+async fn different_spellings_of_one_address_share_one_connection() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let (_, (mut peer, _)) = tokio::join!(attempt(&deliverer, &listening), listening.serve(OK));
@@ -68,7 +68,7 @@ async fn all_spellings_of_a_target_share_one_connection() {
 }
 
 #[tokio::test]
-async fn idle_connections_of_one_tenant_never_use_the_whole_limit() {
+async fn idle_connections_of_one_tenant_stay_below_the_limit_of_all_tenants() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options { idle_connections_max: 4, ..Options::default() });
     let serve = async |count: usize| {
@@ -156,7 +156,7 @@ async fn client_ignores_response_that_it_did_not_request() {
 }
 
 #[tokio::test]
-async fn connection_close_header_closes_the_connection() {
+async fn client_closes_connection_after_a_connection_close_header() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let answer = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
@@ -175,7 +175,7 @@ async fn client_closes_idle_connection_after_its_timeout() {
 }
 
 #[tokio::test]
-async fn client_closes_idle_connection_before_keep_alive_timeout() {
+async fn client_closes_idle_connection_before_the_targets_keep_alive_timeout() {
     let runtime = Runtime::real();
     let listening = Listening::start().await;
     let deliverer = deliverer(Options { idle_timeout: Duration::from_secs(60), ..Options::default() });

@@ -76,7 +76,7 @@ const SPELLINGS: &[&str] = &[
 ];
 
 #[tokio::test]
-async fn no_spelling_of_loopback_bypasses_the_policy() {
+async fn no_spelling_of_a_loopback_address_bypasses_the_egress_policy() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     // This policy allows every class of addresses except loopback.
@@ -137,7 +137,7 @@ const ELSEWHERE: &[&str] = &[
 ];
 
 #[tokio::test]
-async fn default_policy_rejects_non_public_addresses() {
+async fn egress_policy_rejects_non_public_addresses_that_it_does_not_allow() {
     let deliverer = deliverer(Options::default());
     for host in ELSEWHERE {
         for scheme in ["http", "https"] {
@@ -153,8 +153,8 @@ async fn default_policy_rejects_non_public_addresses() {
         let delivered = attempt(&deliverer, &classes, format!("http://{host}/")).await;
         assert!(is_rejected(&delivered), "no class contains metadata addresses: {host}: {delivered:?}");
     }
-    let expected = "egress_refused: the host is at a metadata service's address, which the tenant's policy does not allow; an \
-                    operator can change the policy";
+    let expected = "egress_refused: the host is at a metadata service's address, which the tenant's policy does not allow; \
+                    an operator can change the policy";
     assert_eq!(reason(&attempt(&deliverer, &classes, "http://0xa9fea9fe/".to_owned()).await), expected);
 }
 
@@ -176,12 +176,12 @@ async fn explicitly_allowed_network_is_reachable() {
 }
 
 #[tokio::test]
-async fn https_only_tenant_makes_no_http_call() {
+async fn client_makes_no_http_call_if_the_policy_allows_only_https() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let strict = Egress { forbid_http: true, ..loopback() };
     let delivered = attempt(&deliverer, &strict, listening.url()).await;
-    assert_eq!(reason(&delivered), "egress_refused: the tenant's policy allows https only");
+    assert_eq!(reason(&delivered), "egress_refused: the tenant's policy allows only https targets");
     let (delivered, ()) =
         tokio::join!(attempt(&deliverer, &strict, format!("https://127.0.0.1:{}/", listening.port())), async {
             drop(listening.accept_stream().await)
@@ -190,7 +190,7 @@ async fn https_only_tenant_makes_no_http_call() {
 }
 
 #[tokio::test]
-async fn tenants_with_different_policies_share_no_connection() {
+async fn callbacks_under_different_egress_policies_share_no_connection() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let free = loopback();

@@ -84,7 +84,7 @@ fn to(url: String) -> Delivery {
 }
 
 #[tokio::test]
-async fn slow_names_of_one_tenant_do_not_delay_another_tenant() {
+async fn slow_name_lookups_of_one_tenant_do_not_delay_another_tenant() {
     let (names, listening) = (NameServer::start().await, Listening::start().await);
     let deliverer = names.deliverer();
     let runtime = Runtime::real();
@@ -109,7 +109,7 @@ async fn slow_names_of_one_tenant_do_not_delay_another_tenant() {
 }
 
 #[tokio::test]
-async fn resolver_asks_once_for_several_connections() {
+async fn resolver_sends_one_dns_query_for_several_connections_to_a_name() {
     let (names, listening) = (NameServer::start().await, Listening::start().await);
     let deliverer = names.deliverer();
     let url = format!("http://fast.test:{}/", listening.port());
@@ -122,7 +122,7 @@ async fn resolver_asks_once_for_several_connections() {
 }
 
 #[tokio::test]
-async fn policy_rejects_the_address_of_a_resolved_name() {
+async fn egress_policy_rejects_name_that_resolves_to_a_forbidden_address() {
     let (names, listening) = (NameServer::start().await, Listening::start().await);
     let deliverer = names.deliverer();
     let mut strict = to(format!("http://fast.test:{}/", listening.port()));

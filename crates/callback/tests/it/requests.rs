@@ -36,7 +36,7 @@ async fn callback_carries_the_exact_payload_and_its_signature() {
 }
 
 #[tokio::test]
-async fn callback_has_signatures_of_both_secrets_in_rotation() {
+async fn callback_has_signatures_of_old_and_new_secret_during_rotation() {
     let listening = Listening::start().await;
     let mut created = delivery(target(listening.url()), b"1");
     let tenant = Arc::make_mut(&mut created.tenant);
@@ -76,7 +76,7 @@ async fn callback_headers_identify_the_run() {
 }
 
 #[tokio::test]
-async fn attempts_of_a_run_share_the_webhook_id_and_trace_but_no_span() {
+async fn attempts_of_a_run_share_webhook_id_and_trace_id_but_not_span_id() {
     let listening = Listening::start().await;
     let first = delivery(target(listening.url()), b"1");
     let mut second = first.clone();
@@ -115,7 +115,7 @@ async fn user_headers_replace_the_default_headers() {
 }
 
 #[tokio::test]
-async fn user_headers_cannot_override_reveilles_headers() {
+async fn user_headers_cannot_override_headers_that_reveille_sets() {
     let listening = Listening::start().await;
     let mut to = target(listening.url());
     let forged = ["webhook-id", "webhook-signature", "reveille-term", "traceparent", "host", "content-length"];
@@ -138,7 +138,7 @@ async fn client_never_sends_header_with_line_breaks() {
         let mut to = target(listening.url());
         to.headers = vec![("x-fine".to_owned(), "1".into()), (name.to_owned(), value.into())];
         let delivered = sent(&deliverer, delivery(to, b"1")).await;
-        let reason = "invalid target header 1 (counted from 0)".to_owned();
+        let reason = "invalid name or value of target header number 1 (counted from 0)".to_owned();
         assert_eq!(delivered.result, AttemptResult::Unreachable(reason), "{name:?}: {value:?}");
     }
     assert_eq!(deliverer.connections().opened, 0);

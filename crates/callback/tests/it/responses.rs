@@ -25,7 +25,7 @@ fn broken(reason: &str) -> Delivered {
 }
 
 #[tokio::test]
-async fn only_status_200_to_299_succeeds() {
+async fn attempt_succeeds_only_if_the_status_is_200_to_299() {
     for (status, succeeds) in
         [(200, true), (204, true), (299, true), (300, false), (304, false), (410, false), (500, false)]
     {
@@ -36,7 +36,7 @@ async fn only_status_200_to_299_succeeds() {
 }
 
 #[tokio::test]
-async fn missing_decryption_key_fails_attempt_before_connection() {
+async fn attempt_without_decryption_key_fails_before_it_connects() {
     let listening = Listening::start().await;
     let runtime = Runtime::real();
     let mut target = target(listening.url());
@@ -67,7 +67,7 @@ async fn client_does_not_follow_a_redirect() {
 }
 
 #[tokio::test]
-async fn attempt_returns_retry_after_only_for_failures() {
+async fn attempt_returns_wait_of_retry_after_header_only_if_it_fails() {
     let with = |status: u16, wait: &str| {
         format!("HTTP/1.1 {status} Text\r\nretry-after: {wait}\r\ncontent-length: 0\r\n\r\n").into_bytes()
     };
@@ -80,7 +80,7 @@ async fn attempt_returns_retry_after_only_for_failures() {
 }
 
 #[tokio::test]
-async fn truncated_response_is_a_failure() {
+async fn truncated_response_fails_the_attempt() {
     let incomplete = broken("connection closed before the response was complete");
     assert_eq!(answered(b"").await, incomplete);
     assert_eq!(answered(b"HTTP/1.1 200 O").await, incomplete);
@@ -89,7 +89,7 @@ async fn truncated_response_is_a_failure() {
 }
 
 #[tokio::test]
-async fn response_delimited_by_connection_close_is_complete() {
+async fn response_without_length_ends_when_the_connection_closes() {
     let delivered = answered(b"HTTP/1.1 200 OK\r\n\r\nup to the end").await;
     assert_eq!(delivered.result, AttemptResult::Answered(200));
 }
@@ -112,7 +112,7 @@ async fn endless_response_head_is_rejected() {
 }
 
 #[tokio::test]
-async fn client_stops_reading_endless_body_and_uses_status() {
+async fn client_stops_reading_endless_body_and_returns_the_status() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let serve = async {
@@ -126,7 +126,7 @@ async fn client_stops_reading_endless_body_and_uses_status() {
 }
 
 #[tokio::test]
-async fn client_keeps_connection_after_body_within_the_limit() {
+async fn client_retains_connection_only_if_response_body_is_within_limit() {
     for (len, idle) in [(1000, 1), (1001, 0)] {
         let listening = Listening::start().await;
         let deliverer = deliverer(Options { answer_bytes_max: 1000, ..Options::default() });

@@ -95,7 +95,7 @@ async fn untrusted_or_mismatched_certificate_is_rejected() {
 }
 
 #[tokio::test]
-async fn invalid_extra_root_is_rejected_at_startup() {
+async fn client_creation_fails_if_an_extra_root_certificate_is_invalid() {
     let options = Options { extra_roots: vec![CertificateDer::from(vec![1, 2, 3])], ..Options::default() };
     let Err(error) = HttpDeliver::new(&Runtime::real(), options) else {
         panic!("the invalid certificate was accepted")
@@ -149,7 +149,7 @@ async fn serve_slow_http2(
 }
 
 #[tokio::test]
-async fn http2_callbacks_share_one_connection() {
+async fn concurrent_http2_callbacks_share_one_connection() {
     let identity = identity("localhost", b"h2");
     let listening = Listening::start().await;
     let deliverer = trusting(&identity);

@@ -22,7 +22,7 @@ fn is_sent_again(error: &Error, repeat: Repeat) -> bool {
 }
 
 #[test]
-fn client_repeats_request_of_unknown_outcome_only_if_idempotent() {
+fn client_repeats_request_with_unknown_outcome_only_if_it_is_idempotent() {
     for error in [broken(), rejected(503, None), rejected(504, None), Error::TimedOut { limit: LONG }] {
         assert!(is_sent_again(&error, Repeat::Always), "{error:?}");
         assert!(!is_sent_again(&error, Repeat::IfUntouched), "{error:?}");

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use crate::support::{World, later, on_real, scripted};
 
 #[test]
-fn client_receives_results_in_order_while_it_sends_requests() {
+fn client_receives_batch_results_in_order_while_it_sends_requests() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
@@ -50,7 +50,7 @@ fn invalid_batch_line_does_not_affect_other_lines() {
 }
 
 #[test]
-fn create_many_returns_error_for_rejected_or_truncated_batch() {
+fn create_many_returns_error_for_rejected_batch_or_truncated_response() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let unauthenticated = world.client_as("unknown.key");

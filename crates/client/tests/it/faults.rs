@@ -68,7 +68,7 @@ fn client_waits_for_the_time_in_the_retry_after_header() {
 }
 
 #[test]
-fn client_reports_each_wait_before_another_attempt() {
+fn client_calls_the_on_retry_function_before_each_wait() {
     static WAITS: AtomicUsize = AtomicUsize::new(0);
     on_real(async |runtime| {
         let busy = problem(429, "rate_limited", "retry-after: 1\r\n");
@@ -151,7 +151,7 @@ fn error_quotes_the_response_of_a_server_other_than_reveille() {
 }
 
 #[test]
-fn conversion_rounds_system_time_up_to_milliseconds() {
+fn conversion_rounds_system_time_up_to_whole_milliseconds() {
     let instant = std::time::SystemTime::UNIX_EPOCH + Duration::from_nanos(1_000_001);
     assert_eq!(Time::from(instant), Time(2));
     assert_eq!(Time(5) + Duration::from_secs(1), Time(1_005));

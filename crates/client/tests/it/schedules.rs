@@ -122,7 +122,7 @@ fn client_escapes_schedule_id_as_one_path_segment() {
 }
 
 #[test]
-fn client_lists_dead_letters_by_page_and_redrives_each_only_once() {
+fn client_lists_pages_of_dead_letters_and_cannot_redrive_one_twice() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();

@@ -74,12 +74,12 @@ fn check_key(history: &History, known: &Knowledge<'_>, key: &str) -> Result<(), 
         }
         if tried.len() > TRIED_MAX {
             return Err(format!(
-                "too many possible orders of the calls on {key}:\n{}",
+                "the check ended without a result after {TRIED_MAX} partial orders of the calls on {key}:\n{}",
                 report(history, &all, &longest)
             ));
         }
     }
-    Err(format!("no order explains the responses of {key}:\n{}", report(history, &all, &longest)))
+    Err(format!("no order of the calls on {key} explains their responses:\n{}", report(history, &all, &longest)))
 }
 
 /// Returns the key's calls. The search tries the last calls of this list first. Calls with early responses therefore
@@ -196,10 +196,10 @@ fn report(history: &History, all: &[Placed<'_>], longest: &Prefix) -> String {
     lines.sort();
     let lines: Vec<String> = lines.into_iter().map(|(_, line)| line).collect();
     let content = match &longest.state.node {
-        Some(Content { value: Value(value), version, .. }) => format!("{value}, version {version}"),
+        Some(Content { value: Value(value), version, .. }) => format!("value {value}, version {version}"),
         None => "no node".to_owned(),
     };
-    let legend =
-        "columns: request step, response step, session, call, response; `?` marks a call outside the longest order";
-    format!("({legend})\n{}\nafter the calls in this order, the node is: {content}", lines.join("\n"))
+    let legend = "columns: request step, response step, session, call, response; \
+                  `?` marks a call outside the longest valid order";
+    format!("({legend})\n{}\ncontent of the node after the calls in this order: {content}", lines.join("\n"))
 }

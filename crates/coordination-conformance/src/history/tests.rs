@@ -61,7 +61,7 @@ impl Script {
     }
 }
 
-const NO_ORDER: &str = "no order explains the responses of /a";
+const NO_ORDER: &str = "no order of the calls on /a explains their responses";
 const WENT_BACK: &str = "a session observed an older state than before";
 
 #[test]
@@ -170,7 +170,7 @@ fn stale_read_after_a_sync_is_invalid() {
 
 /// Both reads are concurrent with the set.
 #[test]
-fn older_value_in_a_later_synced_read_is_invalid() {
+fn synced_read_that_returns_older_value_than_an_earlier_read_is_invalid() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     let set = script.without_response(1, Call::Set(Any));
@@ -210,7 +210,7 @@ fn rejection_of_a_call_that_must_succeed_is_invalid() {
 }
 
 #[test]
-fn change_with_a_wrong_expected_version_is_invalid() {
+fn successful_change_with_a_wrong_expected_version_is_invalid() {
     let mut script = Script::default();
     script.create(1, 1);
     script.set(2, Version(1), 1, 1, 2);
@@ -344,7 +344,7 @@ fn change_numbers_increase_in_the_order_of_changes_across_all_keys() {
 }
 
 #[test]
-fn contradictory_reports_of_a_change_are_invalid() {
+fn contradictory_responses_about_one_change_are_invalid() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     script.read(2, observed(made, 0, 2, 2));
@@ -440,7 +440,7 @@ fn session_reads_its_own_changes() {
 }
 
 #[test]
-fn rejected_call_updates_the_view_of_its_session() {
+fn session_reads_no_older_state_after_its_rejected_call() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     script.set(1, Any, 1, 1, 2);
@@ -450,7 +450,7 @@ fn rejected_call_updates_the_view_of_its_session() {
 }
 
 #[test]
-fn view_of_a_session_covers_all_keys() {
+fn session_that_read_one_key_reads_no_older_state_of_another_key() {
     let script = || {
         let mut script = Script::default();
         let made = script.create(1, 1);
@@ -474,7 +474,7 @@ fn view_of_a_session_covers_all_keys() {
 }
 
 #[test]
-fn node_that_a_session_saw_deleted_stays_deleted() {
+fn session_never_reads_a_node_that_it_found_deleted() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     script.delete(1);
@@ -563,7 +563,7 @@ fn check_reports_an_invalid_history_line_by_line() {
             "?     3 ..    -  session 3   set /a to 1 from version 4         no response",
             "      4 ..    5  session 2   set /a to 2 from version 0         2, version 1, created by 1, last change 2",
             "?     8 ..    9  session 1   sync and read /a                   0, version 0, created by 1, last change 1",
-            "after the calls in this order, the node is: 2, version 1",
+            "content of the node after the calls in this order: value 2, version 1",
         ]
     );
 }

@@ -46,9 +46,9 @@ pub(super) fn check(history: &History, known: &Knowledge<'_>) -> Result<(), Stri
             };
             let shown = history.shown(history.operations().iter().filter(shows));
             return Err(format!(
-                "a session observed an older state than before: {what}, in the call\n{}\n\
-                 although the session had observed change {}\n\
-                 (calls on {}, and calls that show the violation:)\n{shown}",
+                "a session observed an older state than before: {what}\ncall that shows the older state:\n{}\n\
+                 number of a change that the session already knew: {}\n\
+                 calls of the session on {}, and other calls that show the violation:\n{shown}",
                 history.line(operation),
                 view.floor.0,
                 operation.key,
@@ -119,16 +119,16 @@ impl View {
         // A change that the session's view includes may have overwritten the value.
         let mut later = known.changes.range(observed.modified..).skip(1).take_while(|(zxid, _)| **zxid <= self.floor);
         if later.any(|(_, (of, _))| *of == key) {
-            return Err(("the session reads an overwritten value", None));
+            return Err(("the session reads a value that was already overwritten", None));
         }
         if self.gone.get(key).is_some_and(|gone| observed.created <= *gone) {
-            return Err(("the session reads a node that it had seen deleted", None));
+            return Err(("the session reads a node after it found that the node was deleted", None));
         }
         let ended = |deletion: &&Deletion<'_>| {
             deletion.key == key && deletion.below <= self.floor && observed.created <= deletion.above
         };
         if let Some(deletion) = deletions.iter().find(ended) {
-            return Err(("the session reads a deleted node", Some(deletion.requested)));
+            return Err(("the session reads a node that was already deleted", Some(deletion.requested)));
         }
         self.raise(observed.modified, operation.requested);
         Ok(())

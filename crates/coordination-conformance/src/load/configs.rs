@@ -30,7 +30,7 @@ fn count(now: &Effective, key: &str) -> u64 {
 
 /// Reads until both counters have their last value. Returns the number of changes that the reader received.
 async fn read(config: &Config) -> usize {
-    let mut now = config.follow("host").await.expect("every session may access the node");
+    let mut now = config.follow("host").await.expect("the open ACL permits every session to access the node");
     let (mut last, mut changes) = (now.now(), 0);
     while count(&last, "service") < CHANGES || count(&last, "own") < CHANGES {
         let next = now.changed().await;
@@ -79,5 +79,8 @@ pub(super) async fn ten_thousand_config_changes_arrive_in_order(subject: &dyn Su
     };
     let all = join(writing, join(read(steady), read(cut_off)));
     let ((), changes) = within(subject, "the writers and the readers finish", all).await;
-    assert!(changes.0 > 4 && changes.1 > 2, "the followers also receive intermediate values: {changes:?}");
+    assert!(
+        changes.0 > 4 && changes.1 > 2,
+        "each follower receives intermediate values; numbers of received changes: {changes:?}"
+    );
 }

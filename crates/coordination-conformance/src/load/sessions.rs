@@ -13,8 +13,10 @@ pub(super) async fn session_with_fifty_thousand_ephemerals_ends(subject: &dyn Su
     dying.sync().await.expect("the engine responds");
     within(subject, "the session creates all nodes", change_all(&*dying, (0..COUNT).map(created))).await;
     let mode = CreateMode::Ephemeral;
-    let kept =
-        other.create(&path("/e/kept"), Bytes::new(), mode, Acl::Open).await.expect("every session may access the node");
+    let kept = other
+        .create(&path("/e/kept"), Bytes::new(), mode, Acl::Open)
+        .await
+        .expect("the open ACL permits every session to create a node");
     let there = other.children(&path("/e")).await.expect("the node exists");
     assert_eq!((there.names.len(), there.stat.children), (COUNT + 1, COUNT + 1));
     let (_, watch) = other.exists_and_watch(&path("/e/49999")).await.expect("the engine responds");
@@ -35,7 +37,7 @@ pub(super) async fn session_with_fifty_thousand_ephemerals_ends(subject: &dyn Su
         tokio::select! {
             biased;
             () = ending => {}
-            () = others => unreachable!("the loop never ends"),
+            () = others => unreachable!("the loop of the third session never ends"),
         }
     };
     within(subject, "the session ends", ended).await;
@@ -103,6 +105,9 @@ pub(super) async fn one_megabyte_of_watches_survives_a_lost_connection(subject: 
     };
     within(subject, "all watches fire", firing).await;
     for session in &sessions {
-        assert!(session.session().is_valid(subject.runtime().monotonic()), "the session remains valid after the cut");
+        assert!(
+            session.session().is_valid(subject.runtime().monotonic()),
+            "the session is still valid after the connection was cut"
+        );
     }
 }

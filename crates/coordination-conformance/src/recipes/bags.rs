@@ -10,11 +10,14 @@ fn bag(peer: &Peer<'_>) -> Bag {
 }
 
 async fn add(peer: &Peer<'_>, data: &'static str) -> Sequence {
-    bag(peer).add(Bytes::from_static(data.as_bytes())).await.expect("every session may access the bag")
+    bag(peer)
+        .add(Bytes::from_static(data.as_bytes()))
+        .await
+        .expect("the open ACL permits every session to access the bag")
 }
 
 async fn add_own(peer: &Peer<'_>) -> OwnItem {
-    bag(peer).add_own(Bytes::new()).await.expect("every session may access the bag")
+    bag(peer).add_own(Bytes::new()).await.expect("the open ACL permits every session to access the bag")
 }
 
 async fn remove(peer: &Peer<'_>, id: Sequence) {
@@ -36,7 +39,7 @@ async fn receive_until(
                 assert_eq!(known.last(), Some(&id), "the listener reports additions in order");
             }
             BagChange::Removed(id) => {
-                assert!(known.remove(&id), "the listener reported no addition of the removed item {id:?}")
+                assert!(known.remove(&id), "the listener reported the removal of item {id:?} without its addition")
             }
         }
     }
@@ -64,7 +67,7 @@ pub(super) async fn items_and_tokens_have_petting_zoos_layout(subject: &dyn Subj
     }
     let own = add_own(&two).await;
     assert_eq!(one.line("/bag/item").await, [0, 1, 2, 3].map(|id| format!("item{id:010}")));
-    assert_eq!(one.line("/bag/token").await, ["token0000000003"], "only the last token exists");
+    assert_eq!(one.line("/bag/token").await, ["token0000000003"], "the bag retains only the token of its latest item");
     assert_eq!(own.id(), Sequence(3));
 }
 
@@ -83,15 +86,15 @@ pub(super) async fn listener_receives_each_change_exactly_once(subject: &dyn Sub
     let listening = async {
         let mut listeners = Vec::new();
         for _ in 0..8 {
-            listeners.push(bag(&reader).listen().await.expect("every session may access the bag"));
+            listeners.push(bag(&reader).listen().await.expect("the open ACL permits every session to access the bag"));
             subject.runtime().sleep(Duration::from_millis(9)).await;
         }
         listeners
     };
     let ((), listeners) =
-        within(subject, "the writer writes all changes", futures_util::future::join(writing, listening)).await;
+        within(subject, "the writer finishes all changes", futures_util::future::join(writing, listening)).await;
     let last = add(&writer, "").await;
-    let left = bag(&writer).ids().await.expect("every session may access the bag");
+    let left = bag(&writer).ids().await.expect("the open ACL permits every session to access the bag");
     assert!(left.contains(&last) && left.len() < usize::try_from(ADDED).unwrap_or(0));
     for mut listener in listeners {
         let mut known = listener.present().clone();
@@ -103,7 +106,7 @@ pub(super) async fn own_items_end_with_their_session_and_are_reported(subject: &
     let (listening, dying) = (Peer::open(subject).await, Peer::open_short(subject).await);
     let stays = add(&dying, "").await;
     let (own, dropped) = (add_own(&dying).await, add_own(&dying).await);
-    let mut listener = bag(&listening).listen().await.expect("every session may access the bag");
+    let mut listener = bag(&listening).listen().await.expect("the open ACL permits every session to access the bag");
     let mut known = listener.present().clone();
     receive_until(subject, &mut listener, &mut known, &BTreeSet::from([stays, own.id(), dropped.id()])).await;
     drop(dropped);
@@ -119,7 +122,7 @@ pub(super) async fn listener_continues_in_another_session(subject: &dyn Subject)
     let (writer, reader) = (Peer::open(subject).await, Peer::open_short(subject).await);
     let (first, second) = (add(&writer, "").await, add(&writer, "").await);
     reader.tree().await.sync().await.expect("the engine responds");
-    let mut listener = bag(&reader).listen().await.expect("every session may access the bag");
+    let mut listener = bag(&reader).listen().await.expect("the open ACL permits every session to access the bag");
     let mut known = listener.present().clone();
     assert_eq!(known, BTreeSet::from([first, second]));
     let session = reader.tree().await.session().clone();
@@ -137,7 +140,7 @@ pub(super) async fn recreated_bag_is_reported_completely(subject: &dyn Subject) 
     let (writer, reader) = (Peer::open(subject).await, Peer::open_short(subject).await);
     let tree = writer.tree().await;
     let recreate = async || {
-        for id in bag(&writer).ids().await.expect("every session may access the bag") {
+        for id in bag(&writer).ids().await.expect("the open ACL permits every session to access the bag") {
             remove(&writer, id).await;
         }
         tree.delete(&path("/bag/item"), Expected::Any).await.expect("the bag is empty");
@@ -147,7 +150,7 @@ pub(super) async fn recreated_bag_is_reported_completely(subject: &dyn Subject) 
         add(&writer, "").await;
     }
     reader.tree().await.sync().await.expect("the engine responds");
-    let mut listener = bag(&reader).listen().await.expect("every session may access the bag");
+    let mut listener = bag(&reader).listen().await.expect("the open ACL permits every session to access the bag");
     let mut known = listener.present().clone();
     recreate().await;
     receive_until(subject, &mut listener, &mut known, &ids(0)).await;

@@ -10,13 +10,13 @@ pub(super) async fn closed_barrier_blocks_until_it_is_opened(subject: &dyn Subje
     let barrier = |peer: &Peer<'_>| Barrier::new(&peer.client, path("/gates/one"), Acl::Open);
     let (ours, theirs) = (barrier(&one), barrier(&two));
     assert_eq!(within(subject, "the barrier is open at first", theirs.passed()).await, Ok(()));
-    ours.close().await.expect("every session may access the node");
+    ours.close().await.expect("the open ACL permits every session to access the node");
     ours.close().await.expect("a second call to close the barrier has no effect");
     two.tree().await.sync().await.expect("the engine responds");
     let mut passing = theirs.passed().boxed();
     short_wait(subject).await;
-    assert!((&mut passing).now_or_never().is_none(), "the barrier is closed");
-    ours.open().await.expect("every session may access the node");
+    assert!((&mut passing).now_or_never().is_none(), "the process does not pass the closed barrier");
+    ours.open().await.expect("the open ACL permits every session to access the node");
     assert_eq!(within(subject, "the process passes the barrier", passing).await, Ok(()));
     ours.open().await.expect("a second call to open the barrier has no effect");
 }
@@ -73,18 +73,18 @@ pub(super) async fn slow_leaver_does_not_block_the_next_round(subject: &dyn Subj
     let mut leaving = second.leave().boxed();
     until(subject, "the slow process deletes its node", async || {
         let is_out = (&mut leaving).now_or_never().is_some();
-        assert!(!is_out, "the other process has not left");
+        assert!(!is_out, "the fast process has not left the barrier");
         peers[0].line("/double").await.len() == 2
     })
     .await;
-    within(subject, "the fast process leaves", first.leave()).await.expect("the session is open");
+    within(subject, "the fast process leaves the barrier", first.leave()).await.expect("the session is open");
     let mut again = fast.enter().boxed();
-    until(subject, "the fast process enters again", async || {
-        assert!((&mut again).now_or_never().is_none(), "the other process has not entered");
+    until(subject, "the fast process creates its node for the second round", async || {
+        assert!((&mut again).now_or_never().is_none(), "the slow process has not entered the barrier again");
         peers[0].line("/double").await.len() == 1
     })
     .await;
-    within(subject, "the slow process leaves", leaving).await.expect("the session is open");
+    within(subject, "the slow process leaves the barrier", leaving).await.expect("the session is open");
     let both = futures_util::future::join(again, slow.enter());
     let (first, second) = within(subject, "both enter again", both).await;
     drop((first.expect("the session is open"), second.expect("the session is open")));
@@ -99,11 +99,11 @@ pub(super) async fn leftover_ready_node_does_not_open_the_barrier(subject: &dyn 
     let both = futures_util::future::join(one.enter(), two.enter());
     drop(within(subject, "both enter", both).await);
     let left = async || peers[0].line("/double").await == ["ready"];
-    until(subject, "only the ready node remains", left).await;
+    until(subject, "only the node `ready` remains in the barrier", left).await;
     let mut entering = one.enter().boxed();
     for _ in 0..3 {
         short_wait(subject).await;
-        assert!((&mut entering).now_or_never().is_none(), "the other process has not entered");
+        assert!((&mut entering).now_or_never().is_none(), "the other process has not entered the barrier");
     }
     let both = futures_util::future::join(entering, two.enter());
     let (first, second) = within(subject, "both enter", both).await;
@@ -130,7 +130,7 @@ pub(super) async fn concurrent_increments_are_all_counted(subject: &dyn Subject)
     assert_eq!(counter(&peers[1]).get().await, Ok(3 * EACH));
     assert_eq!(counter(&peers[2]).add(-61).await, Ok(-1));
     let node = peers[0].tree().await.get(&path("/counts/one")).await.expect("the node exists");
-    assert_eq!(node.data[..], [0xff; 8], "the value has eight bytes, as in Curator");
+    assert_eq!(node.data[..], [0xff; 8], "the counter's value has eight bytes, as in Curator");
 }
 
 pub(super) async fn node_that_is_not_a_counter_is_reported(subject: &dyn Subject) {

@@ -11,7 +11,7 @@ fn config(peer: &Peer<'_>) -> Config {
 }
 
 fn values(value: Value) -> Values {
-    let Value::Object(values) = value else { panic!("the values are a map") };
+    let Value::Object(values) = value else { panic!("the configuration is a JSON object") };
     values
 }
 
@@ -30,14 +30,16 @@ pub(super) async fn instance_values_override_service_values(subject: &dyn Subjec
         .await
         .expect("every session may access the node");
     let seen = now.until(|now| now.values == values(json!({"rate": 9, "hosts": ["a", "b"]})));
-    within(subject, "the instance's values take precedence", seen).await;
-    let own = config(&two).override_while_alive("host-3", &values(json!({"rate": 0}))).expect("the name is valid");
+    within(subject, "the instance's values override the service's values", seen).await;
+    let own =
+        config(&two).override_while_alive("host-3", &values(json!({"rate": 0}))).expect("the instance's name is valid");
     within(subject, "the node exists", own.present()).await.expect("every session may access the node");
     let mut third = config(&one).follow("host-3").await.expect("every session may access the node");
     let seen = third.until(|now| now.values["rate"] == json!(0));
-    within(subject, "the instance's values take precedence", seen).await;
+    within(subject, "the instance's values override the service's values", seen).await;
     drop(own);
-    within(subject, "the override ends with its process", third.until(|now| now.values["rate"] == json!(5))).await;
+    within(subject, "the override ends after its handle is dropped", third.until(|now| now.values["rate"] == json!(5)))
+        .await;
 }
 
 pub(super) async fn invalid_configuration_is_reported_and_the_last_one_kept(subject: &dyn Subject) {
@@ -51,7 +53,8 @@ pub(super) async fn invalid_configuration_is_reported_and_the_last_one_kept(subj
     let tree = two.tree().await;
     let set = tree.set(&path("/config/mail"), Bytes::from_static(b"[1, 2"), Expected::Any);
     set.await.expect("every session may access the node");
-    let invalid = within(subject, "the follower reports invalid values", now.until(|now| now.problem.is_some())).await;
+    let invalid =
+        within(subject, "the follower reports the invalid configuration", now.until(|now| now.problem.is_some())).await;
     assert_eq!(invalid.values, values(json!({"rate": 5})));
     assert!(matches!(config(&two).update(Values::clear).await, Err(TreeError::Invalid(_))));
     tree.set(&path("/config/mail"), Bytes::from_static(b"rate: 6"), Expected::Any).await.expect("the node exists");
@@ -128,10 +131,12 @@ pub(super) async fn instances_are_found_while_they_are_alive(subject: &dyn Subje
     wait_for_instances(subject, &mut found, &[]).await;
     let payload =
         values(json!({"host": "localhost", "port": 22133, "header": {"metadata": {"protocol": "memcached"}}}));
-    let first = discovery(&two).register(&platform, "10.0.0.1", payload.clone()).expect("the payload is a map");
-    let second = discovery(&one).register(&platform, "10.0.0.2", payload).expect("the payload is a map");
-    let other =
-        discovery(&two).register(&service("queues", "rabbit"), "r", Values::new()).expect("the payload is a map");
+    let first =
+        discovery(&two).register(&platform, "10.0.0.1", payload.clone()).expect("the payload's header is a map");
+    let second = discovery(&one).register(&platform, "10.0.0.2", payload).expect("the payload's header is a map");
+    let other = discovery(&two)
+        .register(&service("queues", "rabbit"), "r", Values::new())
+        .expect("the payload's header is a map");
     wait_for_instances(subject, &mut found, &["10.0.0.1", "10.0.0.2"]).await;
     wait_for_instances(subject, &mut below, &["10.0.0.1", "10.0.0.2", "r"]).await;
     // The service `kestrel` of the class `queues` has the same path as the class `queues/kestrel`. The services of that
@@ -168,7 +173,8 @@ pub(super) async fn picks_spread_and_move_when_their_instance_ends(subject: &dyn
     const PICKS: usize = 60;
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let platform = service("kestrel", "platform");
-    let register = |key: &str| discovery(&two).register(&platform, key, Values::new()).expect("the payload is a map");
+    let register =
+        |key: &str| discovery(&two).register(&platform, key, Values::new()).expect("the payload's header is a map");
     let first = register("a");
     within(subject, "the node exists", first.present()).await.expect("every session may access the node");
     one.tree().await.sync().await.expect("the engine responds");
@@ -178,23 +184,33 @@ pub(super) async fn picks_spread_and_move_when_their_instance_ends(subject: &dyn
     }
     let key = |pick: &Option<coordination::recipes::Instance>| pick.as_ref().map(|instance| instance.key.clone());
     for pick in &mut picks {
-        within(subject, "the client picks an instance", pick.until(|pick| key(pick).as_deref() == Some("a"))).await;
+        within(
+            subject,
+            "every follower picks the first instance",
+            pick.until(|pick| key(pick).as_deref() == Some("a")),
+        )
+        .await;
     }
     let second = register("b");
     let on = |picks: &[Followed<Option<coordination::recipes::Instance>>], at: &str| {
         picks.iter().filter(|pick| key(&pick.now()).as_deref() == Some(at)).count()
     };
     // The probability that sixty tosses of a coin show at most ten heads is one in ten million.
-    until(subject, "some picks move to the second instance", async || on(&picks, "b") > 10).await;
+    until(subject, "more than ten followers move to the second instance", async || on(&picks, "b") > 10).await;
     short_wait(subject).await;
-    assert!(on(&picks, "a") > 10, "some picks stay with the first instance");
+    assert!(on(&picks, "a") > 10, "more than ten followers stay with the first instance");
     drop(first);
     for pick in &mut picks {
-        within(subject, "all picks move", pick.until(|pick| key(pick).as_deref() == Some("b"))).await;
+        within(
+            subject,
+            "every follower moves to the second instance",
+            pick.until(|pick| key(pick).as_deref() == Some("b")),
+        )
+        .await;
     }
     drop(second);
     for pick in &mut picks {
-        within(subject, "the client picks no instance", pick.until(Option::is_none)).await;
+        within(subject, "no follower has an instance after the last instance ends", pick.until(Option::is_none)).await;
     }
 }
 
@@ -242,6 +258,9 @@ pub(super) async fn invalid_instances_are_ignored_and_rewrites_cause_no_gap(subj
         () = watching => {}
     }
     let seen = seen.into_inner().expect("no code panics while it holds this mutex");
-    assert!(seen.iter().all(|count| *count == 1), "the follower always contains the instance: {seen:?}");
+    assert!(
+        seen.iter().all(|count| *count == 1),
+        "the follower contains one instance after every change: instance counts {seen:?}"
+    );
     wait_for_instances(subject, &mut found, &["good"]).await;
 }

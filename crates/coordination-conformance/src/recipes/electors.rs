@@ -52,7 +52,7 @@ pub(super) async fn replicas_lead_one_after_another(subject: &dyn Subject) {
         let next = wait_until_leading(subject, &second, "ann").await;
         assert!(next > term);
         assert_eq!(leads(&second, "bob").await, None);
-        assert_eq!(leads(&first, "zoe").await, None, "the replica rejoined at the end of the line");
+        assert_eq!(leads(&first, "zoe").await, None, "the replica that resigned joins the line again at its end");
         second.resign("ann").await.expect("the engine responds");
         second.resign("ann").await.expect("a second resignation has no effect");
         assert!(wait_until_leading(subject, &second, "bob").await > next);
@@ -71,9 +71,18 @@ pub(super) async fn departures_are_reported_only_to_the_leader(subject: &dyn Sub
         }
         let known = leader.followers().await.expect("the engine responds");
         assert_eq!(known.len(), 3);
-        assert_eq!(other.departures("other", known.clone()).await, Ok(None), "the replica does not lead");
+        assert_eq!(
+            other.departures("other", known.clone()).await,
+            Ok(None),
+            "a replica that does not lead receives no departures"
+        );
         dying.process.cut(true);
-        let departed = within(subject, "a follower has died", leader.departures("leader", known)).await;
+        let departed = within(
+            subject,
+            "the leader receives the departure of the dead follower",
+            leader.departures("leader", known),
+        )
+        .await;
         assert_eq!(departed, Ok(Some(vec![follower("dying", false)])));
         let known = leader.followers().await.expect("the engine responds");
         let departures = leader.departures("leader", known);
@@ -82,7 +91,8 @@ pub(super) async fn departures_are_reported_only_to_the_leader(subject: &dyn Sub
             other.resign("other").await.expect("the engine responds");
         };
         let both = futures_util::future::join(departures, leaving);
-        let (departed, ()) = within(subject, "a follower has left", both).await;
+        let (departed, ()) =
+            within(subject, "the leader receives the departure of the follower that resigned", both).await;
         assert_eq!(departed, Ok(Some(vec![follower("other", false)])));
     }
 }
@@ -99,12 +109,14 @@ pub(super) async fn replica_rejoins_after_a_lost_session(subject: &dyn Subject) 
         assert!(later > term);
         assert!(
             subject.runtime().monotonic().since(started) >= LEASE,
-            "the second replica does not lead before the first lease ends"
+            "the second replica does not lead before the lease of the first replica ends"
         );
         within(subject, "the session is lost", session.lost()).await;
         dying.process.cut(false);
-        until(subject, "the process joins the line again", async || first.is_leader("first", LEASE).await.is_ok())
-            .await;
+        until(subject, "the first replica joins the line again", async || {
+            first.is_leader("first", LEASE).await.is_ok()
+        })
+        .await;
         assert_eq!(leads(&first, "first").await, None);
         second.resign("second").await.expect("the engine responds");
         assert!(wait_until_leading(subject, &first, "first").await > later);

@@ -46,14 +46,14 @@ pub(super) async fn all_kinds_of_waits_continue_after_a_lost_connection(subject:
     let mut applying = work.apply(&who).boxed();
     let mut passing = gates.passed().boxed();
     let mut entering = doubles.enter().boxed();
-    until(subject, "the process waits in all recipes", async || {
+    until(subject, "the process waits in each recipe", async || {
         let waits = (&mut writing).now_or_never().is_none()
             & (&mut leasing).now_or_never().is_none()
             & (&mut leading).now_or_never().is_none()
             & (&mut applying).now_or_never().is_none()
             & (&mut passing).now_or_never().is_none()
             & (&mut entering).now_or_never().is_none();
-        assert!(waits, "no event has ended a wait yet");
+        assert!(waits, "every wait is still pending");
         let places =
             [("/rw", 2), ("/pool/leases", 2), ("/queue/candidate", 2), ("/roles/queue/candidate", 1), ("/double", 1)];
         let mut all_stand = true;
@@ -187,7 +187,7 @@ pub(super) async fn repeatedly_deleted_parent_blocks_no_process(subject: &dyn Su
         tokio::select! {
             biased;
             worked = join(working(&one), working(&two)) => worked,
-            () = cleaning => unreachable!("the loop never ends"),
+            () = cleaning => unreachable!("the loop that deletes the parent nodes never ends"),
         }
     };
     let (ones, twos) = within(subject, "all rounds end", worked).await;
@@ -200,7 +200,7 @@ pub(super) async fn unused_parent_is_deleted(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     one.acquired().await.release().await;
     let tree = two.tree().await;
-    until(subject, "the engine or a process has deleted the lock's parent", async || {
+    until(subject, "the engine or a process has deleted the parent node of the lock", async || {
         tree.sync().await.expect("the engine responds");
         tree.exists(&path("/locks")).await == Ok(None)
     })
@@ -217,7 +217,8 @@ pub(super) async fn panicking_task_releases_its_leadership(subject: &dyn Subject
         });
         let failed = std::panic::AssertUnwindSafe(failing).catch_unwind();
         assert!(within(subject, "the task fails", failed).await.is_err());
-        let next = within(subject, "the next leads", second.lead()).await.expect("the candidate may become the leader");
+        let next =
+            within(subject, "the next leads", second.lead()).await.expect("the candidate acquires the leadership");
         next.release().await;
     }
 }
@@ -267,7 +268,7 @@ pub(super) async fn a8_task_can_use_the_client_that_runs_it(subject: &dyn Subjec
             .expect("every session may create nodes in the root");
         peer.acquired().await.release().await;
         let group = Group::new(&peer.client, path("/groups/one"), Acl::Open);
-        let presence = group.join(when, Bytes::new()).expect("the name is valid");
+        let presence = group.join(when, Bytes::new()).expect("the member's name is valid");
         presence.present().await.expect("every session may access the group");
         let mut members = group.members().await.expect("every session may access the group");
         members.until(|now| now.members.contains_key(when)).await;

@@ -33,7 +33,7 @@ pub(super) async fn a1_a3_guard_of_a_dead_leader_ends_before_the_next_leads(subj
         dying.process.cut(true);
         let other = next.lock();
         let successor = within(subject, "the next holder", other.acquire()).await.expect("the acquisition succeeds");
-        assert!(!held.is_valid(), "two processes hold the lock with the trust {trust:?}");
+        assert!(!held.is_valid(), "the old guard is invalid once the next process holds the lock (trust: {trust:?})");
         within(subject, "the old guard reports its end", held.cancelled()).await;
         assert!(successor.term() > held.term());
         dying.process.cut(false);
@@ -60,7 +60,7 @@ pub(super) async fn a4_lost_response_leaves_no_extra_place(subject: &dyn Subject
         assert!(waited.is_none(), "another process holds the lock");
         one.process.cut(false);
         let giving = async {
-            until(subject, "the line has one place besides the holder's", async || {
+            until(subject, "the line has one place in addition to the holder's place", async || {
                 holder.line("/locks/one").await.len() == 2
             })
             .await;
@@ -69,7 +69,7 @@ pub(super) async fn a4_lost_response_leaves_no_extra_place(subject: &dyn Subject
         let both = futures_util::future::join(acquiring, giving);
         let (acquired, ()) = within(subject, "the waiting process acquires the lock", both).await;
         let acquired = acquired.expect("the acquisition succeeds");
-        assert_eq!(holder.line("/locks/one").await.len(), 1, "no extra place remains");
+        assert_eq!(holder.line("/locks/one").await.len(), 1, "the line contains only the place of the new holder");
         acquired.release().await;
     }
     until(subject, "the line is empty", async || holder.line("/locks/one").await.is_empty()).await;

@@ -73,7 +73,7 @@ pub(super) async fn foreign_names_in_bags_queues_and_roles_are_ignored(subject: 
     within(subject, "the process leads", candidacy.lead()).await.expect("the place exists").release().await;
 
     let job = roles.jobs().add(Bytes::new()).await.expect("every session may access the bag");
-    let role = within(subject, "the process has a job", roles.apply(&Bytes::new()))
+    let role = within(subject, "the process receives a job", roles.apply(&Bytes::new()))
         .await
         .expect("every session may access the node");
     assert_eq!(role.job, job);
@@ -94,7 +94,7 @@ pub(super) async fn item_without_a_token_is_reported(subject: &dyn Subject) {
     let tree = dying.tree().await;
     let created = tree.create(&item, Bytes::new(), CreateMode::PersistentSequential, Acl::Open).await;
     let created = created.expect("the node exists");
-    let second = Sequence::after(created.path.name(), "item").expect("the name has a number");
+    let second = Sequence::after(created.path.name(), "item").expect("the node's name ends with a sequence number");
     assert_eq!(within(subject, "a change", listener.next()).await, BagChange::Added(second));
     assert_eq!(one.line("/bag/token").await, [format!("token{first}")], "the dead writer created no token");
     assert_eq!(bag.remove(second).await, Ok(true));
@@ -110,7 +110,7 @@ pub(super) async fn late_leave_does_not_remove_another_place(subject: &dyn Subje
     for is_own in [false, true] {
         let first = queue(&one).join(Bytes::new()).await.expect("every session may access the queue");
         let place = &other.line("/queue/candidate").await[..];
-        let [name] = place else { panic!("one process waits in line") };
+        let [name] = place else { panic!("the queue contains only the place of the process") };
         one.process.cut(true);
         // The process cannot remove its place before it is connected again.
         drop(first);
@@ -128,7 +128,7 @@ pub(super) async fn late_leave_does_not_remove_another_place(subject: &dyn Subje
         }
         let second = within(subject, "the process joins", joining).await.expect("every session may access the queue");
         one.process.cut(false);
-        assert_eq!(other.line("/queue/candidate").await, place, "the new place has the name of the previous one");
+        assert_eq!(other.line("/queue/candidate").await, place, "the new place has the same name as the deleted place");
         until(subject, "the process sends the pending removal request", async || one.tree().await.sync().await.is_ok())
             .await;
         for _ in 0..4 {
@@ -149,15 +149,15 @@ pub(super) async fn member_restores_its_node_after_foreign_changes(subject: &dyn
     let (one, other) = (Peer::open(subject).await, Peer::open(subject).await);
     let at = path("/groups/one/ann");
     let group = Group::new(&one.client, path("/groups/one"), Acl::Open);
-    let ann = group.join("ann", Bytes::from_static(b"ours")).expect("the name is valid");
-    within(subject, "the member is visible", ann.present()).await.expect("every session may access the group");
+    let ann = group.join("ann", Bytes::from_static(b"ours")).expect("the member's name is valid");
+    within(subject, "the member's node exists", ann.present()).await.expect("every session may access the group");
     let (tree, mut seen) = (other.tree().await, ann.seen());
     tree.sync().await.expect("the engine responds");
     // Another session changes the member's data. It then deletes the node and its parent.
     tree.set(&at, Bytes::from_static(b"theirs"), Expected::Any).await.expect("every session may access the node");
     tree.delete(&at, Expected::Any).await.expect("every session may access the node");
     drop(tree.delete(&path("/groups/one"), Expected::Any).await);
-    until(subject, "the node exists again", async || {
+    until(subject, "the member's node exists again", async || {
         tree.sync().await.expect("the engine responds");
         tree.get(&at).await.is_ok_and(|node| node.data == "ours")
     })
@@ -175,8 +175,8 @@ pub(super) async fn member_restores_its_node_after_foreign_changes(subject: &dyn
     tree.multi(swapped.to_vec()).await.expect("every session may access the node");
     within(subject, "the member reports that its name is taken", seen.wait_for(|seen| *seen == PresenceState::Taken))
         .await
-        .expect("the channel stays open");
-    ann.set(Bytes::from_static(b"ours, later")).expect("the data is within the size limit");
+        .expect("the channel of the member's states stays open");
+    ann.set(Bytes::from_static(b"ours, later")).expect("the member's data is within the size limit");
     short_wait(subject).await;
     assert_eq!(tree.get(&at).await.expect("the node exists").data, "theirs");
     drop(ann);
@@ -184,5 +184,5 @@ pub(super) async fn member_restores_its_node_after_foreign_changes(subject: &dyn
         short_wait(subject).await;
     }
     tree.sync().await.expect("the engine responds");
-    assert_eq!(tree.get(&at).await.expect("no other process may delete the node").data, "theirs");
+    assert_eq!(tree.get(&at).await.expect("the member does not delete the node of another session").data, "theirs");
 }

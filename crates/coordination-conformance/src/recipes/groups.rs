@@ -9,8 +9,8 @@ fn group(peer: &Peer<'_>) -> Group {
 }
 
 async fn joined(peer: &Peer<'_>, name: &str) -> Presence {
-    let presence = group(peer).join(name, Bytes::from_static(b"first")).expect("the name is valid");
-    within(peer.subject, "the member is visible", presence.present())
+    let presence = group(peer).join(name, Bytes::from_static(b"first")).expect("the member's name is valid");
+    within(peer.subject, "the member's node exists", presence.present())
         .await
         .expect("every session may access the group");
     presence
@@ -27,9 +27,9 @@ pub(super) async fn members_join_and_leave(subject: &dyn Subject) {
     wait_for_members(subject, &mut members, &[]).await;
     let (ann, bob) = (joined(&one, "ann").await, joined(&two, "bob").await);
     wait_for_members(subject, &mut members, &["ann", "bob"]).await;
-    bob.set(Bytes::from_static(b"second")).expect("the data is within the size limit");
+    bob.set(Bytes::from_static(b"second")).expect("the member's data is within the size limit");
     let says = members.until(|now| now.members.get("bob").is_some_and(|data| data == "second"));
-    within(subject, "the new data is visible", says).await;
+    within(subject, "the follower receives the member's new data", says).await;
     drop(bob);
     wait_for_members(subject, &mut members, &["ann"]).await;
     drop(ann);
@@ -46,8 +46,13 @@ pub(super) async fn member_rejoins_after_a_lost_session(subject: &dyn Subject) {
     cut.process.cut(true);
     wait_for_members(subject, &mut members, &[]).await;
     let stale = theirs.until(|now| !now.is_current);
-    assert!(within(subject, "a disconnected follower reports stale data", stale).await.members.contains_key("ann"));
-    presence.set(Bytes::from_static(b"later")).expect("the data is within the size limit");
+    assert!(
+        within(subject, "a disconnected follower reports that its data is outdated", stale)
+            .await
+            .members
+            .contains_key("ann")
+    );
+    presence.set(Bytes::from_static(b"later")).expect("the member's data is within the size limit");
     cut.process.cut(false);
     wait_for_members(subject, &mut members, &["ann"]).await;
     assert_eq!(members.now().members["ann"], "later");
@@ -57,7 +62,7 @@ pub(super) async fn member_rejoins_after_a_lost_session(subject: &dyn Subject) {
 pub(super) async fn taken_name_is_reported_and_obtained_once_free(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let first = joined(&one, "ann").await;
-    let second = group(&two).join("ann", Bytes::new()).expect("the name is valid");
+    let second = group(&two).join("ann", Bytes::new()).expect("the member's name is valid");
     let mut seen = second.seen();
     within(
         subject,
@@ -65,11 +70,13 @@ pub(super) async fn taken_name_is_reported_and_obtained_once_free(subject: &dyn 
         seen.wait_for(|seen| *seen == PresenceState::Taken),
     )
     .await
-    .expect("the channel stays open");
+    .expect("the channel of the member's states stays open");
     drop(first);
-    within(subject, "the member is visible", second.present()).await.expect("every session may access the group");
+    within(subject, "the node of the second member exists", second.present())
+        .await
+        .expect("every session may access the group");
     // Two members of one session cannot have the same name either.
-    let third = group(&two).join("ann", Bytes::new()).expect("the name is valid");
+    let third = group(&two).join("ann", Bytes::new()).expect("the member's name is valid");
     let mut waits = third.seen();
     within(
         subject,
@@ -77,7 +84,7 @@ pub(super) async fn taken_name_is_reported_and_obtained_once_free(subject: &dyn 
         waits.wait_for(|seen| *seen == PresenceState::Taken),
     )
     .await
-    .expect("the channel stays open");
+    .expect("the channel of the member's states stays open");
     short_wait(subject).await;
     assert_eq!(
         (second.seen().borrow().clone(), waits.borrow().clone()),
@@ -105,11 +112,11 @@ pub(super) async fn follower_shows_current_children_after_recreations(subject: &
         created.expect("the parent exists");
         if round % 4 == 0 {
             let last = members.until(|now| now.members.get("a") == Some(&text));
-            within(subject, "the last value is visible", last).await;
+            within(subject, "the follower receives the last value of the node", last).await;
         }
     }
     let last = members.until(|now| now.members.get("a").is_some_and(|data| data == "19"));
-    within(subject, "the last value is visible", last).await;
+    within(subject, "the follower receives the last value of the node", last).await;
 }
 
 pub(super) async fn ensured_path_has_all_parents_and_persists(subject: &dyn Subject) {

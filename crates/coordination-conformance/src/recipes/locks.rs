@@ -27,7 +27,7 @@ pub(super) async fn lock_has_one_holder_in_the_order_of_the_requests(subject: &d
         assert!(holder.is_valid());
         holder.release().await;
         let ((at, held), _, rest) = within(subject, "the next holder", futures_util::future::select_all(waiting)).await;
-        assert_eq!(at, 4 - rest.len() - 1, "the holders follow the order of the requests");
+        assert_eq!(at, 4 - rest.len() - 1, "the processes acquire the lock in the order of their requests");
         (holder, waiting) = (held.expect("the acquisition succeeds"), rest);
     }
     terms.push(holder.term());
@@ -41,7 +41,7 @@ pub(super) async fn dropped_guard_releases_the_lock(subject: &dyn Subject) {
     let held = one.acquired().await;
     let over = held.token();
     drop(held);
-    assert!(over.is_cancelled(), "the dropped guard releases the lock");
+    assert!(over.is_cancelled(), "the token of a dropped guard is cancelled");
     two.acquired().await.release().await;
     one.client.close().await.expect("the engine responds");
 }
@@ -56,7 +56,7 @@ pub(super) async fn dropped_acquisition_leaves_no_node(subject: &dyn Subject) {
         let given_up = subject.runtime().timeout(Duration::from_micros(micros), lock.acquire()).await;
         assert!(given_up.is_none(), "another process holds the lock");
     }
-    until(subject, "one process waits in line", async || one.line("/locks/one").await.len() == 1).await;
+    until(subject, "the line contains only the holder's place", async || one.line("/locks/one").await.len() == 1).await;
     assert!(held.is_valid());
     held.release().await;
     two.acquired().await.release().await;
@@ -65,7 +65,7 @@ pub(super) async fn dropped_acquisition_leaves_no_node(subject: &dyn Subject) {
 pub(super) async fn guard_ends_when_its_node_is_deleted(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let held = one.acquired().await;
-    let [name] = &two.line("/locks/one").await[..] else { panic!("one process waits in line") };
+    let [name] = &two.line("/locks/one").await[..] else { panic!("the line contains only the holder's place") };
     let place = path(&format!("/locks/one/{name}"));
     two.tree().await.delete(&place, Expected::Any).await.expect("every session may access the node");
     within(subject, "the guard ends", held.cancelled()).await;
@@ -114,7 +114,8 @@ pub(super) async fn unauthenticated_sessions_cannot_interfere(subject: &dyn Subj
     let one = Peer::open_with(subject, SessionOptions { timeout: LONG, credentials }).await;
     let unauthenticated = Peer::open(subject).await;
     let selector = LeaderSelector::new(&one.client, path("/closed"), Candidate::new("alice"));
-    let held = within(subject, "the leadership", selector.lead()).await.expect("the creator has credentials");
+    let held =
+        within(subject, "the leadership", selector.lead()).await.expect("the session of the candidate has credentials");
     let names = one.line("/closed").await;
     let place = path(&format!("/closed/{}", names[0]));
     let tree = unauthenticated.tree().await;
@@ -235,6 +236,9 @@ async fn requests_of_a_hand_over(subject: &dyn Subject, waiting: usize) -> u64 {
 pub(super) async fn a5_requests_of_a_hand_over_do_not_depend_on_waiters(subject: &dyn Subject) {
     for waiting in [2, 24] {
         let requests = requests_of_a_hand_over(subject, waiting).await;
-        assert!(requests <= 6, "a hand-over wakes one process: {requests} requests while {waiting} processes wait");
+        assert!(
+            requests <= 6,
+            "a hand-over causes at most 6 requests: {requests} requests while {waiting} processes wait"
+        );
     }
 }

@@ -52,7 +52,7 @@ pub(super) async fn a4_place_with_a_lost_response_is_found(subject: &dyn Subject
     let left = holder.line("/locks/one").await;
     assert!(
         left.len() == 1 && made.contains(&left[0]),
-        "the process keeps the place whose response was lost: created {made:?}, remaining {left:?}"
+        "the process keeps the place whose creation response was lost: places before {made:?}, after {left:?}"
     );
     acquired.release().await;
     // Part 2: the place has no GUID in its name.
@@ -60,14 +60,14 @@ pub(super) async fn a4_place_with_a_lost_response_is_found(subject: &dyn Subject
     cut_responses(&one).await;
     let queue = queue(&one);
     let mut joining = queue.join(Bytes::new()).boxed();
-    until(subject, "the engine creates the place", async || {
+    until(subject, "the engine creates the place in the queue", async || {
         assert!((&mut joining).now_or_never().is_none(), "the process receives no response");
         holder.line("/queue/candidate").await.len() == 2
     })
     .await;
     one.process.cut(false);
     let second = within(subject, "the process joins", joining).await.expect("the session is open");
-    assert_eq!(holder.line("/queue/candidate").await.len(), 2, "the process has joined only once");
+    assert_eq!(holder.line("/queue/candidate").await.len(), 2, "the process has only one place in the queue");
     first.leave().await;
     within(subject, "the process leads", second.lead()).await.expect("the place exists").release().await;
     assert_eq!(one.tree().await.session().id(), session, "the process keeps its session");
@@ -82,9 +82,10 @@ pub(super) async fn a4_abandoned_place_without_a_response_is_removed(subject: &d
     let lock = one.lock();
     drop(faults::behind_others(&holder, &lock, 2).await);
     short_wait(subject).await;
-    assert_eq!(holder.line("/locks/one").await.len(), 2, "the engine has received no removal yet");
+    assert_eq!(holder.line("/locks/one").await.len(), 2, "the engine has not received the removal request yet");
     one.process.cut(false);
-    until(subject, "the process removes its place", async || holder.line("/locks/one").await.len() == 1).await;
+    until(subject, "the process removes its place from the line", async || holder.line("/locks/one").await.len() == 1)
+        .await;
     assert!(held.is_valid());
     assert_eq!(one.tree().await.session().id(), session, "the session continues");
     held.release().await;
@@ -94,11 +95,11 @@ pub(super) async fn a4_abandoned_place_without_a_response_is_removed(subject: &d
 pub(super) async fn a4_member_with_a_lost_response_is_found(subject: &dyn Subject) {
     let (one, other) = (Peer::open(subject).await, Peer::open(subject).await);
     let group = |peer: &Peer<'_>| Group::new(&peer.client, path("/groups/one"), Acl::Open);
-    let bob = group(&other).join("bob", Bytes::new()).expect("the name is valid");
-    within(subject, "the member is visible", bob.present()).await.expect("every session may access the group");
+    let bob = group(&other).join("bob", Bytes::new()).expect("the member's name is valid");
+    within(subject, "the member's node exists", bob.present()).await.expect("every session may access the group");
     let tree = one.tree().await;
     cut_responses(&one).await;
-    let ann = group(&one).join("ann", Bytes::from_static(b"here")).expect("the name is valid");
+    let ann = group(&one).join("ann", Bytes::from_static(b"here")).expect("the member's name is valid");
     until(subject, "the node exists", async || other.line("/groups/one").await == ["ann", "bob"]).await;
     let made = other.tree().await.exists(&path("/groups/one/ann")).await.expect("the engine responds");
     one.process.cut(false);
@@ -125,7 +126,7 @@ pub(super) async fn a4_job_with_a_lost_response_is_obtained(subject: &dyn Subjec
     let job = roles(&other).jobs().add(Bytes::from_static(b"sweep")).await.expect("every session may access the bag");
     let (ours, who) = (roles(&one), Bytes::from_static(b"ann"));
     let mut applying = ours.apply(&who).boxed();
-    until(subject, "the process has the job", async || {
+    until(subject, "the job is assigned to the process", async || {
         assert!((&mut applying).now_or_never().is_none(), "the process receives no response");
         roles(&other).assignments().await.is_ok_and(|assignments| assignments.contains_key(&job))
     })

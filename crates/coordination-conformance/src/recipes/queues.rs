@@ -35,7 +35,7 @@ async fn wait_for_position(subject: &dyn Subject, candidacy: &Candidacy, at: Pos
     let reached = position.wait_for(|known| *known == at);
     within(subject, &format!("the candidate's position is {at:?}"), reached)
         .await
-        .expect("the channel stays open while the candidate waits");
+        .expect("the channel of the candidate's positions stays open while the candidate waits");
 }
 
 pub(super) async fn queue_is_led_in_the_order_of_joining(subject: &dyn Subject) {
@@ -48,13 +48,13 @@ pub(super) async fn queue_is_led_in_the_order_of_joining(subject: &dyn Subject) 
     wait_for_position(subject, &first, Position::Front).await;
     wait_for_position(subject, &second, Position::Queued(1)).await;
     wait_for_position(subject, &third, Position::Queued(2)).await;
-    let led = within(subject, "the first leads", first.lead()).await.expect("the candidate may become the leader");
+    let led = within(subject, "the first leads", first.lead()).await.expect("the candidate acquires the leadership");
     second.leave().await;
     wait_for_position(subject, &third, Position::Queued(1)).await;
     let term = led.term();
     led.release().await;
     wait_for_position(subject, &third, Position::Front).await;
-    let next = within(subject, "the third leads", third.lead()).await.expect("the candidate may become the leader");
+    let next = within(subject, "the third leads", third.lead()).await.expect("the candidate acquires the leadership");
     assert!(next.term() > term);
     next.release().await;
     until(subject, "the line is empty", async || one.line("/queue/candidate").await.is_empty()).await;
@@ -72,11 +72,11 @@ pub(super) async fn candidate_with_a_deleted_node_is_out(subject: &dyn Subject) 
     }
     wait_for_position(subject, &second, Position::Out).await;
     assert_eq!(
-        within(subject, "the call of the second candidate returns", second.lead()).await.err(),
+        within(subject, "the call `lead` of the second candidate returns", second.lead()).await.err(),
         Some(TreeError::NoNode)
     );
     assert_eq!(
-        within(subject, "the call of the first candidate returns", first.lead()).await.err(),
+        within(subject, "the call `lead` of the first candidate returns", first.lead()).await.err(),
         Some(TreeError::NoNode)
     );
 }
@@ -84,15 +84,17 @@ pub(super) async fn candidate_with_a_deleted_node_is_out(subject: &dyn Subject) 
 pub(super) async fn spare_capacity_is_reported(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let mut spare = queue(&two).spare();
-    within(subject, "the queue is empty", spare.until(|spare| *spare == Some(0))).await;
+    within(subject, "the queue has no spare candidates", spare.until(|spare| *spare == Some(0))).await;
     let first = joined(&one, "").await;
     let (second, third) = (joined(&one, "").await, joined(&two, "").await);
-    within(subject, "two candidates could take over the leadership", spare.until(|spare| *spare == Some(2))).await;
+    within(subject, "the queue has two spare candidates behind the leader", spare.until(|spare| *spare == Some(2)))
+        .await;
     drop(first);
-    within(subject, "one candidate could take over the leadership", spare.until(|spare| *spare == Some(1))).await;
+    within(subject, "the queue has one spare candidate behind the leader", spare.until(|spare| *spare == Some(1)))
+        .await;
     second.leave().await;
     third.leave().await;
-    within(subject, "the queue is empty", spare.until(|spare| *spare == Some(0))).await;
+    within(subject, "the queue has no spare candidates", spare.until(|spare| *spare == Some(0))).await;
 }
 
 pub(super) async fn a4_lost_response_leaves_no_extra_candidate(subject: &dyn Subject) {
@@ -114,9 +116,14 @@ pub(super) async fn a4_lost_response_leaves_no_extra_candidate(subject: &dyn Sub
             None => within(subject, "the process joins", joining).await,
         };
         let joined = joined.expect("the session is open");
-        assert_eq!(other.line("/queue/candidate").await.len(), 3, "the process has created only one node");
+        assert_eq!(
+            other.line("/queue/candidate").await.len(),
+            3,
+            "the process has created only one node for the new candidate"
+        );
         joined.leave().await;
-        until(subject, "the candidate has left", async || other.line("/queue/candidate").await.len() == 2).await;
+        until(subject, "the candidate has left the queue", async || other.line("/queue/candidate").await.len() == 2)
+            .await;
     }
     wait_for_position(subject, &kept, Position::Front).await;
     wait_for_position(subject, &others, Position::Queued(1)).await;
@@ -163,11 +170,14 @@ pub(super) async fn semaphore_limits_the_number_of_leases(subject: &dyn Subject)
     second.release().await;
     let third = within(subject, "the next lease", third).await.expect("the acquisition succeeds");
     let mut fourth = waiting_in_line(&peers[0], "/pool/leases", 3, fourth).await;
-    assert!((&mut fourth).now_or_never().is_none(), "two processes hold the leases");
+    assert!((&mut fourth).now_or_never().is_none(), "two processes hold both leases of the semaphore");
     first.release().await;
     let fourth = within(subject, "the last lease", fourth).await.expect("the acquisition succeeds");
     third.release().await;
     fourth.release().await;
-    until(subject, "the line of leases is empty", async || peers[0].line("/pool/leases").await.is_empty()).await;
+    until(subject, "no process holds a lease or waits for one", async || {
+        peers[0].line("/pool/leases").await.is_empty()
+    })
+    .await;
     assert!(Semaphore::new(&peers[0].client, &path("/pool"), 0, Acl::Open).is_err());
 }

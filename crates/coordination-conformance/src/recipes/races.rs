@@ -59,7 +59,8 @@ pub(super) async fn event_during_an_acquisition_is_not_missed(subject: &dyn Subj
     let taken = operator.clone();
     moment.set(async move {
         let names = taken.children(&path("/locks/one")).await.expect("the node exists").names;
-        let last = names.iter().max_by_key(|name| Sequence::of(name)).expect("two processes wait in line");
+        let last =
+            names.iter().max_by_key(|name| Sequence::of(name)).expect("the line of the lock contains two places");
         taken
             .delete(&path(&format!("/locks/one/{last}")), Expected::Any)
             .await
@@ -68,7 +69,7 @@ pub(super) async fn event_during_an_acquisition_is_not_missed(subject: &dyn Subj
     let lock = waiter.lock();
     let mut acquiring = lock.acquire().boxed();
     let mut has_happened = false;
-    until(subject, "the process has another place", async || {
+    until(subject, "the waiting process creates another place in line", async || {
         assert!((&mut acquiring).now_or_never().is_none(), "another process holds the lock");
         has_happened |= moment.is_over();
         has_happened && holder.line("/locks/one").await.len() == 2
@@ -96,11 +97,11 @@ pub(super) async fn suspension_during_an_acquisition_yields_a_valid_guard(subjec
         let early = poll_until(subject, &mut acquiring, "the connection is lost", async || moment.is_over()).await;
         let held = match trust {
             Trust::UntilSuspended => {
-                assert!(early.is_none(), "the process obtains no guard while it is suspended");
+                assert!(early.is_none(), "the process obtains no guard while its session is suspended");
                 short_wait(subject).await;
                 assert!(
                     (&mut acquiring).now_or_never().is_none(),
-                    "the process obtains no guard while it is suspended"
+                    "the process obtains no guard while its session is suspended"
                 );
                 peer.process.cut(false);
                 within(subject, "the lock", acquiring).await
@@ -110,7 +111,7 @@ pub(super) async fn suspension_during_an_acquisition_yields_a_valid_guard(subjec
                     Some(held) => held,
                     None => within(subject, "the lock", acquiring).await,
                 };
-                assert!(moment.is_over(), "the process does not acquire the lock before the event");
+                assert!(moment.is_over(), "the process does not acquire the lock before it loses its connection");
                 peer.process.cut(false);
                 held
             }
@@ -118,7 +119,7 @@ pub(super) async fn suspension_during_an_acquisition_yields_a_valid_guard(subjec
         let held = held.expect("the acquisition succeeds");
         wait_for_state(subject, &*tree, SessionState::Connected).await;
         short_wait(subject).await;
-        assert!(held.is_valid(), "the guard remains valid with the trust {trust:?}");
+        assert!(held.is_valid(), "the guard remains valid after the suspension (trust: {trust:?})");
         assert_eq!(peer.tree().await.session().id(), tree.session().id());
         held.release().await;
     }
@@ -141,12 +142,12 @@ pub(super) async fn session_end_during_an_acquisition_yields_a_new_place(subject
         };
         let both = join(lock.acquire(), mending);
         let held = within(subject, "the lock", both).await.0.expect("the acquisition succeeds");
-        assert!(held.is_valid(), "the guard belongs to a live session with the trust {trust:?}");
+        assert!(held.is_valid(), "the guard belongs to a live session (trust: {trust:?})");
         assert_ne!(peer.tree().await.session().id(), session.id());
         assert_eq!(other.line("/locks/one").await.len(), 1, "the engine has deleted the node of the ended session");
         held.release().await;
         let gone = async || other.line("/locks/one").await.is_empty();
-        until(subject, "the line is empty", gone).await;
+        until(subject, "no process holds the lock or waits for it", gone).await;
     }
 }
 
@@ -185,7 +186,10 @@ pub(super) async fn two_connection_losses_in_a_row_act_like_one(subject: &dyn Su
         assert_eq!(waiter.tree().await.session().id(), tree.session().id());
         assert_eq!(holder.line("/locks/one").await.len(), 1);
         acquired.release().await;
-        until(subject, "the line is empty", async || holder.line("/locks/one").await.is_empty()).await;
+        until(subject, "no process holds the lock or waits for it", async || {
+            holder.line("/locks/one").await.is_empty()
+        })
+        .await;
     }
     firm.release().await;
 }
@@ -212,11 +216,11 @@ pub(super) async fn place_of_an_earlier_session_is_not_reused(subject: &dyn Subj
     let all_are_new = async |at: &NodePath| {
         engine.sync().await.expect("the engine responds");
         for name in engine.children(at).await.map_or_else(|_| Vec::new(), |children| children.names) {
-            let place = at.join(&name).expect("the name is valid");
+            let place = at.join(&name).expect("the name of the child is valid");
             let stat = engine.exists(&place).await.expect("the engine responds");
             assert!(
                 stat.is_none_or(|stat| stat.owner != Some(session.id())),
-                "{place} belongs to the previous session"
+                "no recipe reuses the node {place} of the ended session"
             );
         }
     };
@@ -255,5 +259,8 @@ pub(super) async fn place_of_an_earlier_session_is_not_reused(subject: &dyn Subj
     assert!(held.is_valid() && led.is_valid());
     drop((first, early));
     short_wait(subject).await;
-    assert!(held.is_valid() && led.is_valid(), "requests about the earlier places have no effect");
+    assert!(
+        held.is_valid() && led.is_valid(),
+        "dropping the guards of the ended session does not affect the new guards"
+    );
 }

@@ -17,13 +17,13 @@ async fn hired(peer: &Peer<'_>, who: &'static str) -> Role {
     let who = Bytes::from_static(who.as_bytes());
     within(peer.subject, "the process has a job", roles(peer).apply(&who))
         .await
-        .expect("every session may access the node")
+        .expect("every session may access the nodes of the recipe")
 }
 
 /// Returns the data of the holder of each assigned job.
 async fn assigned(peer: &Peer<'_>) -> BTreeMap<i32, Bytes> {
     peer.tree().await.sync().await.expect("the engine responds");
-    let assignments = roles(peer).assignments().await.expect("every session may access the node");
+    let assignments = roles(peer).assignments().await.expect("every session may access the nodes of the recipe");
     assignments.into_iter().map(|(job, assignment)| (job.0, assignment.holder)).collect()
 }
 
@@ -46,12 +46,13 @@ pub(super) async fn each_job_has_one_holder_and_each_holder_one_job(subject: &dy
     // When the holder releases its job, the next process in line gets the job.
     let term = one.held.term();
     one.held.release().await;
-    let third =
-        within(subject, "the third process has the job", applying).await.expect("every session may access the node");
+    let third = within(subject, "the third process has the job", applying)
+        .await
+        .expect("every session may access the nodes of the recipe");
     assert!(third.job == first && third.held.term() > term);
     assert_eq!(assigned(&peers[0]).await, BTreeMap::from([(0, "cyd".into()), (1, "bob".into())]));
     let line = async || peers[0].line("/roles/queue/candidate").await.is_empty();
-    until(subject, "the line is empty", line).await;
+    until(subject, "no process waits in line for a job", line).await;
     third.held.release().await;
     two.held.release().await;
 }
@@ -67,10 +68,12 @@ pub(super) async fn waiting_applicant_gets_a_job_that_is_later_withdrawn(subject
     })
     .await;
     let job = add_job(&two, "sweep").await;
-    let role = within(subject, "the process has the job", applying).await.expect("every session may access the node");
+    let role = within(subject, "the process has the job", applying)
+        .await
+        .expect("every session may access the nodes of the recipe");
     assert_eq!(role.job, job);
     assert_eq!(roles(&two).jobs().remove(job).await, Ok(true));
-    within(subject, "the guard ends when another process removes the job", role.held.cancelled()).await;
+    within(subject, "the guard becomes invalid when another process removes the job", role.held.cancelled()).await;
     assert!(!role.held.is_valid());
     role.held.release().await;
     assert_eq!(assigned(&two).await, BTreeMap::new());
@@ -85,7 +88,7 @@ pub(super) async fn job_of_a_dead_holder_is_reassigned(subject: &dyn Subject) {
     let role = hired(&dying, "dying").await;
     dying.process.cut(true);
     let second = hired(&next, "next").await;
-    assert!(!role.held.is_valid(), "the guard ends before another process has the job");
+    assert!(!role.held.is_valid(), "the guard of the dead holder is invalid before another process gets the job");
     assert_eq!(second.job, job);
     assert_eq!(assigned(&next).await, BTreeMap::from([(job.0, "next".into())]));
 }

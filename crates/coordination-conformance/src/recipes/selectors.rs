@@ -15,17 +15,18 @@ pub(super) async fn candidates_lead_in_the_order_of_the_line(subject: &dyn Subje
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let (first, second) = (one.selector("one"), two.selector("two"));
     assert_eq!(first.participants().await, Ok(Vec::new()));
-    let leading = within(subject, "the first leads", first.lead()).await.expect("the candidate may become the leader");
+    let leading =
+        within(subject, "the first leads", first.lead()).await.expect("the candidate acquires the leadership");
     let mut waiting = second.lead().boxed();
     let both = [participant("one", true), participant("two", false)];
-    until(subject, "both processes wait in line", async || {
+    until(subject, "one process leads and the other waits in line", async || {
         assert!((&mut waiting).now_or_never().is_none(), "the other leads");
         first.participants().await == Ok(both.to_vec())
     })
     .await;
     let term = leading.term();
     leading.release().await;
-    let next = within(subject, "the second leads", waiting).await.expect("the candidate may become the leader");
+    let next = within(subject, "the second leads", waiting).await.expect("the candidate acquires the leadership");
     assert!(next.term() > term);
     assert_eq!(second.participants().await, Ok(vec![participant("two", true)]));
     next.release().await;
@@ -51,7 +52,7 @@ pub(super) async fn a7_former_leader_rejoins_at_the_end_of_the_line(subject: &dy
         first.run(&stop, |leading| task("one", leading)),
         second.run(&stop, |leading| task("two", leading)),
     );
-    let (first, second) = within(subject, "both processes lead in turn", both).await;
+    let (first, second) = within(subject, "the processes lead alternately until the test stops them", both).await;
     assert_eq!((first, second), (Ok(()), Ok(())));
     let led = led.into_inner().expect("no code panics while it holds this mutex");
     assert!(led.is_sorted_by(|one, next| one.1 < next.1), "terms rise: {led:?}");
@@ -65,7 +66,7 @@ pub(super) async fn a7_candidate_with_a_lost_session_rejoins_at_the_end(subject:
         (Peer::open(subject).await, Peer::open_short(subject).await, Peer::open(subject).await);
     let held = within(subject, "the process leads", leader.selector("leader").lead())
         .await
-        .expect("the candidate may become the leader");
+        .expect("the candidate acquires the leadership");
     let (second, last) = (losing.selector("losing"), third.selector("third"));
     let (mut losing_waits, mut third_waits) = (second.lead().boxed(), last.lead().boxed());
     until(subject, "the process waits in line", async || {
@@ -88,12 +89,12 @@ pub(super) async fn a7_candidate_with_a_lost_session_rejoins_at_the_end(subject:
     losing.process.cut(false);
     stand("the process joins the line again", &["leader", "third", "losing"]).await;
     held.release().await;
-    let next = within(subject, "the process leads", third_waits).await.expect("the candidate may become the leader");
+    let next = within(subject, "the process leads", third_waits).await.expect("the candidate acquires the leadership");
     assert!((&mut losing_waits).now_or_never().is_none(), "the other leads");
     next.release().await;
     within(subject, "the process leads", losing_waits)
         .await
-        .expect("the candidate may become the leader")
+        .expect("the candidate acquires the leadership")
         .release()
         .await;
 }
@@ -104,7 +105,7 @@ pub(super) async fn task_is_notified_of_the_end_and_dropped_after_the_grace(subj
     for obeys in [true, false] {
         let held = within(subject, "the process leads", one.selector("one").lead())
             .await
-            .expect("the candidate may become the leader");
+            .expect("the candidate acquires the leadership");
         let has_written = CancellationToken::new();
         let working = held.run(&never, grace, async |leading: Leading| {
             let tree = two.tree().await;
@@ -132,7 +133,7 @@ pub(super) async fn leadership_handle_ends_with_its_task(subject: &dyn Subject) 
     let (one, stop) = (Peer::open(subject).await, CancellationToken::new());
     let held = within(subject, "the process leads", one.selector("one").lead())
         .await
-        .expect("the candidate may become the leader");
+        .expect("the candidate acquires the leadership");
     let working = held.run(&stop, Duration::from_secs(1), async |leading: Leading| {
         stop.cancel();
         leading.over.cancelled().await;
@@ -155,17 +156,22 @@ pub(super) async fn stop_ends_the_task_and_the_candidacy(subject: &dyn Subject) 
     let waiting = async {
         leads.cancelled().await;
         let stopping = async {
-            until(subject, "both processes wait in line", async || {
+            until(subject, "one process leads and the other waits in line", async || {
                 second.participants().await.is_ok_and(|standing| standing.len() == 2)
             })
             .await;
             stop.cancel();
         };
-        futures_util::future::join(second.run(&stop, async |_| panic!("this candidate never leads")), stopping).await.0
+        futures_util::future::join(
+            second.run(&stop, async |_| panic!("the second candidate never becomes the leader")),
+            stopping,
+        )
+        .await
+        .0
     };
     let (first_ended, second_ended) = within(subject, "both end", futures_util::future::join(leading, waiting)).await;
     assert_eq!((first_ended, second_ended), (Ok(()), Ok(())));
-    until(subject, "the line is empty", async || first.participants().await == Ok(Vec::new())).await;
+    until(subject, "no process leads or waits in line", async || first.participants().await == Ok(Vec::new())).await;
 }
 
 pub(super) async fn places_have_curators_layout(subject: &dyn Subject) {
@@ -176,17 +182,21 @@ pub(super) async fn places_have_curators_layout(subject: &dyn Subject) {
         let held =
             within(subject, "the process leads", LeaderSelector::new(&peer.client, group.clone(), candidate).lead())
                 .await;
-        let [place] = &peer.line(group.as_str()).await[..] else { panic!("one process waits in line") };
+        let [place] = &peer.line(group.as_str()).await[..] else { panic!("exactly one process has a place in line") };
         let guid = place
             .strip_prefix("_c_")
             .and_then(|rest| rest.split_once(name))
-            .expect("the name has a protection prefix")
+            .expect("the node's name has Curator's protection prefix")
             .0;
         assert_eq!(guid.split('-').map(str::len).collect::<Vec<_>>(), [8, 4, 4, 4, 12], "{place}");
         assert_eq!(Sequence::after(place, name), Some(Sequence(0)), "{place}");
-        let node =
-            peer.tree().await.get(&group.join(place).expect("the name is valid")).await.expect("the node exists");
+        let node = peer
+            .tree()
+            .await
+            .get(&group.join(place).expect("the name of the place is valid"))
+            .await
+            .expect("the node exists");
         assert_eq!(node.data, "host-7");
-        held.expect("the candidate may become the leader").release().await;
+        held.expect("the candidate acquires the leadership").release().await;
     }
 }

@@ -11,7 +11,7 @@ use coordination::tree::CreateMode;
 ///
 /// # Panics
 /// Panics if the engine or a recipe breaks the promise.
-pub async fn recipes_keep_their_order_when_sequence_numbers_overflow(
+pub async fn locks_and_bags_keep_their_order_when_sequence_numbers_overflow(
     subject: &dyn Subject,
     set_next: impl Fn(&NodePath, i32),
 ) {

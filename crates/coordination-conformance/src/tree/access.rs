@@ -56,7 +56,7 @@ pub(super) async fn parents_access_list_governs_create_and_delete(subject: &dyn 
     other.delete("/open/hers").await;
     let create_only = vec![Grant { to: Identity::Anyone, permissions: Permissions::CREATE.and(Permissions::READ) }];
     create(&peer, "/box", Acl::Grants(create_only)).await.expect("an access list need not contain the creator");
-    create(&other, "/box/letter", Acl::Open).await.expect("every session may create children");
+    create(&other, "/box/letter", Acl::Open).await.expect("every session may create children of /box");
     for one in [&peer, &other] {
         assert_eq!(one.tree.delete(&path("/box/letter"), Expected::Any).await, Err(TreeError::Forbidden));
     }

@@ -72,7 +72,12 @@ impl<'a> Workload<'a> {
         let all = join_all((0..SESSIONS).map(|at| self.work_as(at)));
         // The limit is large because cuts, the ends of sessions and pauses of the machine take time.
         let worked = self.runtime.timeout(LIMIT * 3, all).await;
-        assert!(worked.is_some(), "only {} calls received a response, seed {}", self.responses(), self.seed);
+        assert!(
+            worked.is_some(),
+            "the sessions did not finish in time: only {} calls received a response, seed {}",
+            self.responses(),
+            self.seed
+        );
     }
 
     async fn work_as(&self, at: usize) {
@@ -151,7 +156,7 @@ impl<'a> Workload<'a> {
         Some(response)
     }
 
-    /// Cuts processes off repeatedly. One of the cuts is longer than the timeout of the sessions.
+    /// Repeatedly disconnects processes from the engine. One disconnection lasts longer than the session timeout.
     async fn inject_faults(&self) {
         let mut draw = Draw::new(self.seed);
         for round in 0..CUTS {
@@ -203,7 +208,7 @@ impl<'a> Workload<'a> {
     /// Checks the history after a final read of all nodes.
     async fn check(&self) {
         let read = self.runtime.timeout(LIMIT, self.read_all()).await;
-        assert!(read.is_some(), "seed {}: the engine does not respond at the end", self.seed);
+        assert!(read.is_some(), "seed {}: the final reads did not finish within {LIMIT:?}", self.seed);
         let history = self.history.borrow();
         let is_created =
             |call: &Operation| call.call != Call::Read && matches!(call.response, Some((_, Response::Node(_))));

@@ -51,7 +51,7 @@ fn alice() -> Credentials {
 }
 
 fn below(above: &NodePath, name: &str) -> NodePath {
-    above.join(name).expect("the name is valid")
+    above.join(name).expect("the name of the child is valid")
 }
 
 /// Data about a node on which both engines must agree.
@@ -117,7 +117,10 @@ struct Numbers(BTreeMap<Zxid, Zxid>);
 impl Numbers {
     fn check(&mut self, pairs: impl IntoIterator<Item = (Zxid, Zxid)>) {
         self.0.extend(pairs);
-        assert!(self.0.values().is_sorted_by(|one, next| one < next), "change numbers follow the order of the changes");
+        assert!(
+            self.0.values().is_sorted_by(|one, next| one < next),
+            "the engine's change numbers increase in the order of the changes"
+        );
     }
 }
 
@@ -177,13 +180,22 @@ pub(super) async fn random_changes_match_the_in_memory_engine(subject: &dyn Subj
         let ops: Vec<Op> = (0..draw.of(&[1, 1, 1, 2, 3])).map(|_| draw.op()).collect();
         let (who, at) = (draw.of(&twins), draw.path());
         within(round, &format!("{ops:?}"), who.change(ops.clone()).boxed_local()).await;
-        within(round, "the states are equal after the change", who.compare(&at, &mut numbers).boxed_local()).await;
+        within(
+            round,
+            "the engine and the model have equal states after the change",
+            who.compare(&at, &mut numbers).boxed_local(),
+        )
+        .await;
     }
     let root = NodePath::root();
     within(ROUNDS, "all", alice.compare(&root, &mut numbers).boxed_local()).await;
     open.here.close().await.expect("the engine responds");
     open.there.close().await.expect("the model responds");
-    within(ROUNDS, "the states are equal after the end of a session", alice.compare(&root, &mut numbers).boxed_local())
-        .await;
-    assert!(numbers.0.len() > 5, "seed {seed}: too few changes succeeded: {}", numbers.0.len());
+    within(
+        ROUNDS,
+        "the engine and the model have equal states after a session ends",
+        alice.compare(&root, &mut numbers).boxed_local(),
+    )
+    .await;
+    assert!(numbers.0.len() > 5, "seed {seed}: the number of successful changes exceeds 5: {}", numbers.0.len());
 }

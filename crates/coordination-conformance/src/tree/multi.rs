@@ -66,7 +66,7 @@ pub(super) async fn failed_multi_changes_nothing_and_names_its_step(subject: &dy
     assert_eq!((peer.get("/a").await, peer.get("/a/kept").await), before);
     assert_eq!(peer.names("/a").await, ["kept"]);
     let next = peer.create("/a/n-", "", CreateMode::PersistentSequential).await;
-    assert_eq!(next.path, path("/a/n-0000000001"), "the failed multi uses no sequence number");
+    assert_eq!(next.path, path("/a/n-0000000001"), "a failed multi does not increment the next sequence number");
 }
 
 pub(super) async fn check_guards_the_other_steps_of_a_multi(subject: &dyn Subject) {

@@ -59,7 +59,7 @@ pub(super) async fn set_increments_the_version(subject: &dyn Subject) {
     assert_eq!((first.version, first.created, first.data_bytes), (1, made.created, 5));
     assert!(first.modified > made.modified);
     let again = peer.tree.set(&path("/a"), bytes("first"), Expected::Version(1)).await;
-    assert_eq!(again.map(|stat| stat.version), Ok(2), "setting a node to the same bytes is a change");
+    assert_eq!(again.map(|stat| stat.version), Ok(2), "a set with identical data also increments the version");
     assert_eq!(peer.get("/a").await.data, bytes("first"));
 }
 
@@ -120,7 +120,7 @@ pub(super) async fn sequential_names_rise_and_are_never_reused(subject: &dyn Sub
         let peer = if round % 2 == 0 { &one } else { &two };
         let mode = if round < 3 { CreateMode::PersistentSequential } else { CreateMode::EphemeralSequential };
         let created = peer.create("/s/n-", "", mode).await;
-        let sequence = Sequence::after(created.path.name(), "n-").expect("the name has a number");
+        let sequence = Sequence::after(created.path.name(), "n-").expect("the node's name ends with a sequence number");
         assert!(created.path.is_within(&path("/s")) && last < Some(sequence), "{created:?} after {last:?}");
         last = Some(sequence);
         peer.delete(created.path.as_str()).await;
@@ -192,8 +192,10 @@ pub(super) async fn versioned_increments_are_never_lost(subject: &dyn Subject) {
         let mut done = 0;
         while done < EACH {
             let node = peer.get("/count").await;
-            let count: usize =
-                std::str::from_utf8(&node.data).ok().and_then(|text| text.parse().ok()).expect("the data is a number");
+            let count: usize = std::str::from_utf8(&node.data)
+                .ok()
+                .and_then(|text| text.parse().ok())
+                .expect("the node's data is a number");
             let next = Bytes::from((count + 1).to_string());
             match peer.tree.set(&path("/count"), next, Expected::Version(node.stat.version)).await {
                 Ok(_) => done += 1,

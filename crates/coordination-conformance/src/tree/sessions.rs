@@ -71,7 +71,10 @@ pub(super) async fn session_ends_locally_before_the_engine_ends_it(subject: &dyn
     let session = dying.tree.session().clone();
     let cut = subject.runtime().monotonic();
     dying.process.cut(true);
-    assert!(session.deadline() <= cut + session.timeout(), "the deadline counts from a completed request");
+    assert!(
+        session.deadline() <= cut + session.timeout(),
+        "the session's deadline is at most one timeout after the cut of the connection"
+    );
     watcher.fired(gone).await;
     assert!(
         !session.is_valid(subject.runtime().monotonic()),

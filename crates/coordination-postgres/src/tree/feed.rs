@@ -137,7 +137,7 @@ impl Feed {
                 // The database stores events for longer than a session can live without a response, so this process was
                 // paused.
                 tracing::warn!(
-                    "process was paused for longer than the database stores events; ending all sessions of this process"
+                    "database deleted events before this paused process read them; ending all sessions of this process"
                 );
                 self.lose_all(&mut listeners);
             }
@@ -172,7 +172,7 @@ pub(super) async fn run(inner: Weak<Inner>) {
         }
         let is_needed = !inner.feed.lock().sessions.is_empty();
         if is_needed && let Err(error) = poll(&inner).await {
-            tracing::debug!(%error, "cannot poll the tree; retrying");
+            tracing::debug!(%error, "cannot poll the database for events; retrying");
         }
         drop(inner);
         let changed = changes.changed().map(|changed| changed.is_ok());

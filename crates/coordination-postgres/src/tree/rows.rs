@@ -89,7 +89,9 @@ fn identity_of(text: &str) -> Option<Identity> {
 pub(super) fn identity_names(identities: &[Identity]) -> Result<Vec<String>, TreeError> {
     let names: Vec<String> = [Identity::Anyone].iter().chain(identities).map(text_of).collect();
     if names.iter().any(|text| text.contains(['\n', '\0'])) {
-        return Err(TreeError::Invalid("a credential name must not contain line feeds or NUL".to_owned()));
+        return Err(TreeError::Invalid(
+            "the name of a credential must not contain line feeds or NUL characters".to_owned(),
+        ));
     }
     Ok(names)
 }
@@ -280,9 +282,12 @@ fn problem_of(problem: &str) -> TreeError {
         }
         "root_stays" => TreeError::Invalid("the root cannot be deleted".to_owned()),
         "session_lost" => TreeError::SessionLost,
-        "overtaken" => {
-            TreeError::Disconnected("the server rejected the change because it applied a later change first".to_owned())
-        }
-        other => TreeError::Disconnected(format!("the database reported an unexpected problem: {other}")),
+        "overtaken" => TreeError::Disconnected(
+            "the server rejected the change, because it arrived after a later change of the session".to_owned(),
+        ),
+        other => TreeError::Disconnected(format!(
+            "the database reported an unknown problem: {other}; \
+             check whether its schema was changed manually"
+        )),
     }
 }

@@ -46,7 +46,7 @@ fn concurrent_migrations_create_one_schema() {
 }
 
 #[test]
-fn engine_rejects_a_schema_of_another_build() {
+fn engine_rejects_a_schema_of_an_older_or_newer_build() {
     let url = database();
     let set = |version: i32| {
         let statement = format!("update reveille_coordination.meta set version = {version}");

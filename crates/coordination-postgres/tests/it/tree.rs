@@ -106,7 +106,7 @@ fn sql(url: &str, statement: &str) {
 /// The server must check the end of a session by its own clock. The row still exists after the session has ended, and
 /// the clock of the client may be slow.
 #[test]
-fn expired_session_changes_nothing() {
+fn expired_session_cannot_change_nodes() {
     let url = database();
     on_real(async |runtime| {
         let (late, other) = (open(&runtime, &url).await, open(&runtime, &url).await);
@@ -134,7 +134,7 @@ fn expired_session_changes_nothing() {
 
 /// Tests a change that reaches the server after later changes, because its caller dropped the request.
 #[test]
-fn server_rejects_a_change_that_arrives_after_later_changes() {
+fn server_rejects_a_delayed_change_after_newer_changes_of_its_session() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
@@ -168,7 +168,7 @@ fn watch_fires_without_a_database_notification() {
 }
 
 #[test]
-fn session_ends_after_a_pause_longer_than_event_retention() {
+fn session_ends_if_its_process_pauses_longer_than_event_retention() {
     let url = database();
     on_real(async |runtime| {
         let (paused, other) = (open(&runtime, &url).await, open(&runtime, &url).await);
@@ -225,7 +225,7 @@ fn session_survives_a_server_crash() {
 
 /// If a caller drops a request, the connection stays open for the other requests.
 #[test]
-fn dropped_requests_do_not_disturb_other_requests() {
+fn connection_serves_other_requests_after_a_request_is_dropped() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
@@ -242,7 +242,7 @@ fn dropped_requests_do_not_disturb_other_requests() {
 }
 
 #[test]
-fn sync_waits_for_earlier_changes_without_a_response() {
+fn sync_waits_for_pending_changes_of_its_session() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
@@ -270,7 +270,7 @@ fn sync_waits_for_earlier_changes_without_a_response() {
 
 /// The session has more nodes than one read of events returns. One call cannot delete so many nodes.
 #[test]
-fn close_of_a_session_deletes_many_nodes_and_reports_each_deletion() {
+fn closing_a_session_deletes_all_of_its_thousands_of_nodes() {
     const COUNT: usize = 6_000;
     let url = database();
     on_real(async |runtime| {
@@ -316,7 +316,7 @@ fn dropping_the_last_handle_of_a_session_closes_the_session() {
 }
 
 #[test]
-fn rejected_change_increases_the_stored_number_of_the_last_call() {
+fn server_stores_the_call_number_of_a_rejected_change() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
@@ -327,20 +327,22 @@ fn rejected_change_increases_the_stored_number_of_the_last_call() {
 }
 
 #[test]
-fn recipes_keep_their_order_when_sequence_numbers_overflow() {
+fn locks_and_bags_keep_their_order_when_sequence_numbers_overflow() {
     let url = database();
     let set_next = |path: &NodePath, next: i32| {
         sql(&url, &format!("update reveille_coordination.tree_node set creations = {next} where path = '{path}'"));
     };
     on_real(async |runtime| {
         let forest = Forest { runtime, url: url.clone() };
-        coordination_conformance::recipes::recipes_keep_their_order_when_sequence_numbers_overflow(&forest, set_next)
-            .await;
+        coordination_conformance::recipes::locks_and_bags_keep_their_order_when_sequence_numbers_overflow(
+            &forest, set_next,
+        )
+        .await;
     });
 }
 
 #[test]
-fn negative_sequence_numbers_have_at_least_ten_characters() {
+fn negative_sequence_numbers_are_padded_to_ten_characters() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;

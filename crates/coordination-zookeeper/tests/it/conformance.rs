@@ -52,7 +52,7 @@ mod three {
     }
 
     #[test]
-    fn calls_are_linearizable_when_leaders_die() {
+    fn calls_are_linearizable_when_zookeeper_leaders_die() {
         with_real_runtime(async |runtime| {
             let (case, forest) =
                 (case("calls_with_cuts_and_lost_sessions_are_linearizable"), MortalForest::new(runtime));

@@ -13,7 +13,7 @@ use crate::support::with_real_runtime;
 const LIMIT: Duration = Duration::from_secs(30);
 
 #[test]
-fn watches_survive_a_lost_connection_and_events_report_a_gap() {
+fn watches_survive_a_lost_connection_and_event_stream_reports_a_gap() {
     with_real_runtime(async |runtime| {
         let server = ([127, 0, 0, 1], zookeeper::shared().port(0)).into();
         let proxy = Proxy::start(server).unwrap();
@@ -48,7 +48,7 @@ fn watches_survive_a_lost_connection_and_events_report_a_gap() {
 
 /// A dropped watch must not use memory of the server until the session ends.
 #[test]
-fn server_forgets_dropped_watches() {
+fn server_removes_watches_that_the_client_drops() {
     with_real_runtime(async |runtime| {
         let server = zookeeper::shared();
         let root = format!("test-{:032x}", runtime.random_u128());

@@ -104,7 +104,7 @@ fn ensemble_survives_the_end_of_a_session_at_the_ephemeral_node_limit() {
 
 /// If the session had more watches, the client library would not recover from a lost connection.
 #[test]
-fn watches_survive_a_reconnect_if_their_paths_fit_into_the_limit() {
+fn watches_up_to_the_path_byte_limit_survive_a_reconnect() {
     with_real_runtime(async |runtime| {
         let forest = Forest::new(runtime.clone(), ensemble());
         let ((process, tree), (_process, other)) = (open(&forest, LIMIT).await, open(&forest, LIMIT).await);

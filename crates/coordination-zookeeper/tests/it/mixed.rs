@@ -74,7 +74,7 @@ fn kazoo() -> Mixed {
 }
 
 #[test]
-fn processes_with_curator_and_with_this_crate_elect_one_leader() {
+fn curator_and_this_crate_elect_one_common_leader() {
     with_real_runtime(async |runtime| {
         let (java, dying) = (curator(), curator());
         for (layout, kind) in [(Layout::Selector, "selector"), (Layout::Latch, "latch")] {
@@ -123,7 +123,7 @@ fn processes_with_curator_and_with_this_crate_elect_one_leader() {
 
 /// Only sessions with the password may use the nodes of the lock.
 #[test]
-fn password_protected_lock_admits_curator_with_the_password() {
+fn curator_with_the_password_acquires_a_password_protected_lock() {
     with_real_runtime(async |runtime| {
         let java = mixed::curator(&zookeeper::shared().addresses(), TIMEOUT, Some("mail:of the postman")).unwrap();
         let credentials = Credentials { name: "mail".to_owned(), password: "of the postman".to_owned() };
@@ -208,7 +208,7 @@ fn lock_is_exclusive_among_curator_kazoo_and_this_crate() {
 }
 
 #[test]
-fn read_write_locks_and_leases_work_with_curator() {
+fn curator_and_this_crate_share_read_write_locks_and_semaphores() {
     with_real_runtime(async |runtime| {
         let java = curator();
         let scene = Scene::new(&runtime, Vec::new());
@@ -262,7 +262,7 @@ fn read_write_locks_and_leases_work_with_curator() {
 }
 
 #[test]
-fn counters_barriers_and_groups_work_with_curator() {
+fn curator_and_this_crate_share_counters_barriers_and_groups() {
     with_real_runtime(async |runtime| {
         let java = curator();
         let scene = Scene::new(&runtime, Vec::new());
@@ -311,7 +311,7 @@ fn counters_barriers_and_groups_work_with_curator() {
 }
 
 #[test]
-fn bags_work_with_kazoo() {
+fn kazoo_and_this_crate_share_bags() {
     with_real_runtime(async |runtime| {
         let (python, dying) = (kazoo(), kazoo());
         let scene = Scene::new(&runtime, Vec::new());
@@ -347,7 +347,7 @@ fn bags_work_with_kazoo() {
 }
 
 #[test]
-fn queues_work_with_kazoo() {
+fn kazoo_and_this_crate_share_leader_queues() {
     with_real_runtime(async |runtime| {
         let (python, dying) = (kazoo(), kazoo());
         let scene = Scene::new(&runtime, Vec::new());
@@ -374,7 +374,7 @@ fn queues_work_with_kazoo() {
 }
 
 #[test]
-fn service_discovery_works_with_kazoo() {
+fn kazoo_and_this_crate_discover_registered_services() {
     with_real_runtime(async |runtime| {
         let (python, dying) = (kazoo(), kazoo());
         let scene = Scene::new(&runtime, Vec::new());

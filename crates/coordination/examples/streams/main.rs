@@ -87,7 +87,8 @@ async fn main() -> anyhow::Result<()> {
     let session = SessionOptions { timeout: Duration::from_millis(session_millis), ..SessionOptions::default() };
     let client = Client::new(&runtime, trees, session);
     let opened = client.connect(Duration::from_secs(10)).await;
-    opened.context("cannot open a session; check that the engine runs and is reachable from here")?;
+    opened
+        .context("cannot open a session; check that the coordination engine runs and is reachable from this machine")?;
     let models = [Model::open(&client, "ability").await?, Model::open(&client, "difficulty").await?];
     match command {
         Command::Work(Work { name, hands, listen }) => {
@@ -164,7 +165,7 @@ async fn feed(
         });
         tree.multi(vec![one?, other?])
             .await
-            .context("cannot feed an observation; it may or may not be in the inboxes")?;
+            .context("cannot confirm that an observation was added; it is either in both inboxes or in neither")?;
         runtime.sleep(Duration::from_secs(1) / u32::try_from(per_second)?).await;
     }
     println!("{count} observations were fed");

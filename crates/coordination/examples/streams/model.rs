@@ -88,7 +88,7 @@ impl Model {
         other: impl Fn(&str) -> Parameter,
     ) -> anyhow::Result<(String, Parameter)> {
         let tree = self.client.session().await?;
-        let key = key(name).context("the observation's name has no key")?;
+        let key = key(name).with_context(|| format!("the name {name} of an observation contains no key"))?;
         let (waiting, parameter) = (self.inbox.join(name)?, self.parameters.join(key)?);
         let observation = tree.get(&waiting).await?.data;
         let before = match tree.get(&parameter).await {
@@ -156,8 +156,9 @@ impl fmt::Display for Shard {
 
 impl Parameter {
     pub(crate) fn parse(text: &[u8]) -> anyhow::Result<Self> {
-        let parts = std::str::from_utf8(text)?.split_once(' ').context("invalid parameter: expected VALUE COUNT")?;
-        Ok(Parameter { value: parts.0.parse()?, count: parts.1.parse()? })
+        let parts = std::str::from_utf8(text)?.split_once(' ');
+        let (value, count) = parts.context("invalid parameter: it must have the form VALUE COUNT")?;
+        Ok(Parameter { value: value.parse()?, count: count.parse()? })
     }
 }
 

@@ -75,11 +75,11 @@ impl Process {
         let (model, over) = (side.model.name, &job.leading.over);
         let Some(shard) = Shard::parse(&job.description) else {
             eprintln!(
-                "{model}: the description of a job is not a shard; this process holds the job but does no work for it"
+                "{model}: the description of a job does not name a shard; this process holds the job but does no work"
             );
             return over.cancelled().await;
         };
-        println!("{model} {shard} is held by {}, term {}", self.name, job.leading.term.0);
+        println!("{model}: shard {shard} is held by {}, term {}", self.name, job.leading.term.0);
         while !over.is_cancelled() {
             let worked = self.learn_waiting(side, other, shard, &job).await;
             if let Err(error) = worked
@@ -89,7 +89,7 @@ impl Process {
             }
             let _over = self.client.runtime().timeout(PERIOD, over.cancelled()).await;
         }
-        println!("{model} {shard} is no longer held by {}", self.name);
+        println!("{model}: shard {shard} is no longer held by {}", self.name);
     }
 
     async fn learn_waiting(&self, side: &Side, other: &Side, shard: Shard, job: &Job) -> anyhow::Result<()> {
@@ -201,8 +201,9 @@ impl Side {
 
 /// Parses a message `MODEL KEY VALUE COUNT`.
 fn parsed(message: &[u8]) -> anyhow::Result<(&str, &str, Parameter)> {
-    let (model, rest) = std::str::from_utf8(message)?.split_once(' ').context("the message names no model")?;
-    let (key, parameter) = rest.split_once(' ').context("the message names no key")?;
+    let parts = std::str::from_utf8(message)?.split_once(' ');
+    let (model, rest) = parts.context("the message has no model; its form is MODEL KEY VALUE COUNT")?;
+    let (key, parameter) = rest.split_once(' ').context("the message has no key; its form is MODEL KEY VALUE COUNT")?;
     Ok((model, key, Parameter::parse(parameter.as_bytes())?))
 }
 

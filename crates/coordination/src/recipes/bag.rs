@@ -35,7 +35,7 @@ pub struct Bag {
 }
 
 /// Item that ends with this process's session. A drop of this value removes the item from the bag.
-#[must_use = "a drop of this value removes the item"]
+#[must_use = "a drop of this value removes the item from the bag"]
 pub struct OwnItem {
     id: Sequence,
     owned: NodeGuard,
@@ -121,7 +121,7 @@ impl Bag {
                 items = %self.items,
                 %id,
                 %error,
-                "cannot create a token; listeners with Petting Zoo see the item only after the next token appears"
+                "cannot create the token of an item; Petting Zoo's listeners see it only when the next token appears"
             );
         }
     }

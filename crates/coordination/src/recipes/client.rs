@@ -80,7 +80,7 @@ impl Client {
     /// # Errors
     /// Returns the error of [`Client::session`] at the last attempt.
     pub async fn connect(&self, limit: Duration) -> Result<(), TreeError> {
-        let mut last = TreeError::Disconnected("the client could not open a session in time".to_owned());
+        let mut last = TreeError::Disconnected(format!("the client could not open a session within {limit:?}"));
         let opening = async {
             loop {
                 match self.session().await {

@@ -330,7 +330,7 @@ impl View {
             .ok()?;
         let declared = payload.get("header")?.get("service_class")?.as_str()?;
         if declared != class {
-            tracing::debug!(%path, declared, "ignoring an instance that declares another class");
+            tracing::debug!(%path, declared, "ignoring an instance whose payload declares another service class");
             return None;
         }
         Some(Instance { service, key: key.to_owned(), payload })
@@ -380,11 +380,11 @@ async fn read_files(runtime: &Runtime, folders: &[PathBuf], service: &Service) -
 fn in_file(data: &[u8], service: &Service) -> Result<Arc<[Instance]>, String> {
     let mut map = yaml::decode(data)?;
     let Some(Value::Array(list)) = map.remove("server_list") else {
-        return Err("the map has no `server_list`, or `server_list` is not a list".to_owned());
+        return Err("the file has no key `server_list`, or the value of `server_list` is not a list".to_owned());
     };
     let instances = list.into_iter().enumerate().map(|(at, payload)| match payload {
         Value::Object(payload) => Ok(Instance { service: service.clone(), key: at.to_string(), payload }),
-        _ => Err(format!("entry {at} of `server_list` is not a map")),
+        _ => Err(format!("entry {at} of `server_list` is not a map (the first entry is 0)")),
     });
     instances.collect()
 }

@@ -117,7 +117,7 @@ impl Inner {
         let most = session.timeout() / 2;
         if lease > most {
             let text = format!(
-                "lease too long: {lease:?}; use at most {most:?} with a session timeout of {:?}",
+                "lease {lease:?} is too long; use at most {most:?}, which is half of the session timeout {:?}",
                 session.timeout()
             );
             return Err(TreeError::Invalid(text));
@@ -222,10 +222,12 @@ impl Elector for TreeElector {
         Box::pin(async move {
             check_replica(&replica)?;
             if replica.contains('/') {
-                return Err(ElectorError::Rejected("invalid replica name: it must not contain `/`".to_owned()));
+                let text = format!("invalid replica name {replica:?}: it must not contain `/`");
+                return Err(ElectorError::Rejected(text));
             }
             match self.0.is_leader(&replica, lease).await {
-                // The place or its session no longer exists, so the replica joins again at the end of the line.
+                // The replica's place in the queue, or the session of this place, no longer exists. The replica
+                // therefore joins again at the end of the queue.
                 Err(TreeError::NoNode | TreeError::SessionLost) => {
                     self.0.joined().remove(&replica);
                     self.0.is_leader(&replica, lease).await.map_err(elector_error)

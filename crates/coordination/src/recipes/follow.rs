@@ -119,7 +119,7 @@ pub(super) async fn follow_children(client: &Client, parent: &NodePath, mut upda
         match followed.await {
             Ok(()) => return,
             Err(TreeError::Disconnected(_) | TreeError::SessionLost) => {}
-            Err(error) => tracing::warn!(%parent, %error, "cannot read nodes; retrying"),
+            Err(error) => tracing::warn!(%parent, %error, "cannot read the children of a node; retrying"),
         }
         client.back_off().await;
     }
@@ -172,7 +172,7 @@ pub(super) async fn follow(client: &Client, scope: Scope) -> Result<Followed<Sub
                 Err(TreeError::Disconnected(_) | TreeError::SessionLost) => {}
                 Err(error) => {
                     if warned.as_ref() != Some(&error) {
-                        tracing::warn!(%error, "cannot read nodes; retrying");
+                        tracing::warn!(%error, "cannot read the followed nodes; retrying");
                     }
                     warned = Some(error);
                 }

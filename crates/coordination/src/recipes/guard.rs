@@ -24,7 +24,7 @@ pub enum Trust {
 
 /// Guard of a lock or a leadership. It has one owner and reports its own end. A drop of the guard releases the lock in
 /// the background. [`Held::release`] waits for the release.
-#[must_use = "a drop of this value releases the lock"]
+#[must_use = "a drop of this value releases the lock or the leadership"]
 pub struct Held {
     // Rust drops this field before the field `owned`, which removes the node. The guard therefore ends before another
     // process can get the lock.

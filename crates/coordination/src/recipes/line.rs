@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn least_sequence_number_follows_the_greatest() {
+    fn smallest_sequence_number_follows_the_largest_after_overflow() {
         assert!(ordered(&[]).is_empty());
         assert_eq!(ordered(&[7]), [7]);
         assert_eq!(ordered(&[12, 3, 7]), [3, 7, 12]);
@@ -238,7 +238,10 @@ mod tests {
         /// The first place may have any number. Two places may have the same number, because a process with Curator
         /// that changes a write lock into a read lock keeps the number.
         #[test]
-        fn in_order_sorts_node_names_by_creation(first: i32, steps in proptest::collection::vec(0..50_000_i32, 0..40)) {
+        fn node_names_are_sorted_in_the_order_of_their_creation(
+            first: i32,
+            steps in proptest::collection::vec(0..50_000_i32, 0..40),
+        ) {
             let mut created = vec![first];
             steps.iter().for_each(|step| created.push(created[created.len() - 1].wrapping_add(*step)));
             let mut sorted = created.clone();

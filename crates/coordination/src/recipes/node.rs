@@ -268,7 +268,7 @@ impl AbandonedNode {
         match retry(runtime, || self.delete()).await {
             Ok(()) | Err(TreeError::NoNode | TreeError::SessionLost) => {}
             Err(error) => {
-                tracing::warn!(parent = %self.parent, %error, "cannot remove a node; it ends with its session")
+                tracing::warn!(parent = %self.parent, %error, "cannot remove a node; the end of its session removes it")
             }
         }
     }
@@ -348,7 +348,7 @@ pub(super) fn join(parent: &NodePath, name: &str) -> Result<NodePath, TreeError>
 /// Returns [`TreeError::Invalid`] if the text is not a valid node name.
 pub(super) fn child(parent: &NodePath, name: &str) -> Result<NodePath, TreeError> {
     if name.contains('/') {
-        return Err(TreeError::Invalid(format!("invalid name {name:?}: it must not contain `/`")));
+        return Err(TreeError::Invalid(format!("invalid node name {name:?}: it must not contain `/`")));
     }
     join(parent, name)
 }

@@ -108,7 +108,7 @@ impl Keeper {
                 Err(error) => {
                     let rejected = PresenceState::Rejected(error);
                     if *state.borrow() != rejected {
-                        tracing::warn!(path = %self.path, ?rejected, "engine rejected the presence node; retrying");
+                        tracing::warn!(path = %self.path, ?rejected, "the engine rejected the presence node; retrying");
                     }
                     state.send_replace(rejected);
                 }

@@ -144,9 +144,9 @@ impl fmt::Debug for LeaderSelector {
 impl<T> Ended<T> {
     fn name(&self) -> &'static str {
         match self {
-            Ended::Done(_) => "by itself",
-            Ended::DoneInGrace(_) => "within the grace period",
-            Ended::Aborted => "aborted",
+            Ended::Done(_) => "the task ended while the guard was valid",
+            Ended::DoneInGrace(_) => "the task ended within the grace period",
+            Ended::Aborted => "the task ran longer than the grace period",
         }
     }
 }

@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn error_texts_do_not_quote_the_document() {
+    fn decode_error_contains_no_text_of_the_document() {
         for bad in [
             "password: [hunter2",
             "password: hunter2\npassword: hunter2",

@@ -30,7 +30,7 @@ fn loads<'a>(assigned: &BTreeMap<&str, &'a str>) -> BTreeMap<&'a str, usize> {
 
 /// When one of n members joins or leaves, at most 1.2 / n of all keys may move.
 #[test]
-fn join_or_leave_of_a_member_moves_about_one_share_of_the_keys() {
+fn join_or_leave_moves_about_as_many_keys_as_one_member_has() {
     let (names, keys) = (names(MEMBERS + 1), keys());
     let ring = Ring::new(&names[..MEMBERS]);
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();

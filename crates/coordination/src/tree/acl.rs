@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn grants_allow_exactly_their_permissions() {
+    fn access_list_allows_exactly_the_permissions_that_it_grants() {
         let (a, b) = (Identity::Digest("a:x".to_owned()), Identity::Digest("b:y".to_owned()));
         let grants = Acl::CreatorReadable.grants(std::slice::from_ref(&a)).unwrap();
         assert!(allows(&grants, &[a], Permissions::ALL));

@@ -6,7 +6,7 @@ use super::NodePathError;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TreeError {
     /// The node in the request does not exist, or the parent of a new node does not exist.
-    #[error("the node does not exist")]
+    #[error("the node, or the parent of the new node, does not exist")]
     NoNode,
     /// A node already exists at the path of the new node.
     #[error("the node already exists")]
@@ -15,7 +15,7 @@ pub enum TreeError {
     #[error("the version of the node differs from the expected version")]
     BadVersion,
     /// The request deletes a node that has children.
-    #[error("the node has children")]
+    #[error("the node cannot be deleted while it has children")]
     NotEmpty,
     /// The parent of the new node is ephemeral.
     #[error("an ephemeral node cannot have children")]
@@ -30,7 +30,7 @@ pub enum TreeError {
     #[error("invalid request: {0}")]
     Invalid(String),
     /// Failure of a multi at its step `at`. The first step has the number 0. The multi has changed nothing.
-    #[error("step {at} of the multi failed")]
+    #[error("step {at} of the multi failed (the first step is 0)")]
     Multi {
         /// Index of the failed step. It starts at 0.
         at: usize,
@@ -43,7 +43,7 @@ pub enum TreeError {
     Disconnected(String),
     /// The session has ended. The engine has deleted its ephemeral nodes or will delete them soon. The caller must open
     /// another session.
-    #[error("the session has ended")]
+    #[error("the session has ended; open another session")]
     SessionLost,
 }
 

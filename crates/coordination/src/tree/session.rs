@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn session_with_responses_stays_valid_and_reconnects() {
+    fn session_with_responses_stays_valid_and_reconnects_after_a_suspension() {
         let simulation = Simulation::new(3);
         simulation.run_until(async {
             let runtime = simulation.outside();
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_session_stays_lost() {
+    fn lost_session_stays_lost_after_a_late_response() {
         let session = Session::new(SessionId(7), TIMEOUT, seconds(0));
         assert_eq!(session.deadline(), seconds(6));
         session.answered(seconds(1), seconds(1));

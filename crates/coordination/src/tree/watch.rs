@@ -30,7 +30,7 @@ pub enum Event {
 /// Future that returns the first event after the read that created the watch. It returns [`TreeError::SessionLost`] if
 /// the session ends first. The watch also reports an event that happens while the connection is lost. A drop of the
 /// watch removes it from the engine.
-#[must_use = "a dropped watch reports nothing"]
+#[must_use = "a dropped watch reports no event"]
 pub struct Watch(BoxFuture<'static, Result<Event, TreeError>>);
 
 /// Sending half of a [`Watch`]. A drop of this value signals the end of the session to the watch.
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn stream_reports_excess_events_as_one_gap() {
+    fn event_stream_replaces_excess_events_with_one_gap() {
         let (mut sender, mut events) = Events::new();
         for round in 0..2 {
             for number in 0..Events::WAITING_MAX + 10 {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn sender_notices_a_dropped_receiver() {
+    fn sender_detects_that_its_receiver_was_dropped() {
         let (mut sender, events) = Events::new();
         drop(events);
         assert!(!sender.is_wanted() && !sender.send(event(0)));

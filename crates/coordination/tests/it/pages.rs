@@ -64,7 +64,7 @@ async fn selector_runs_a_task_while_it_leads() -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::test]
-async fn read_write_lock_and_semaphore_admit_several_holders() -> Result<(), Box<dyn Error>> {
+async fn read_lock_and_semaphore_can_have_several_holders() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [locks]
     use reveille_coordination::recipes::{RwLock, Semaphore};
@@ -163,7 +163,7 @@ async fn applicant_receives_an_open_job() -> Result<(), Box<dyn Error>> {
 }
 
 #[tokio::test]
-async fn follower_finds_a_registered_instance() -> Result<(), Box<dyn Error>> {
+async fn discovery_finds_a_registered_instance() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [discovery]
     use reveille_coordination::recipes::{Discovery, Service};

@@ -144,7 +144,7 @@ fn every_pitfall_has_a_test_or_a_reason_why_it_needs_none() {
 }
 
 #[test]
-fn search_finds_only_test_functions() {
+fn test_search_finds_only_test_functions() {
     let text = "#[test]\nfn a_test() {}\nfn no_test() {}\n// suite! in a comment {\nconformance::suite! { $ dyn X, y, [z];\n    one {\n        a_case\n    }\n    \
                 two {\n        another\n        and_another\n    }\n}\nfn after() {}\non_both! {\n    on_each\n}\n";
     assert_eq!(attributed(text), ["a_test"]);
@@ -152,6 +152,6 @@ fn search_finds_only_test_functions() {
     let listed: Vec<_> = listed.iter().map(|(module, name)| format!("{module}::{name}")).collect();
     assert_eq!(listed, ["one::a_case", "two::another", "two::and_another", "self::on_each"]);
     let tests = tests();
-    assert!(exists(&tests, "pitfalls::search_finds_only_test_functions"));
+    assert!(exists(&tests, "pitfalls::test_search_finds_only_test_functions"));
     assert!(!exists(&tests, "pitfalls::exists") && !exists(&tests, "missing_test"));
 }

@@ -44,13 +44,13 @@ mod simulated {
 }
 
 #[test]
-fn recipes_on_the_memory_engine_keep_their_order_when_numbers_overflow() {
+fn memory_engine_recipes_keep_order_when_sequence_numbers_overflow() {
     for seed in 0..8 {
         let sim = Simulation::new(seed);
         sim.run_until(async {
             let forest = MemoryForest::new(sim.outside(), slow());
             let set_next = |path: &NodePath, next| forest.trees().set_sequence(path, next);
-            coordination_conformance::recipes::recipes_keep_their_order_when_sequence_numbers_overflow(
+            coordination_conformance::recipes::locks_and_bags_keep_their_order_when_sequence_numbers_overflow(
                 &forest, set_next,
             )
             .await;
@@ -130,7 +130,7 @@ fn at_most_one_process_leads_during_connection_cuts() {
 }
 
 #[test]
-fn guard_of_a_paused_leader_ends_before_its_task_is_notified() {
+fn guard_of_a_paused_leader_is_invalid_before_its_task_is_notified() {
     let mut unnotified = 0;
     for seed in 0..20 {
         let sim = Simulation::new(seed);

@@ -11,7 +11,7 @@ use reveille_coordination::tree::{Acl, CreateMode, NodePath, Sequence, SessionOp
 use crate::support::{MemoryForest, slow, with_real_runtime};
 
 #[test]
-fn least_sequence_number_follows_the_greatest() {
+fn smallest_sequence_number_follows_the_largest_after_overflow() {
     with_real_runtime(async |runtime| {
         let trees = MemoryTrees::new(runtime, MemoryOptions::default());
         let tree = trees.open(SessionOptions::default()).await.unwrap();
@@ -29,7 +29,7 @@ fn least_sequence_number_follows_the_greatest() {
 }
 
 #[test]
-fn expired_session_is_lost_at_its_next_call() {
+fn client_detects_an_expired_session_at_its_next_call() {
     with_real_runtime(async |runtime| {
         let trees = MemoryTrees::new(runtime, MemoryOptions::default());
         let (tree, other) = (

@@ -116,7 +116,7 @@ fn all_overdue_occurrences_fire_if_the_service_had_no_free_slot() {
 }
 
 #[test]
-fn due_row_of_an_older_revision_is_void_and_a_retry_is_cancelled() {
+fn due_row_of_an_older_revision_is_dropped_and_its_retry_is_cancelled() {
     for mut schedule in [once(), every_minute()] {
         let (key, retry) = (first_key(&schedule), retry_of(&schedule));
         schedule.revision = Revision(4);
@@ -145,7 +145,7 @@ fn redrive_fires_even_if_the_schedule_changed_or_ended() {
 }
 
 #[test]
-fn duplicate_row_of_an_ended_one_shot_is_void() {
+fn duplicate_due_row_of_an_ended_one_shot_is_dropped() {
     let mut schedule = once();
     let key = first_key(&schedule);
     schedule.status = Status::Ended;
@@ -188,7 +188,7 @@ fn failed_attempt_is_retried_as_same_occurrence_up_to_the_limit() {
 }
 
 #[test]
-fn attempt_of_an_older_revision_neither_retries_nor_ends_the_schedule() {
+fn attempt_of_an_older_revision_is_not_retried_and_ends_no_schedule() {
     let mut schedule = once();
     let key = first_key(&schedule);
     schedule.revision = Revision(1);
@@ -199,7 +199,7 @@ fn attempt_of_an_older_revision_neither_retries_nor_ends_the_schedule() {
 }
 
 #[test]
-fn schedule_ends_if_its_next_interval_is_after_year_9999() {
+fn schedule_ends_if_its_next_occurrence_is_after_year_9999() {
     let mut schedule = every_minute();
     schedule.updated_at = Timestamp::MAX - Duration::from_secs(90);
     let key = first_key(&schedule);

@@ -72,7 +72,7 @@ proptest! {
     }
 
     #[test]
-    fn duration_parser_never_panics_on_text_like_a_duration(text in "[-+PTYMWDHSymwdhsnu0-9. ,:]{0,30}") {
+    fn duration_parser_never_panics_on_text_that_resembles_a_duration(text in "[-+PTYMWDHSymwdhsnu0-9. ,:]{0,30}") {
         if let Ok(duration) = parse(&text) {
             prop_assert_eq!(parse(&format(duration)), Ok(duration));
         }

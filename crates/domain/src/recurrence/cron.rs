@@ -364,7 +364,9 @@ impl CronField {
             CronField::Hour => "0-23",
             CronField::DayOfMonth => "1-31, L for the last day, 15W for the weekday nearest to the 15th",
             CronField::Month => "1-12 or JAN-DEC",
-            CronField::DayOfWeek => "0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second",
+            CronField::DayOfWeek => {
+                "0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second Friday"
+            }
         }
     }
 }

@@ -44,7 +44,7 @@ fn spec_within_all_limits_has_no_violations() {
 }
 
 #[test]
-fn validation_rejects_headers_of_reveille_and_of_connections() {
+fn validation_rejects_headers_that_reveille_or_http_connections_set() {
     for name in ["Webhook-Id", "reveille-anything", "traceparent", "tracestate", "Host", "content-length", "te"] {
         let spec = with_http(|http| http.headers = vec![(name.to_owned(), "x".into())]);
         assert!(matches!(violations(&spec, &Limits::default(), NOW)[..], [Violation::HeaderReserved { .. }]), "{name}");
@@ -56,7 +56,7 @@ fn validation_rejects_headers_of_reveille_and_of_connections() {
 }
 
 #[test]
-fn instant_is_at_most_one_minute_past_or_ten_years_ahead() {
+fn validation_rejects_instants_over_one_minute_ago_or_ten_years_ahead() {
     let Limits { past_max, horizon, .. } = Limits::default();
     let resolution = Duration::from_millis(1);
     for (at, expected) in [
@@ -178,13 +178,13 @@ fn validation_rejects_malformed_and_reserved_headers() {
 }
 
 #[test]
-fn validation_rejects_the_redaction_placeholder() {
+fn validation_rejects_the_redaction_placeholder_as_a_header_value() {
     let spec = with_http(|http| http.headers = vec![("x-token".to_owned(), Secret::REDACTED.into())]);
     assert_eq!(violations(&spec, &Limits::default(), NOW), [Violation::HeaderRedacted { name: "x-token".to_owned() }]);
 }
 
 #[test]
-fn header_limit_counts_the_plain_length_of_encrypted_values() {
+fn header_limit_counts_encrypted_values_by_their_plaintext_length() {
     let sealed = |bytes: usize| Secret::Encrypted(vec![b'\n'; bytes + Secret::ENCRYPTION_OVERHEAD].into());
     let header = |bytes: usize| ("x-a".to_owned(), sealed(bytes));
     assert_eq!(fields(&with_http(|http| http.headers = vec![header(8 * 1024 - 3)])), []);
@@ -192,7 +192,7 @@ fn header_limit_counts_the_plain_length_of_encrypted_values() {
 }
 
 #[test]
-fn validation_limits_number_and_bytes_of_headers() {
+fn validation_limits_the_number_and_the_total_bytes_of_headers() {
     let header = |bytes: usize| ("x-a".to_owned(), Secret::from("v".repeat(bytes)));
     assert_eq!(fields(&with_http(|http| http.headers = vec![header(1); 32])), []);
     assert_eq!(fields(&with_http(|http| http.headers = vec![header(1); 33])), [Field::Headers]);
@@ -201,7 +201,7 @@ fn validation_limits_number_and_bytes_of_headers() {
 }
 
 #[test]
-fn validation_rejects_labels_without_names_or_over_limits() {
+fn validation_rejects_labels_that_have_no_name_or_exceed_a_limit() {
     let labels = |pairs: &[(&str, &str)]| Spec {
         labels: pairs.iter().map(|(name, value)| (String::from(*name), String::from(*value))).collect(),
         ..spec()
@@ -216,7 +216,7 @@ fn validation_rejects_labels_without_names_or_over_limits() {
 }
 
 #[test]
-fn validation_finds_all_violations_in_field_order() {
+fn validation_returns_all_violations_in_field_order() {
     let mut spec = with_http(|http| {
         http.url = "gopher://example.org".to_owned();
         http.timeout = Duration::ZERO;
@@ -237,7 +237,7 @@ fn validation_finds_all_violations_in_field_order() {
 }
 
 #[test]
-fn violation_text_states_the_allowed_value() {
+fn error_text_for_a_short_interval_states_the_minimum() {
     let spec = Spec { when: When::every(Duration::from_millis(10)), ..spec() };
     let texts: Vec<String> = violations(&spec, &Limits::default(), NOW).iter().map(ToString::to_string).collect();
     assert_eq!(texts, ["interval 10ms is too short; the minimum is 1s"]);
@@ -245,7 +245,7 @@ fn violation_text_states_the_allowed_value() {
 
 proptest! {
     #[test]
-    fn target_without_violations_can_receive_a_callback(
+    fn accepted_target_has_a_usable_url_method_and_header(
         url in "(http|HTTP|https|ftp)?(://)?[a-z0-9.:@\\[\\]-]{0,12}[/?#]?\\PC{0,10}",
         name in "\\PC{0,8}|[a-zA-Z-]{1,12}",
         value in "\\PC{0,8}|[ -~\\t\\r\\n]{0,8}",

@@ -67,14 +67,14 @@ proptest! {
     }
 
     #[test]
-    fn server_generated_id_contains_its_incarnation(value: u128) {
+    fn schedule_id_generated_by_the_server_contains_its_incarnation(value: u128) {
         let id = ScheduleId::from_incarnation(Incarnation(value));
         prop_assert_eq!(id.to_incarnation(), Some(Incarnation(value)));
         prop_assert_eq!(ScheduleId::new(id.as_str()), Ok(id));
     }
 
     #[test]
-    fn schedule_id_round_trips_through_the_incarnation_in_it(text in "s[0-9a-z]{26}|[A-Za-z0-9_-]{27}") {
+    fn incarnation_read_from_a_schedule_id_produces_the_same_id(text in "s[0-9a-z]{26}|[A-Za-z0-9_-]{27}") {
         let id = ScheduleId::new(&text).expect("the text has letters and digits only");
         if let Some(incarnation) = id.to_incarnation() {
             prop_assert_eq!(ScheduleId::from_incarnation(incarnation), id);
@@ -90,7 +90,7 @@ proptest! {
     }
 
     #[test]
-    fn target_key_depends_on_scheme_host_and_port_only(
+    fn target_key_depends_only_on_scheme_host_and_port(
         host in "[a-z]{1,10}(\\.[a-z]{2,5})?", port in 1_u16.., path in "(/[a-z]{0,5}){0,3}", query in "(\\?[a-z:/]{0,8})?",
     ) {
         let plain = key(&format!("https://{host}:{port}"));
@@ -106,7 +106,7 @@ fn key(url: &str) -> TargetKey {
 }
 
 #[test]
-fn schedules_spread_evenly_over_pollers_for_all_kinds_of_ids() {
+fn schedules_with_ids_of_any_format_spread_evenly_over_pollers() {
     let named = |text: String| ScheduleId::new(&text).expect("the text has letters, digits and dashes only");
     let numbered = |n: u32| named(n.to_string());
     let orders = |n: u32| named(format!("order-{n}"));

@@ -45,7 +45,7 @@ proptest! {
     }
 
     #[test]
-    fn decoder_rejects_changed_record(
+    fn decoder_rejects_record_with_a_changed_byte(
         salt: u64,
         entries in vec(vec(any::<u8>(), 0..300), 1..4),
         at: prop::sample::Index,
@@ -74,7 +74,7 @@ proptest! {
     }
 
     #[test]
-    fn segment_header_decodes_and_its_checksum_detects_changes(
+    fn segment_header_decodes_only_if_no_byte_has_changed(
         header in (any::<u128>(), any::<u64>(), any::<u64>(), any::<u64>(), 2..1000_u64),
         at in 0..HEADER_BYTES,
         change in 1..=255_u8,

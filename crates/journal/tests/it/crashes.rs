@@ -68,7 +68,7 @@ fn power_loss_during_any_disk_operation_loses_no_durable_entry() {
 }
 
 #[test]
-fn kill_followed_by_power_loss_loses_no_durable_entry() {
+fn kill_or_power_loss_at_a_random_time_loses_no_durable_entry() {
     let coverage = run_seeds("journal-kill", seeds(150), |sim| {
         let history = History::default();
         sim.run_until(async {
@@ -93,7 +93,7 @@ fn kill_followed_by_power_loss_loses_no_durable_entry() {
 }
 
 #[test]
-fn failed_sync_or_write_stops_the_process_without_loss() {
+fn failed_sync_or_write_stops_the_process_and_loses_no_durable_entry() {
     let coverage = run_seeds("journal-sync", seeds(150), |sim| {
         let history = History::default();
         sim.run_until(async {

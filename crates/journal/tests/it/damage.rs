@@ -137,7 +137,7 @@ fn check_damage(damage: &Damage, path: &Path, offset: u64) {
 }
 
 #[test]
-fn opening_a_closed_journal_reports_a_flipped_bit_unless_it_is_harmless() {
+fn open_reports_a_flipped_bit_in_a_closed_journal_or_returns_all_entries() {
     // The test flips a bit of each written byte, and of a sample of the zeros between written bytes.
     let tally = flip_each(true, |_, offset, byte| byte != 0 || offset % 4096 < 80 || offset % 37 == 0);
     assert_eq!(tally.torn, 0);
@@ -145,7 +145,7 @@ fn opening_a_closed_journal_reports_a_flipped_bit_unless_it_is_harmless() {
 }
 
 #[test]
-fn flipped_bit_looks_like_torn_write_only_in_the_last_record() {
+fn recovery_treats_a_flipped_bit_as_a_torn_write_only_in_the_last_record() {
     let last = segment_path(SEGMENTS - 1);
     let tally = flip_each(false, |path, offset, byte| path != last && byte != 0 && offset % 23 == 0);
     assert_eq!(tally.torn, 0, "{tally:?}");
@@ -193,7 +193,7 @@ async fn cut_file(sim: &Handle, path: PathBuf, length: Option<u64>) {
 }
 
 #[test]
-fn damage_error_names_the_place_and_the_next_step() {
+fn damage_error_states_the_byte_the_lost_entries_and_the_next_step() {
     let sim = Simulation::new(1);
     let message = sim.run_until(async {
         image(&sim, &History::default(), true).await;
@@ -203,7 +203,7 @@ fn damage_error_names_the_place_and_the_next_step() {
     assert_eq!(
         message,
         "/data/journal/segment-00000000000000000001.journal is damaged at byte 4096: a record's entries are corrupt; \
-         entries 1 to 1 are lost. The journal changed no file: copy the data folder to another place, then restore \
+         entries 1 to 1 are lost; the journal changed no file; copy the data folder to another place, then restore \
          the folder from a backup"
     );
 }

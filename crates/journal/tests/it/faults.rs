@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use crate::support::{DIR, History, end, small};
 
 #[test]
-fn full_disk_rejects_appends_until_space_is_free() {
+fn journal_rejects_appends_only_while_the_disk_is_full() {
     let coverage = run_seeds("journal-full", 0..60, |sim| {
         let history = History::default();
         let outside = sim.outside();
@@ -118,7 +118,7 @@ fn first_open_reports_a_full_disk() {
 }
 
 #[test]
-fn dropped_consumer_closes_the_journal() {
+fn journal_closes_after_its_consumer_is_dropped() {
     run_seeds("journal-consumer", 0..10, |sim| {
         let a = sim.member("a");
         let work = async move {
@@ -138,7 +138,7 @@ fn dropped_consumer_closes_the_journal() {
 }
 
 #[test]
-fn slow_consumer_stops_the_writer_and_bounds_the_queue() {
+fn slow_consumer_pauses_the_writer_and_the_queue_stays_within_its_limit() {
     run_seeds("journal-slow", 0..20, |sim| {
         let a = sim.member("a");
         let work = async move {
@@ -172,7 +172,7 @@ fn slow_consumer_stops_the_writer_and_bounds_the_queue() {
 }
 
 #[test]
-fn record_collects_entries_of_one_millisecond_under_load() {
+fn writer_waits_one_millisecond_to_combine_entries_under_load() {
     run_seeds("journal-linger", 0..5, |sim| {
         let quick = Duration::from_micros(50)..=Duration::from_micros(50);
         sim.set_faults(Faults { sync_time: quick, ..Faults::default() });

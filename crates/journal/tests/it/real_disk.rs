@@ -62,13 +62,13 @@ async fn concurrent_writers_share_disk_syncs() {
 }
 
 #[tokio::test]
-async fn error_of_a_second_open_of_the_journal_names_the_next_step() {
+async fn second_open_of_the_journal_fails_and_its_error_states_the_next_step() {
     let (dir, runtime, history) = (tempfile::tempdir().unwrap(), Runtime::real(), History::default());
     let tasks = TaskSet::new(&runtime);
     let journal = history.open(&runtime, &tasks, dir.path(), small()).await.unwrap();
     let rejected = Journal::<()>::open(&runtime, &tasks, dir.path(), small()).await.err().unwrap();
     assert!(matches!(rejected, OpenError::Locked { .. }), "{rejected}");
-    assert!(rejected.to_string().contains("stop it, or choose another data folder"), "{rejected}");
+    assert!(rejected.to_string().contains("stop that process, or choose another data folder"), "{rejected}");
     end(&journal, tasks).await;
 
     // A handle of a closed journal does not lock the folder.
@@ -79,7 +79,7 @@ async fn error_of_a_second_open_of_the_journal_names_the_next_step() {
 }
 
 #[tokio::test]
-async fn dropping_the_last_handle_writes_queued_entries() {
+async fn journal_writes_queued_entries_after_its_last_handle_is_dropped() {
     let (dir, runtime, history) = (tempfile::tempdir().unwrap(), Runtime::real(), History::default());
     let tasks = TaskSet::new(&runtime);
     let journal = history.open(&runtime, &tasks, dir.path(), small()).await.unwrap();
@@ -169,7 +169,7 @@ async fn journal_retains_entries_that_a_reader_has_not_read() {
 }
 
 #[tokio::test]
-async fn new_size_limits_apply_to_the_next_segment() {
+async fn journal_with_changed_size_limits_retains_its_entries() {
     let (dir, runtime, history) = (tempfile::tempdir().unwrap(), Runtime::real(), History::default());
     let large = Options { segment_bytes: 32 * 4096, entry_bytes_max: 100_000, ..small() };
     let large_of = |entry: usize| [entry, 8, entry];

@@ -60,7 +60,7 @@ async fn every_call_fails_soon(runtime: &Runtime, coordination: &PostgresOwnersh
 }
 
 #[test]
-fn server_outage_blocks_no_call_and_keeps_sessions() {
+fn calls_fail_soon_during_a_server_outage_and_sessions_survive_it() {
     on_real(async |runtime| {
         let (server, url) = own_server(&runtime).await;
         let options = Options { statement_timeout: Duration::from_millis(150), ..Options::default() };
@@ -120,7 +120,7 @@ async fn stalled(runtime: &Runtime, url: &str, tasks: &TaskSet, statement: &str)
 }
 
 #[test]
-fn stalled_transaction_of_another_client_blocks_no_call() {
+fn release_fails_soon_and_renewal_succeeds_while_a_client_holds_locks() {
     let url = database();
     on_real(async |runtime| {
         let tasks = TaskSet::new(&runtime);
@@ -172,7 +172,7 @@ fn renewal_does_not_wait_for_a_blocked_claim() {
 /// The server executed the renewal, but did not commit it before the lease ended. A concurrent claim waits until the
 /// renewal's transaction commits or rolls back.
 #[test]
-fn uncommitted_renewal_at_the_end_of_the_lease_keeps_claims() {
+fn claim_at_the_end_of_a_lease_waits_for_an_uncommitted_renewal() {
     let url = database();
     on_real(async |runtime| {
         let tasks = TaskSet::new(&runtime);
@@ -232,7 +232,7 @@ fn engine_replaces_silent_connection_even_if_calls_have_short_timeouts() {
 }
 
 #[test]
-fn late_release_does_not_remove_a_later_claim() {
+fn delayed_release_removes_no_claim_with_a_higher_sequence_number() {
     let url = database();
     on_real(async |runtime| {
         let coordination = open(&runtime, &url).await;
@@ -250,7 +250,7 @@ fn late_release_does_not_remove_a_later_claim() {
 }
 
 #[test]
-fn lease_ends_by_the_local_clock_while_server_is_paused() {
+fn lease_ends_by_the_members_clock_while_the_server_is_paused() {
     on_real(async |runtime| {
         let (server, url) = own_server(&runtime).await;
         let lease_length = Duration::from_secs(2);
@@ -306,7 +306,7 @@ fn member_detects_wrong_database_clock() {
 }
 
 #[test]
-fn member_learns_that_database_deleted_its_session() {
+fn renewal_and_claim_fail_after_the_session_row_is_deleted() {
     let url = database();
     on_real(async |runtime| {
         let coordination = open(&runtime, &url).await;

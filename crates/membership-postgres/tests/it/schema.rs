@@ -18,7 +18,7 @@ async fn open_error(runtime: &Runtime, url: &str) -> OpenError {
 }
 
 #[test]
-fn second_migration_keeps_members() {
+fn repeated_migration_keeps_the_members_in_the_database() {
     let url = shared().create_database().unwrap();
     on_real(async |runtime| {
         let error = open_error(&runtime, &url).await;
@@ -57,7 +57,7 @@ fn migration_of_an_older_schema_keeps_its_members() {
 }
 
 #[test]
-fn documented_permissions_suffice_for_another_user() {
+fn documented_permissions_are_sufficient_for_another_database_user() {
     let url = database();
     let database = name_of(&url).to_owned();
     let user = format!("runner_of_{database}");

@@ -72,7 +72,7 @@ proptest! {
     }
 
     #[test]
-    fn shard_moves_only_from_a_member_above_its_share((claims, members, shards) in a_view()) {
+    fn live_member_keeps_its_shards_up_to_its_share((claims, members, shards) in a_view()) {
         prop_assume!(!members.is_empty());
         let plan = plan(&claims, &members, shards);
         let count = |of: &BTreeMap<ShardId, MemberId>, member: &MemberId| {

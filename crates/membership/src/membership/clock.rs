@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn engine_clock_reading_counts_as_taken_halfway_through_the_call() {
+    fn offset_assumes_that_the_engine_reads_its_clock_halfway_through_the_call() {
         let at = Timestamp::from_millis;
         let offset = |engine_now| ClockOffset::of(Duration::from_millis(100), at(10_000), Renewed { engine_now });
         assert_eq!(offset(at(9_950)), ClockOffset { ahead_millis: 0, uncertainty: Duration::from_millis(51) });

@@ -143,7 +143,7 @@ impl Keeper {
         let approved = self.runtime().timeout(self.shared.options.call_limit(), (self.before_renewal)()).await;
         if approved != Some(true) {
             let why = if approved.is_none() { "timed out" } else { "failed" };
-            return Err(OwnershipError::Unavailable(format!("the check before the renewal {why}")));
+            return Err(OwnershipError::Unavailable(format!("the check that precedes each session renewal {why}")));
         }
         if self.announced_owns != Some(self.owns()) {
             return self.open().await;

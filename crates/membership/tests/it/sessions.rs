@@ -76,7 +76,7 @@ fn membership_renews_its_session_and_keeps_its_claims() {
 }
 
 #[test]
-fn local_lease_ends_before_the_engine_regrants_the_claim() {
+fn isolated_member_loses_its_lease_before_another_member_gets_its_claim() {
     for seed in 0..20 {
         let sim = Simulation::new(seed);
         sim.run_until(async {
@@ -144,7 +144,7 @@ fn lease_ends_while_its_member_is_paused() {
 }
 
 #[test]
-fn failed_check_before_a_renewal_prevents_the_lease_renewal() {
+fn lease_is_not_renewed_if_the_check_before_the_renewal_fails() {
     for takes_too_long in [false, true] {
         let sim = Simulation::new(5);
         sim.run_until(async {
@@ -246,7 +246,7 @@ fn shards_of_a_dead_member_are_free_when_its_lease_ends() {
 }
 
 #[test]
-fn membership_measures_clock_offset_to_the_engine() {
+fn membership_measures_the_offset_between_its_clock_and_the_engine_clock() {
     for (ahead, is_off) in [(0, false), (400, false), (2_000, true), (-2_000, true)] {
         let sim = Simulation::new(9);
         sim.run_until(async {

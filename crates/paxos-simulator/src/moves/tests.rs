@@ -38,7 +38,7 @@ fn mastership_moves_when_the_shortened_lease_ends() {
 }
 
 #[test]
-fn move_by_waiting_lasts_one_lease_but_leaves_only_a_short_time_without_master() {
+fn move_by_waiting_takes_one_lease_but_the_time_without_master_is_short() {
     for one in moves(MoveKind::Waits) {
         assert!(one.took >= 2_000_000 && one.took <= 2_000_000 + 3 * ROUND + LATE, "{one:?}");
         assert!(one.gap <= 2 * ROUND + LATE, "{one:?}");
@@ -46,7 +46,7 @@ fn move_by_waiting_lasts_one_lease_but_leaves_only_a_short_time_without_master()
 }
 
 #[test]
-fn next_master_replaces_crashed_master_when_its_lease_ends() {
+fn another_node_becomes_master_when_the_lease_of_a_crashed_master_ends() {
     // Candidates avoid each other by delays of up to 20 ms.
     let latest = 2_000_000 + 3 * ROUND + LATE + 20_000;
     for one in moves(MoveKind::Crashes) {

@@ -16,7 +16,7 @@ fn config(seed: u64) -> RunConfig {
 }
 
 #[test]
-fn raft_rs_breaks_no_rule() {
+fn raft_rs_breaks_no_rule_of_the_simulation() {
     let mut coverage = Coverage::default();
     for seed in 0..400 {
         let outcome = run::<Raft<Careful>>(&config(seed), false);
@@ -86,7 +86,7 @@ fn simulation_detects_a_vote_that_is_lost_at_a_restart() {
 }
 
 #[test]
-fn simulation_detects_acknowledgement_of_another_proposal() {
+fn simulation_detects_that_a_node_acknowledges_the_wrong_proposal() {
     struct Careless;
     impl Driver for Careless {
         const TRUSTS_INDEX: bool = true;

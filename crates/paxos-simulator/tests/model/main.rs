@@ -105,7 +105,7 @@ fn consent_of_a_master_that_serves_by_its_liveness_is_safe() {
 }
 
 #[test]
-fn takeover_of_a_forked_log_is_safe() {
+fn takeover_is_safe_if_the_logs_of_two_nodes_differ() {
     holds(Bounds { symmetric: false, ..FORKED }, &[WAITED, VOID], [68_891, 60_598, 80_400]);
 }
 
@@ -132,7 +132,7 @@ fn consent_to_a_takeover_is_safe_in_a_log_of_four_slots() {
 // ---- Tests of the purpose of each rule: without the rule, a property does not hold.
 
 #[test]
-fn two_masters_exist_without_any_line_of_defence() {
+fn two_masters_are_possible_if_neither_acceptors_nor_log_prevent_them() {
     breaks(ONE_MASTER, Rules::NEITHER, MASTERED);
 }
 
@@ -161,7 +161,7 @@ fn log_that_compares_only_the_epochs_of_claims_allows_two_masters() {
 /// The model found this bug with the log's line of defence alone: two branches of a log may contain the same epoch and
 /// the same last slot.
 #[test]
-fn claim_without_a_ballot_allows_two_masters() {
+fn log_that_does_not_compare_the_ballots_of_claims_allows_two_masters() {
     let rules = Rules { compare: Compare::LeaseSlot, ..Rules::LOG };
     let bounds = Bounds { slow_disk: true, ..EMPTY };
     breaks(ONE_MASTER, rules, bounds);
@@ -196,7 +196,7 @@ fn claim_without_a_ballot_allows_two_masters() {
 /// The model found this bug with both lines of defence. A leader consented before its own `BeMaster` entry was decided.
 /// Its consent then ended the mastership of another node with the same epoch.
 #[test]
-fn consent_before_the_masters_own_entry_is_decided_allows_two_masters() {
+fn consent_before_the_masters_be_master_entry_is_decided_allows_two_masters() {
     let rules = Rules { compare: Compare::LeaseSlot, consenter: Consenter::Proposed, ..Rules::BOTH };
     let bounds = Bounds { consents: 1, ..EMPTY };
     breaks(ONE_MASTER, rules, bounds);
@@ -223,7 +223,7 @@ fn consent_before_the_masters_own_entry_is_decided_allows_two_masters() {
 
 /// Either of two corrections prevents two masters: a comparison of ballots, or consent only after the decision.
 #[test]
-fn either_correction_of_the_early_consent_bug_is_safe() {
+fn each_of_two_corrections_prevents_two_masters_after_an_early_consent() {
     let bounds = Bounds { consents: 1, ..EMPTY };
     let named = Rules { consenter: Consenter::Proposed, ..Rules::BOTH };
     assert_eq!(all_states(named, bounds, &[CONSENTED]), 246_453);
@@ -232,12 +232,12 @@ fn either_correction_of_the_early_consent_bug_is_safe() {
 }
 
 #[test]
-fn lease_counted_from_the_decision_allows_two_masters() {
+fn lease_that_begins_at_the_decision_of_its_slot_allows_two_masters() {
     breaks(ONE_MASTER, Rules { lease_from: LeaseFrom::Decided, ..Rules::BOTH }, MASTERED);
 }
 
 #[test]
-fn takeover_without_consent_allows_two_masters() {
+fn takeover_before_the_lease_ends_without_consent_allows_two_masters() {
     breaks(ONE_MASTER, Rules { takeover_needs_consent: false, ..Rules::BOTH }, MASTERED);
 }
 
@@ -248,7 +248,7 @@ fn master_that_serves_after_its_consent_to_a_takeover_allows_two_masters() {
 }
 
 #[test]
-fn skipped_wait_after_a_restart_allows_two_masters() {
+fn restarted_node_that_skips_the_lease_wait_allows_two_masters() {
     let bounds = Bounds { crashes: 1, ..MASTERED };
     for rules in [Rules::BOTH, Rules::ACCEPTORS, Rules::LOG] {
         breaks(ONE_MASTER, Rules { restart_waits: false, ..rules }, bounds);
@@ -262,7 +262,7 @@ fn master_that_serves_right_after_its_restart_allows_two_masters() {
 }
 
 #[test]
-fn claim_by_pulled_entries_without_a_wait_allows_two_masters() {
+fn claim_from_pulled_entries_without_a_wait_for_the_lease_allows_two_masters() {
     breaks(ONE_MASTER, Rules { claim_by: ClaimBy::Unwaited, ..Rules::LOG }, MASTERED);
 }
 
@@ -278,7 +278,7 @@ fn clock_drift_without_an_extra_wait_allows_two_masters() {
 
 /// This is Figure 8 of the Raft paper. The history needs four ballots, and the first two are part of the start state.
 #[test]
-fn counting_entries_of_old_ballots_allows_two_values() {
+fn leader_that_counts_entries_of_old_ballots_allows_two_values_per_slot() {
     breaks(ONE_VALUE, Rules { own_ballot_decides: false, ..Rules::BOTH }, Bounds { symmetric: false, ..FORKED });
 }
 

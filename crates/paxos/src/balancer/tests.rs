@@ -49,14 +49,14 @@ fn show(present: &Distribution, ideal: &Distribution) -> String {
 }
 
 #[test]
-fn balancer_spreads_groups_of_one_node_over_all_nodes() {
+fn balancer_distributes_masters_of_one_node_over_all_nodes() {
     let groups = alike(9, 3);
     let ideal = ideal(&nodes(3), &groups, &on(1, &groups), Tolerance::default());
     assert_eq!(counts(&ideal), [3, 3, 3]);
 }
 
 #[test]
-fn balancer_moves_only_groups_of_a_drained_node() {
+fn balancer_moves_only_the_masters_of_a_drained_node() {
     let groups = alike(6, 3);
     let present = ideal(&nodes(3), &groups, &Distribution::new(), Tolerance::default());
     let mut members = nodes(3);
@@ -73,7 +73,7 @@ fn balancer_moves_only_groups_of_a_drained_node() {
 }
 
 #[test]
-fn balancer_moves_surplus_groups_through_a_third_node() {
+fn balancer_uses_a_third_node_if_the_free_node_has_no_replica() {
     // Node 3 has free capacity, but is not a replica of the paxos groups that node 1 has in excess. Node 2 takes one of
     // these paxos groups, and gives another paxos group to node 3.
     let mut groups: Vec<Load> = (1..=4).map(|group| load(group, 1, &[1, 2])).collect();
@@ -104,7 +104,7 @@ fn member_with_twice_the_capacity_carries_twice_the_load() {
 }
 
 #[test]
-fn balancer_starts_if_a_load_exceeds_the_tolerance_and_stops_at_the_goal() {
+fn balancer_moves_no_master_within_start_percent_and_stops_at_goal_percent() {
     let groups = alike(40, 4);
     let spread = |counts: [u32; 4]| -> Distribution {
         let nodes = (1..=4).flat_map(|node| (0..counts[node as usize - 1]).map(move |_| NodeId(node)));
@@ -118,7 +118,7 @@ fn balancer_starts_if_a_load_exceeds_the_tolerance_and_stops_at_the_goal() {
 }
 
 #[test]
-fn distribution_omits_group_without_an_eligible_master() {
+fn distribution_omits_paxos_group_without_an_eligible_master() {
     let groups = [load(1, 1, &[4]), load(2, 1, &[1])];
     let ideal = ideal(&nodes(2), &groups, &Distribution::new(), EXACT);
     assert_eq!(ideal.into_iter().collect::<Vec<_>>(), [(GroupId(2), NodeId(1))]);
@@ -126,7 +126,7 @@ fn distribution_omits_group_without_an_eligible_master() {
 }
 
 #[test]
-fn balancer_spreads_groups_of_zero_weight() {
+fn balancer_distributes_masters_of_idle_paxos_groups_evenly() {
     let groups: Vec<Load> = (1..=6).map(|group| load(group, 0, &[1, 2, 3])).collect();
     assert_eq!(counts(&ideal(&nodes(3), &groups, &on(2, &groups), EXACT)), [2, 2, 2]);
 }
@@ -211,7 +211,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn ideal_distribution_of_equal_weights_has_the_least_cost(
+    fn ideal_distribution_of_equal_weights_has_least_cost_and_fewest_moves(
         case in case(4, 7, 5..6, true), goal_percent in 0..30_u8,
     ) {
         let tolerance = Tolerance { start_percent: 0, goal_percent };
@@ -268,7 +268,7 @@ proptest! {
     }
 
     #[test]
-    fn balancer_makes_only_required_moves_within_the_tolerance(case in case(5, 20, 0..50, true), goal in 0..30_u8) {
+    fn balancer_keeps_eligible_masters_within_the_tolerance(case in case(5, 20, 0..50, true), goal in 0..30_u8) {
         let tolerance = Tolerance { start_percent: 255, goal_percent: goal };
         let mut plan = Plan::new(&case.members, &case.groups, &case.present, goal);
         plan.place_unassigned();

@@ -28,7 +28,7 @@ fn decoder_returns_the_matching_error_for_invalid_bytes() {
 }
 
 #[test]
-fn decoded_entries_share_the_input_bytes() {
+fn decoder_does_not_copy_the_bytes_of_entries() {
     let large = Bytes::from(vec![7; 1_024]);
     let entry = Entry { ballot: ballot(3, 1), value: Value::Data(vec![large.clone(), large].into()) };
     let mut bytes = Vec::new();

@@ -108,7 +108,7 @@ impl Group {
             if self.options.deviation.is(Mutant::VotesWithGap) && after.slot > self.log.last().slot {
                 return self.send(from, Message::Accepted { ballot, slot: end, decided: self.decided }, effects);
             }
-            assert!(after.slot > self.decided, "decided slots are equal in every log");
+            assert!(after.slot > self.decided, "decided slots contain the same entries in every log");
             let Role::Follower(following) = &self.role else { return };
             let known = following.matched.max(self.decided);
             let slot = if after.slot > self.log.last().slot { self.log.last().slot } else { known };

@@ -132,7 +132,7 @@ impl Group {
                 |peer: &Peer| peer.flight_bytes < self.options.window_bytes && peer.flight.len() < peer.burst;
             while peer.next <= last && has_capacity(peer) && peer.next > self.log.base().slot {
                 let entries = self.log.after(peer.next.before(), self.options.window_slots, self.options.chunk_bytes);
-                let after = self.log.position(peer.next.before()).expect("the slot is not before the base");
+                let after = self.log.position(peer.next.before()).expect("the slot is not before the base of the log");
                 #[cfg(feature = "mutants")]
                 let after =
                     peer.stale.filter(|_| self.options.deviation.is(Mutant::MergesIntoStaleAccept)).unwrap_or(after);
@@ -223,7 +223,7 @@ impl Group {
                 continue;
             }
             peer.decided_sent = self.decided;
-            let after = self.log.position(peer.next.before()).expect("the slot is not before the base");
+            let after = self.log.position(peer.next.before()).expect("the slot is not before the base of the log");
             let message = Message::Accept { ballot: leading.ballot, after, entries: Vec::new(), decided: self.decided };
             effects.sends.push((*node, self.id, message));
         }

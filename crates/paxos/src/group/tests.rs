@@ -212,7 +212,7 @@ fn nodes_agree_on_values_and_masters_despite_faults() {
 }
 
 #[test]
-fn nodes_agree_and_progress_if_ticks_come_only_when_due() {
+fn nodes_agree_and_make_progress_if_ticks_arrive_only_when_due() {
     run_seeds(Ticks::WhenDue);
 }
 

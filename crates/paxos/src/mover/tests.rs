@@ -132,7 +132,7 @@ fn check(output: &str, expected: &Expect) {
 }
 
 #[test]
-fn next_move_waits_until_the_move_by_consent_ends() {
+fn mover_orders_the_steps_of_a_move_by_consent_one_after_another() {
     let mut harness = Harness::new(&[A, A, A, B]);
     let mut output = harness.pass(500);
     output += &harness.prepared(1, Preparation::SyncOffsets);
@@ -196,7 +196,7 @@ fn move_fails_if_the_master_neither_consents_nor_lets_its_lease_end() {
 }
 
 #[test]
-fn mover_changes_to_waiting_at_once_after_rejected_consent() {
+fn mover_changes_from_consent_to_waiting_at_once_after_a_rejection() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.prepare(1);
     let mut output = harness.pass(200);
@@ -221,7 +221,7 @@ fn mover_changes_to_waiting_at_once_after_rejected_consent() {
 
 /// If decisions take longer than the lease of the token, the holder of the token must not begin a step.
 #[test]
-fn move_fails_if_its_step_cannot_begin() {
+fn mover_ends_the_move_if_no_decision_arrives_within_the_token_lease() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.decides = false;
     let mut output = harness.pass(500);
@@ -298,7 +298,7 @@ fn mover_begins_the_move_with_fewer_failures_first() {
 }
 
 #[test]
-fn masters_leave_a_drained_node_one_by_one() {
+fn mover_moves_masters_of_a_drained_node_one_by_one() {
     let mut harness = Harness::new(&[A, B, C, B]);
     assert_eq!(harness.pass(5000), "");
     harness.decide(&Record::Drain { node: B, draining: true });
@@ -335,7 +335,7 @@ fn masters_leave_a_drained_node_one_by_one() {
 }
 
 #[test]
-fn mover_skips_lagging_or_unreachable_target() {
+fn mover_moves_no_master_to_a_lagging_or_unreachable_node() {
     let mut harness = Harness::new(&[A, A, A, A, A, A]);
     harness.reachable.remove(&B);
     harness.groups.get_mut(&GroupId(2)).unwrap().lag.insert(C, 1001);
@@ -402,7 +402,7 @@ fn mover_ends_token_of_a_finished_move_without_a_wait() {
 }
 
 #[test]
-fn token_of_an_earlier_process_requires_a_takeover() {
+fn restarted_mover_takes_over_the_token_of_its_earlier_process() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.pass(200);
     harness.mover = Mover::new(Options::default(), Deviation::default());
@@ -486,7 +486,7 @@ fn move_ends_if_its_target_is_drained_or_the_master_changes() {
 }
 
 #[test]
-fn mover_starts_if_a_load_exceeds_the_tolerance_and_stops_at_the_goal() {
+fn mover_moves_no_master_within_start_percent_and_stops_at_goal_percent() {
     // The share of each node is 13.3. The loads 11 and 15 are within a fifth of the share, and 17 is not. The loads 14
     // and 12 after the moves are within a tenth of the share.
     let masters = |counts: [usize; 3]| -> Vec<NodeId> {

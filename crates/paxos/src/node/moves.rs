@@ -56,11 +56,11 @@ impl Moves {
         let in_flight = options.stretched(options.mover.in_flight());
         assert!(
             options.mover.wait >= in_flight,
-            "the wait for a token is longer than the time in which its holder may act"
+            "the wait for a token is at least the time in which its holder may act, plus the clock drift"
         );
         let mover::Options { remaining, handover_within, lease_within, .. } = options.mover;
         let has_time = remaining < handover_within && options.lease < lease_within;
-        assert!(has_time, "a master can hand over before the end of its orders");
+        assert!(has_time, "a hand-over by a shortened lease or by waiting ends before its orders expire");
         Moves {
             mover: Mover::new(options.mover, options.deviation),
             stepped_at: Instant::default(),

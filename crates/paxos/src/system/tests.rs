@@ -175,7 +175,7 @@ fn process_with_an_outdated_liveness_epoch_cannot_take_the_token() {
 }
 
 #[test]
-fn weigh_record_sets_only_the_weights_of_known_groups() {
+fn weigh_record_sets_only_the_weights_of_known_paxos_groups() {
     let mut system = two_nodes();
     let weigh = Record::Weigh { weights: vec![(GroupId(8), 1), (GroupId(7), 99)] };
     assert_eq!(system.apply(Slot(6), &weigh), RecordOutcome::Unknown);

@@ -281,7 +281,7 @@ fn balanced(groups: u32, millis: u64) -> Cluster {
 }
 
 #[test]
-fn masters_leave_a_drained_node_one_by_one() {
+fn mover_moves_masters_of_a_drained_node_one_by_one() {
     let mut cluster = balanced(6, 12_000);
     drain(&mut cluster);
     cluster.run(8_000);
@@ -298,7 +298,7 @@ fn masters_leave_a_drained_node_one_by_one() {
 }
 
 #[test]
-fn undrained_node_gets_masters_again() {
+fn node_becomes_master_again_after_its_drain_is_cancelled() {
     let mut cluster = spread(Options::default());
     let node = drain(&mut cluster);
     cluster.run(5_000);
@@ -319,7 +319,7 @@ fn undrained_node_gets_masters_again() {
 }
 
 #[test]
-fn mastership_leaves_an_overloaded_node() {
+fn mover_moves_a_mastership_away_from_an_overloaded_node() {
     let mut cluster = balanced(4, 15_000);
     let weights = (1..=4).map(|group| (GroupId(group), if group == 4 { 200 } else { 100 })).collect();
     cluster.change(&Change::Weigh { weights });
@@ -389,7 +389,7 @@ fn node_ignores_orders_that_arrive_after_their_time_limit() {
 
 /// A master ends its lease only if the lease ends before the orders of the move. Otherwise two moves could overlap.
 #[test]
-fn master_stays_if_its_lease_ends_after_the_orders_expire() {
+fn master_is_not_moved_if_its_lease_outlasts_the_move_orders() {
     let (mut cluster, ..) = hand_over();
     // The time limit of the orders is 20 s, and the lease takes 5 s.
     cluster.orders_delay = Duration::from_millis(15_500);
@@ -402,7 +402,7 @@ fn master_stays_if_its_lease_ends_after_the_orders_expire() {
 }
 
 #[test]
-fn mover_does_not_order_an_unnecessary_move_again() {
+fn mover_sends_no_orders_again_if_the_move_has_become_unnecessary() {
     let (mut cluster, node, holder) = hand_over();
     // The report of the present master arrives only after the target of the move is also drained.
     cluster.cut.insert((node.min(holder), node.max(holder)));
@@ -436,13 +436,13 @@ fn system_master_sends_no_orders_after_an_outdated_report() {
 }
 
 #[test]
-#[should_panic(expected = "a master can hand over before the end of its orders")]
-fn starting_a_node_with_a_lease_longer_than_a_move_panics() {
+#[should_panic(expected = "a hand-over by a shortened lease or by waiting ends before its orders expire")]
+fn node_start_panics_if_the_lease_is_as_long_as_the_time_limit_of_a_move() {
     drop(Cluster::new(1, Options { lease: Duration::from_secs(20), ..Options::default() }));
 }
 
 #[test]
-#[should_panic(expected = "the caller proposes only records to the system group")]
+#[should_panic(expected = "the caller proposes only valid system records to the system group")]
 fn proposing_an_invalid_system_record_panics() {
     let mut cluster = spread(Options::default());
     let propose = Input::Propose { id: ProposalId(1), entry: "no record".into() };
@@ -503,7 +503,7 @@ fn node_with_failed_storage_rejects_proposals_and_sends_no_messages() {
 
 /// The master reaches one node of the system group, but not the next master of its paxos group.
 #[test]
-fn master_with_a_single_link_hands_over_through_this_link() {
+fn master_hands_over_although_it_reaches_only_one_other_node() {
     let mut cluster = Cluster::of(vec![vec![1, 2, 3], vec![1, 3, 4]], Options::default());
     cluster.run(10_000);
     let master = NodeId(3);
@@ -520,7 +520,7 @@ fn master_with_a_single_link_hands_over_through_this_link() {
 }
 
 #[test]
-fn system_group_drops_pending_duplicates_and_invalid_records() {
+fn system_group_drops_invalid_records_and_duplicates_of_pending_ones() {
     let mut cluster = spread(Options::default());
     let master = cluster.master(GroupId::SYSTEM).unwrap();
     let last =

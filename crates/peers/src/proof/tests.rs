@@ -23,14 +23,14 @@ fn written() -> HeaderMap {
 }
 
 #[test]
-fn request_head_round_trips_and_verifies_with_the_secret() {
+fn parsed_request_head_is_verified_only_with_the_same_secret() {
     let read = || Head::read(&written()).unwrap();
     assert_eq!(read().verified(&secret()), Some(head()));
     assert_eq!(read().verified(&ClusterSecret::new(&[4; 32])), None);
 }
 
 #[test]
-fn request_mac_covers_every_header_of_the_request() {
+fn request_mac_covers_every_header_of_the_peer_protocol() {
     let others = [
         (OPERATION, "put".to_owned()),
         (FROM, Sender::new("other").as_str().to_owned()),
@@ -56,7 +56,7 @@ fn request_mac_covers_every_header_of_the_request() {
 }
 
 #[test]
-fn response_mac_covers_request_status_and_body() {
+fn response_mac_covers_request_nonce_response_status_and_body() {
     let (ok, body) = (StatusCode::OK, sha256(b"response"));
     let mut headers = HeaderMap::new();
     sign_response(&secret(), 9, ok, &body, &mut headers);

@@ -14,7 +14,7 @@ use crate::support::{
 };
 
 #[tokio::test]
-async fn hanging_member_is_unreachable_after_the_timeout() {
+async fn request_to_hanging_member_fails_after_the_timeout() {
     let hanging = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = member(hanging.local_addr().unwrap());
     let peers = client_with_timeout(Duration::from_millis(500));
@@ -26,7 +26,7 @@ async fn hanging_member_is_unreachable_after_the_timeout() {
 }
 
 #[tokio::test]
-async fn member_with_a_truncated_response_is_unreachable_at_once() {
+async fn request_fails_at_once_after_a_truncated_or_invalid_response() {
     let breaking = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = member(breaking.local_addr().unwrap());
     let proof = "ab".repeat(32);
@@ -36,7 +36,7 @@ async fn member_with_a_truncated_response_is_unreachable_at_once() {
         ("", "connection closed before the response was complete"),
         ("HTTP/1.1 200", "connection closed before the response was complete"),
         (half.as_str(), "connection closed before the response was complete"),
-        ("220 smtp.example.org\r\n\r\n", "the response is not HTTP"),
+        ("220 smtp.example.org\r\n\r\n", "the response is not HTTP; check the member's peer address"),
         (endless.as_str(), "the response's head is too large"),
     ];
     for (answer, expected) in cases {
@@ -47,7 +47,7 @@ async fn member_with_a_truncated_response_is_unreachable_at_once() {
 }
 
 #[tokio::test]
-async fn client_returns_whole_slow_response_or_times_out() {
+async fn client_returns_complete_slow_response_or_a_timeout_error() {
     let server = TestMember::echoing().await;
     let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = Member { address: between.local_addr().unwrap().to_string(), ..member(server.address) };
@@ -89,7 +89,7 @@ async fn restarted_member_is_reachable_again() {
 }
 
 #[tokio::test]
-async fn closed_idle_connection_causes_no_failed_request() {
+async fn requests_succeed_after_the_member_closes_an_idle_connection() {
     let server = TestMember::echoing().await;
     let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = Member { address: between.local_addr().unwrap().to_string(), ..member(server.address) };
@@ -144,15 +144,16 @@ async fn sequential_requests_share_one_connection() {
 }
 
 #[tokio::test]
-async fn error_names_invalid_member_address() {
+async fn client_rejects_member_address_that_is_not_host_and_port() {
     for address in ["", "nowhere", "a b:1", "user@127.0.0.1:1", "127.0.0.1:1/path", "http://127.0.0.1:1"] {
         let to = Member { address: address.to_owned(), ..member("127.0.0.1:1".parse().unwrap()) };
-        assert_eq!(reason(nudge(&client(), &to).await), "the member's peer address is not host:port", "{address}");
+        let expected = format!("the member's peer address {address:?} is not host:port");
+        assert_eq!(reason(nudge(&client(), &to).await), expected);
     }
 }
 
 #[tokio::test]
-async fn connection_attempt_times_out() {
+async fn connection_attempt_fails_after_the_connect_timeout() {
     // The backlog is full, so the kernel lets further connections wait.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();

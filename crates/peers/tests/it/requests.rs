@@ -44,7 +44,7 @@ async fn concurrent_requests_get_their_own_responses() {
 }
 
 #[tokio::test]
-async fn client_rejects_response_over_the_limit() {
+async fn listener_replaces_response_over_the_size_limit_with_an_error() {
     let server = TestMember::start(Setup::default(), |_, request| {
         let length = RESPONSE_BYTES_MAX + usize::from(request.is_empty());
         Box::pin(async move { Ok(vec![b'y'; length].into()) })
@@ -57,7 +57,7 @@ async fn client_rejects_response_over_the_limit() {
     assert_eq!(
         rejection,
         "the member rejected the request (500): the operation succeeded, but its response of 16777217 bytes exceeds \
-         16777216"
+         the limit of 16777216"
     );
 }
 
@@ -137,7 +137,7 @@ async fn listener_aborts_operation_after_its_timeout() {
     let response = nudge(&client(), &member(server.address)).await;
     assert_eq!(
         reason(response),
-        "the member rejected the request (504): the operation timed out and may be partly done"
+        "the member rejected the request (504): the operation timed out; parts of it may have taken effect"
     );
     assert_eq!(dropped.available_permits(), 1);
 }
@@ -179,7 +179,7 @@ async fn operation_continues_after_its_client_disconnects() {
 }
 
 #[tokio::test]
-async fn metric_counts_requests_by_status() {
+async fn metric_counts_peer_requests_by_response_status() {
     let runtime = Runtime::real();
     let address = "127.0.0.1:0".parse().unwrap();
     let listener = Listener::bind(&runtime, address, ListenerOptions::default()).await.unwrap();
@@ -212,6 +212,9 @@ async fn handler_panic_fails_only_its_own_request() {
     let server = server.await;
     let (peers, to) = (client(), member(server.address));
     let response = peers.request(&to, "put", Bytes::new()).await;
-    assert_eq!(reason(response), "the member rejected the request (500): the operation failed and may be partly done");
+    assert_eq!(
+        reason(response),
+        "the member rejected the request (500): the operation failed; parts of it may have taken effect"
+    );
     assert_eq!(nudge(&peers, &to).await, nudged());
 }

@@ -24,19 +24,19 @@ fn with_runtime(runtime: &Runtime) -> HttpPeers {
 }
 
 #[tokio::test]
-async fn listener_rejects_member_of_another_cluster() {
+async fn listener_rejects_request_from_a_member_of_another_cluster() {
     let server = TestMember::start(Setup { secret: [8; 32], ..Setup::default() }, echo);
     let server = server.await;
     let response = nudge(&client(), &member(server.address)).await;
     assert_eq!(
         reason(response),
-        "the member does not accept this cluster's secret (401); check whether it belongs to another cluster"
+        "the member rejected this cluster's secret (401); check whether the member belongs to another cluster"
     );
     assert_eq!(server.handled(), 0);
 }
 
 #[tokio::test]
-async fn client_rejects_response_without_the_clusters_secret() {
+async fn client_rejects_response_without_a_valid_mac() {
     let impostor = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = member(impostor.local_addr().unwrap());
     let body = b"yes";
@@ -45,10 +45,10 @@ async fn client_rejects_response_without_the_clusters_secret() {
     let cases = [
         ("200 OK", proof.as_str(), "the response has no valid MAC of this cluster's secret".to_owned()),
         ("403 Forbidden", &proof, "the response has no valid MAC of this cluster's secret".to_owned()),
-        ("200 OK", "", format!("{unauthenticated} (200)")),
-        ("200 OK", "reveille-peer-proof: ab\r\n", format!("{unauthenticated} (200)")),
-        ("307 Temporary Redirect", "location: /elsewhere\r\n", format!("{unauthenticated} (307)")),
-        ("500 Internal Server Error", "", format!("{unauthenticated} (500)")),
+        ("200 OK", "", format!("{unauthenticated} (status 200)")),
+        ("200 OK", "reveille-peer-proof: ab\r\n", format!("{unauthenticated} (status 200)")),
+        ("307 Temporary Redirect", "location: /elsewhere\r\n", format!("{unauthenticated} (status 307)")),
+        ("500 Internal Server Error", "", format!("{unauthenticated} (status 500)")),
     ];
     for (status, headers, expected) in cases {
         let answer = format!("HTTP/1.1 {status}\r\n{headers}connection: close\r\ncontent-length: 3\r\n\r\n");
@@ -60,7 +60,7 @@ async fn client_rejects_response_without_the_clusters_secret() {
 }
 
 #[tokio::test]
-async fn client_rejects_response_with_another_body() {
+async fn client_rejects_response_whose_body_does_not_match_its_mac() {
     let server = TestMember::echoing().await;
     let request = intercepted(&client(), &member(server.address)).await;
     let genuine = sent_raw(server.address, &request).await;
@@ -92,7 +92,8 @@ async fn listener_rejects_replayed_request() {
 async fn listener_rejects_request_for_another_member_or_session() {
     let server = TestMember::echoing().await;
     let other = Member { id: MemberId(1), ..member(server.address) };
-    let expected = "the member rejected the request (421): this address belongs to another member or a later session";
+    let expected = "the member rejected the request (421): the request is for another member or for an earlier session \
+                    of this member";
     assert_eq!(reason(nudge(&client(), &other).await), expected);
     assert_eq!(server.handled(), 0);
 }
@@ -114,7 +115,7 @@ async fn rejection_because_of_clock_skew_names_the_times_of_both_members() {
 }
 
 #[tokio::test]
-async fn listener_rejects_old_request_after_it_forgets_the_nonce() {
+async fn listener_rejects_request_that_is_older_than_the_limit() {
     // The member's clock is 31 s ahead of the client's clock. The request is 31 s old for the member, which rejects
     // requests older than 30 s.
     let server = TestMember::start(Setup { runtime: with_clock_off(31_000), ..Setup::default() }, echo);
@@ -131,7 +132,8 @@ async fn listener_rejects_modified_request() {
     *other_body.last_mut().unwrap() ^= 1;
     let rejected = sent_raw(server.address, &other_body).await;
     assert!(
-        rejected.starts_with("HTTP/1.1 400") && rejected.ends_with("the body does not match its hash"),
+        rejected.starts_with("HTTP/1.1 400")
+            && rejected.ends_with("the request's body does not match the hash in its headers"),
         "{rejected}"
     );
     // The MAC covers every header of this protocol, so a changed digit makes it invalid.
@@ -171,7 +173,7 @@ async fn rejection_of_unauthenticated_request_has_no_details() {
 }
 
 #[tokio::test]
-async fn listener_closes_unauthenticated_connection_in_time() {
+async fn listener_closes_unauthenticated_connection_after_the_read_timeout() {
     let options = ListenerOptions { read_timeout: Duration::from_millis(50), ..ListenerOptions::default() };
     let server = TestMember::start(Setup { options, ..Setup::default() }, echo);
     let server = server.await;
@@ -222,7 +224,7 @@ async fn listener_rejects_request_whose_body_never_arrives() {
 }
 
 #[tokio::test]
-async fn request_over_the_concurrency_limit_waits_and_is_then_rejected() {
+async fn listener_rejects_request_that_waits_too_long_for_a_permit() {
     let options =
         ListenerOptions { requests_max: 1, read_timeout: Duration::from_millis(200), ..ListenerOptions::default() };
     let begun = Arc::new(tokio::sync::Semaphore::new(0));
@@ -242,14 +244,17 @@ async fn request_over_the_concurrency_limit_waits_and_is_then_rejected() {
         biased;
         reply = held => panic!("unexpected response: {reply:?}"),
         other = other => {
-            assert_eq!(reason(other), "the member rejected the request (503): too many concurrent requests");
+            assert_eq!(
+                reason(other),
+                "the member rejected the request (503): this member has too many concurrent requests; try again later"
+            );
         }
     }
     assert_eq!(server.handled(), 1);
 }
 
 #[tokio::test]
-async fn rejection_names_the_fault_of_an_invalid_request() {
+async fn rejection_states_why_the_request_is_invalid() {
     let server = TestMember::start(Setup::default(), |operation, request| {
         Box::pin(async move {
             if operation != NUDGE {
@@ -288,7 +293,10 @@ async fn listener_rejects_request_over_the_nonce_limit() {
         assert_eq!(nudge(&peers, &to).await, nudged());
     }
     let rejection = reason(nudge(&peers, &to).await);
-    assert_eq!(rejection, "the member rejected the request (503): too many requests in a short time");
+    assert_eq!(
+        rejection,
+        "the member rejected the request (503): this member received too many requests in a short time; try again later"
+    );
 }
 
 #[tokio::test]

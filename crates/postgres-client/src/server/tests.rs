@@ -41,7 +41,7 @@ fn error_of_invalid_url_contains_no_password() {
 }
 
 #[test]
-fn parser_separates_tls_parameters_from_the_query() {
+fn url_parser_separates_tls_parameters_from_other_parameters() {
     let (rest, ssl) = take_ssl("postgresql://db/jobs?a=1&sslmode=verify-full&sslrootcert=%2Fa%20b&b=2").unwrap();
     assert_eq!(
         (rest.as_str(), ssl.mode, ssl.roots.as_deref()),

@@ -78,7 +78,7 @@ async fn rejection_error_names_the_server_without_its_password() {
 }
 
 #[tokio::test]
-async fn connecting_to_dead_or_silent_host_fails_in_time() {
+async fn connection_to_closed_port_or_silent_server_fails_within_the_timeout() {
     let dead = connect("postgresql://user:secret@127.0.0.1:1/nothing", Options::default()).await;
     let Err(failure @ Failure::Unreachable { .. }) = dead else { panic!("{dead:?}") };
     assert!(failure.is_retryable() && !failure.to_string().contains("secret"), "{failure}");

@@ -81,7 +81,7 @@ fn duplicate_receives_200_without_a_handler_call() {
 }
 
 #[test]
-fn concurrent_duplicate_waits_and_receives_200() {
+fn concurrent_duplicate_waits_for_the_first_callback_and_receives_200() {
     on_real(async |runtime| {
         let pool = pool().await;
         let gate = Gate::new();
@@ -106,7 +106,7 @@ fn concurrent_duplicate_waits_and_receives_200() {
 }
 
 #[test]
-fn duplicate_runs_the_handler_after_the_first_callback_fails() {
+fn middleware_calls_handler_for_duplicate_after_first_callback_fails() {
     on_real(async |runtime| {
         let pool = pool().await;
         let gate = Gate::new();
@@ -135,7 +135,7 @@ fn duplicate_runs_the_handler_after_the_first_callback_fails() {
 }
 
 #[test]
-fn duplicate_stops_waiting_after_the_time_limit() {
+fn waiting_duplicate_receives_503_after_the_time_limit() {
     on_real(async |runtime| {
         let pool = pool().await;
         let gate = Gate::new();
@@ -160,7 +160,7 @@ fn duplicate_stops_waiting_after_the_time_limit() {
 }
 
 #[test]
-fn transaction_of_failed_handler_rolls_back_before_next_attempt() {
+fn middleware_rolls_back_transaction_of_failed_handler() {
     on_real(async |runtime| {
         let pool = pool().await;
         let calls = Arc::new(AtomicU32::new(0));
@@ -183,7 +183,7 @@ fn transaction_of_failed_handler_rolls_back_before_next_attempt() {
 }
 
 #[test]
-fn failed_statement_prevents_the_commit_of_a_successful_handler() {
+fn middleware_rolls_back_if_handler_ignores_a_failed_statement() {
     on_real(async |runtime| {
         let pool = pool().await;
         let calls = Arc::new(AtomicU32::new(0));
@@ -202,7 +202,7 @@ fn failed_statement_prevents_the_commit_of_a_successful_handler() {
 }
 
 #[test]
-fn middleware_commits_no_transaction_that_outlives_handler() {
+fn middleware_rolls_back_transaction_that_handler_keeps_after_it_returns() {
     on_real(async |runtime| {
         let pool = pool().await;
         let (keep, kept) = tokio::sync::mpsc::unbounded_channel();

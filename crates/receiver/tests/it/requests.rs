@@ -58,7 +58,7 @@ fn receiver_rejects_body_over_the_limit() {
         let of = |length: usize| Sent::new(&runtime, "run", &format!("{:length$}", 1));
         assert_eq!(of(1_000).to(address).await.0, 200);
         let (status, text) = of(1_001).to(address).await;
-        assert_eq!((status, text.as_str()), (413, "the body exceeds 1000 bytes"));
+        assert_eq!((status, text.as_str()), (413, "the request's body exceeds the limit of 1000 bytes"));
 
         // This chunked body has no declared length and does not end.
         let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
@@ -78,7 +78,10 @@ fn receiver_rejects_incomplete_body_after_the_timeout() {
         let address = listen(&runtime, echo(verifier, &calls)).await;
         let mut request = Sent::new(&runtime, "run", "[1, 2]").text();
         request.truncate(request.len() - 1);
-        assert_eq!(answer_to(address, &request).await, (408, "the body did not arrive in time".to_owned()));
+        assert_eq!(
+            answer_to(address, &request).await,
+            (408, "the request's body did not arrive within 50ms".to_owned())
+        );
         assert_eq!(calls.load(Ordering::Relaxed), 0);
     });
 }

@@ -29,7 +29,7 @@ fn verdict(verifier: &Verifier, headers: &HeaderMap) -> Result<(), Rejection> {
 }
 
 #[test]
-fn signed_callback_exposes_its_headers_and_payload() {
+fn verified_callback_contains_the_headers_and_payload_of_its_request() {
     let mut headers = signed_by(&KEY, "run", NOW_S, BODY);
     headers.insert("reveille-schedule-id", "invoice-4711".parse().unwrap());
     headers.insert("reveille-attempt", "3".parse().unwrap());
@@ -77,7 +77,7 @@ fn verifier_rejects_changed_body_id_time_or_signature() {
 }
 
 #[test]
-fn verifier_accepts_both_secrets_only_during_rotation() {
+fn verifier_accepts_signatures_only_of_its_configured_secrets() {
     let [old, new] = [&KEY, &OTHER_KEY].map(|key| secret(key).parse::<Secret>().unwrap());
     let both = Verifier::new(old.clone(), Options::default()).or(new.clone());
     let [only_old, only_new] = [old, new].map(|secret| Verifier::new(secret, Options::default()));
@@ -133,9 +133,10 @@ fn error_names_missing_repeated_or_malformed_header() {
 }
 
 #[test]
-fn signed_text_cannot_be_split_into_another_id_time_and_body() {
-    // The signature covers the id `run`, this time, and a body that begins like a time. If an id could contain a dot,
-    // the same text would also be valid for the id `run.TIME` and another body.
+fn verifier_rejects_id_with_a_dot_despite_a_matching_signature() {
+    // The signed text consists of the id, the time and the body, which dots join. Here the id is `run`, and the body
+    // begins like a time. If an id could contain a dot, the same signature would also be valid for the id `run.TIME`
+    // and a shorter body.
     let body = format!("{NOW_S}.x");
     let signature = callback::sign(&KEY, "run", NOW_S, body.as_bytes());
     let moved = headers(&format!("run.{NOW_S}"), &NOW_S.to_string(), &signature);
@@ -144,7 +145,7 @@ fn signed_text_cannot_be_split_into_another_id_time_and_body() {
 }
 
 #[test]
-fn secret_parser_trims_text_and_its_errors_contain_no_secret() {
+fn secret_parser_trims_white_space_and_its_errors_contain_no_secret() {
     assert!(format!(" {}\n", secret(&KEY)).parse::<Secret>().is_ok());
     let error = |text: &str| text.parse::<Secret>().unwrap_err();
     assert_eq!(error("k1.abcdef"), SecretError::Prefix);

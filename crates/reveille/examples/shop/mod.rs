@@ -50,7 +50,8 @@ impl Arguments {
         let path = path.cloned().unwrap_or_else(|| self.data.join(default_name));
         let text = fs::read_to_string(&path).with_context(|| {
             format!(
-                "cannot read {}: start `reveille serve`, name its folder with --data, or use the options in --help",
+                "cannot read {}: start `reveille serve`, name its data folder with --data, or name the file \
+                 with an option (see --help)",
                 path.display()
             )
         })?;
@@ -87,7 +88,8 @@ impl Shop {
             }
         };
         let database = Pool::builder(Manager::new(url.parse()?, NoTls)).build()?;
-        let connection = database.get().await.context("cannot connect to the shop's database")?;
+        let connection =
+            database.get().await.context("cannot connect to the shop's database; check the URL in --database")?;
         connection.batch_execute(tables).await?;
         reveille_receiver::create_table(&connection).await?;
         drop(connection);

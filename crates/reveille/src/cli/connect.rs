@@ -146,8 +146,8 @@ impl Connect {
         let path = server_url::path(&self.data);
         fs::read_to_string(&path).map(|text| text.trim().to_owned()).with_context(|| {
             format!(
-                "no server found, because {} cannot be read: start one with `reveille serve`, name its folder with \
-                 --data, or give its URL with --server or REVEILLE_URL",
+                "no server found, because the file {} cannot be read: start a server with `reveille serve`, name its \
+                 data folder with --data, or give its URL with --server or REVEILLE_URL",
                 path.display()
             )
         })
@@ -164,14 +164,17 @@ impl Connect {
             (None, DefaultKey::Operator) => identity::operator_key_path(&self.data),
         };
         fs::read_to_string(&path).with_context(|| {
-            format!("no key, because {} cannot be read: give --key-file FILE, or set REVEILLE_KEY", path.display())
+            format!(
+                "no API key, because the file {} cannot be read: use --key-file FILE or REVEILLE_KEY",
+                path.display()
+            )
         })
     }
 
     fn extra_roots(&self) -> anyhow::Result<Vec<CertificateDer<'static>>> {
         let Some(path) = &self.root_certificate else { return Ok(Vec::new()) };
-        let roots =
-            read_roots(path).with_context(|| format!("cannot read certificates in PEM from {}", path.display()))?;
+        let roots = read_roots(path)
+            .with_context(|| format!("cannot read PEM certificates from the file {}", path.display()))?;
         if roots.is_empty() {
             bail!("no certificate in {}", path.display());
         }

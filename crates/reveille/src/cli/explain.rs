@@ -112,8 +112,8 @@ fn next_step(client: &Client, error: &Error) -> Option<String> {
              `basicConstraints=CA:FALSE`, or sign it with an authority that --root-certificate names"
         }
         (Error::Unreachable { .. }, _) if is_distrusted(error) => {
-            "name the certificate authority of the server with --root-certificate or REVEILLE_ROOT_CERTIFICATE, and \
-             use a host name of the certificate with --server"
+            "give the certificate of the server's certificate authority with --root-certificate or \
+             REVEILLE_ROOT_CERTIFICATE, and use a host name from the server's certificate in --server"
         }
         (Error::Unreachable { .. }, _) if is_plain(error) => {
             "the server responds in plain HTTP: use `http://` with --server or REVEILLE_URL"
@@ -125,30 +125,33 @@ fn next_step(client: &Client, error: &Error) -> Option<String> {
             return Some(format!("check whether Reveille runs at {url}; --server or REVEILLE_URL sets the URL"));
         }
         (Error::Broken { .. } | Error::TimedOut { .. }, _) => {
-            "the request may have taken effect: check with `reveille schedule get` or `… list` before you repeat it"
+            "the request may have taken effect: check with `reveille schedule get` or `reveille schedule \
+             list` before you repeat it"
         }
         (_, Some("invalid_credentials")) => {
             "check --key-file or REVEILLE_KEY: the key may be revoked or expired, or may belong to another server"
         }
         (_, Some("role_forbidden")) => {
-            "use another key with --key-file: an operator's key (`operator.key` in the data folder) creates tenants \
-             and raises ceilings, a tenant's key (`admin.key`, or a key from `reveille key create`) does everything \
-             else"
+            "use another key with --key-file: to create tenants or raise the ceilings of quotas, use an operator's key \
+             (`operator.key` in the data folder); for all other commands, use a tenant's key (`admin.key`, or a key \
+             from `reveille key create`)"
         }
-        (_, Some("schedule_not_found")) => "`reveille schedule list` shows the schedules",
+        (_, Some("schedule_not_found")) => "`reveille schedule list` shows the schedules and their ids",
         (_, Some("run_not_found")) => {
             "the id of a run is the `webhook-id` of its callbacks; `reveille schedule runs` and `reveille run \
              dead-letters` show runs"
         }
         (_, Some("not_dead_letter")) => "`reveille run dead-letters` shows the dead letters",
-        (_, Some("tenant_not_found")) => "`reveille tenant list` shows the tenants; --tenant names one of them",
+        (_, Some("tenant_not_found")) => "`reveille tenant list` shows the tenants; use --tenant to name one of them",
         (_, Some("key_not_found")) => "`reveille key list` and `reveille secret list` show the keys and the secrets",
-        (_, Some("schedule_exists")) => "--replace replaces the schedule; without --id the server chooses a new id",
+        (_, Some("schedule_exists")) => {
+            "use --replace to replace the schedule, or omit --id to let the server choose a new id"
+        }
         (_, Some("tenant_exists")) => {
             "`reveille tenant get` shows the tenant; `reveille key create` creates a key for it"
         }
         (_, Some("quota_exceeded" | "rate_exceeded")) => {
-            "`reveille quota get` shows the quotas, `reveille quota set` changes them"
+            "`reveille quota get` shows the quotas, and `reveille quota set` changes them"
         }
         (_, Some("quota_ceiling")) => {
             "an operator can raise the ceiling: `reveille quota set --tenant NAME --ceiling QUOTA=NUMBER`"
@@ -158,7 +161,7 @@ fn next_step(client: &Client, error: &Error) -> Option<String> {
              ended schedule at a new time, use `reveille schedule reschedule`"
         }
         (_, Some("precondition_failed")) => {
-            "another client changed the schedule: `reveille schedule get` shows it with its new tag"
+            "another client changed the schedule: `reveille schedule get` shows the schedule and its new tag"
         }
         (_, Some("store_unavailable" | "storage_full")) => {
             "try again later; `reveille cluster status` and the server's log show details"
@@ -173,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn explanation_maps_json_pointers_to_flags() {
+    fn cli_error_names_the_flag_that_sets_the_field_at_a_json_pointer() {
         assert_eq!(flag_of("/retry/backoff"), Some("--backoff"));
         assert_eq!(flag_of("/retry/backoff_max"), Some("--backoff-max"));
         assert_eq!(flag_of("/target/http/headers/x-a"), Some("--header"));

@@ -110,7 +110,7 @@ async fn create(runtime: &Runtime, arguments: Create) -> anyhow::Result<()> {
         ("key", Some(created.secret.0)),
         ("role", Some(word(&created.key.role))),
         ("expires", Some(or_dash(created.key.expires_at))),
-        ("", Some("the key is shown only now: store it safely".to_owned())),
+        ("", Some("the server does not show this key again: store it safely".to_owned())),
     ])
 }
 
@@ -135,6 +135,8 @@ async fn revoke(arguments: Revoke) -> anyhow::Result<()> {
     let revoked = revoked.map_err(|error| explain(&client, &error))?;
     match output.json {
         true => show::json(&revoked),
-        false => Ok(console::line(&format!("{} is revoked; other members reject it within seconds", revoked.id))?),
+        false => {
+            Ok(console::line(&format!("the key {} is revoked; other members reject it within seconds", revoked.id))?)
+        }
     }
 }

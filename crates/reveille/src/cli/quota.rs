@@ -56,7 +56,9 @@ fn setting(text: &str) -> Result<(Quota, Option<u32>), String> {
     match number {
         "none" => Ok((quota, None)),
         number => {
-            let number = number.parse().map_err(|_| format!("{number:?} is not a whole number up to {}", u32::MAX))?;
+            let number = number
+                .parse()
+                .map_err(|_| format!("{number:?} is neither `none` nor a number from 0 to {}", u32::MAX))?;
             Ok((quota, Some(number)))
         }
     }

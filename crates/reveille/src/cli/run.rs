@@ -202,7 +202,7 @@ async fn redrive(runtime: &Runtime, arguments: Redrive) -> anyhow::Result<()> {
     }
     match failed {
         Some((1, error)) => Err(error),
-        Some((count, error)) => bail!("{count} of {requested} runs are not redriven; the first error: {error:#}"),
+        Some((count, error)) => bail!("{count} of {requested} runs were not redriven; the first error: {error:#}"),
         None => Ok(()),
     }
 }

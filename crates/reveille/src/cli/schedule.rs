@@ -223,8 +223,10 @@ fn attempts(retry: &Retry) -> String {
     };
     match attempts_max {
         0 | 1 => "1".to_owned(),
-        2 => format!("up to 2, after a wait of up to {backoff}"),
-        _ => format!("up to {attempts_max}, after waits of up to {backoff}{second}, at most {backoff_max}"),
+        2 => format!("up to 2 attempts; wait between them: up to {backoff}"),
+        _ => {
+            format!("up to {attempts_max} attempts; waits between them: up to {backoff}{second}, at most {backoff_max}")
+        }
     }
 }
 
@@ -264,9 +266,12 @@ mod tests {
         let described = |attempts_max, backoff: &str, backoff_max: &str| {
             attempts(&Retry { attempts_max, backoff: backoff.to_owned(), backoff_max: backoff_max.to_owned() })
         };
-        assert_eq!(described(5, "1s", "10m"), "up to 5, after waits of up to 1s, then up to 2s, …, at most 10m");
-        assert_eq!(described(5, "6m", "10m"), "up to 5, after waits of up to 6m, at most 10m");
-        assert_eq!(described(2, "1s", "10m"), "up to 2, after a wait of up to 1s");
+        assert_eq!(
+            described(5, "1s", "10m"),
+            "up to 5 attempts; waits between them: up to 1s, then up to 2s, …, at most 10m"
+        );
+        assert_eq!(described(5, "6m", "10m"), "up to 5 attempts; waits between them: up to 6m, at most 10m");
+        assert_eq!(described(2, "1s", "10m"), "up to 2 attempts; wait between them: up to 1s");
         assert_eq!(described(1, "1s", "10m"), "1");
     }
 }

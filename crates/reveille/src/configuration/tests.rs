@@ -34,7 +34,11 @@ fn configuration_error_names_line_key_and_valid_values() {
         ("config = 'x'", "FILE:1: unknown option `config`: `reveille serve --help` lists the options"),
         ("drain = '1m'\nin-flight-max = 0", "FILE:2: invalid value of `in-flight-max`: 0 is not in 1..=1000000"),
         ("drain = '1h'", "FILE:1: invalid value of `drain`: not between 0s and 10m"),
-        ("drain = 5", "FILE:1: invalid value of `drain`: text is not a duration; write 30s, 5m, 1h30m, 500ms or PT30S"),
+        (
+            "drain = 5",
+            "FILE:1: invalid value of `drain`: text is not a duration; use a form such as 30s, 5m, 1h30m, 500ms or \
+             PT30S",
+        ),
         ("roles = ['king']", "FILE:1: invalid value of `roles`: the value must be one of api, pollers"),
         ("no-receiver = 'yes'", "FILE:1: invalid value of `no-receiver`: the value must be true or false"),
         ("[listen]\nport = 3", "FILE:1: invalid value of `listen`: the value must be a string or a number"),
@@ -132,7 +136,7 @@ fn every_number_option_enforces_the_bounds_in_its_help() {
 }
 
 #[test]
-fn environment_variables_that_no_option_reads_cause_a_warning() {
+fn unknown_reveille_environment_variable_causes_a_warning() {
     let warning = |name: &str| unread_variable(&command(), name);
     for name in
         ["PATH", "REVEILLE_DATA", "REVEILLE_KEY", "REVEILLE_SERVICE_HOST", "REVEILLE_PORT_8080_TCP", "REVEILLE_TERM"]
@@ -140,6 +144,6 @@ fn environment_variables_that_no_option_reads_cause_a_warning() {
         assert_eq!(warning(name), None, "{name}");
     }
     let misspelt = warning("REVEILLE_LISTN").unwrap();
-    assert_eq!(misspelt, "no option reads the variable REVEILLE_LISTN; did you mean REVEILLE_LISTEN?");
+    assert_eq!(misspelt, "no option reads the environment variable REVEILLE_LISTN; did you mean REVEILLE_LISTEN?");
     assert!(warning("REVEILLE_COLOUR_OF_LOGS").unwrap().contains("reveille help COMMAND"));
 }

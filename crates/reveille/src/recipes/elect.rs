@@ -81,7 +81,7 @@ pub(super) async fn execute(runtime: &Runtime, arguments: &Arguments) -> anyhow:
     };
     let selector = LeaderSelector::new(&client, arguments.group.clone(), candidate);
     let code = loop {
-        tracing::info!(group = %arguments.group, "waiting for the leadership");
+        tracing::info!(group = %arguments.group, "waiting to become the leader");
         let leadership = tokio::select! {
             biased;
             () = signals.next() => break 0,

@@ -59,7 +59,11 @@ pub(super) fn signal(group: Pid, signal: Signal) -> bool {
         Ok(()) => true,
         Err(Errno::SRCH) => false,
         Err(error) => {
-            tracing::error!(%error, ?group, "cannot signal the command; the command may run as another user");
+            tracing::error!(
+                %error,
+                ?group,
+                "cannot send a signal to the processes of the command; the command may run as another user"
+            );
             true
         }
     }
@@ -80,7 +84,8 @@ pub(super) fn become_command(arguments: &BecomeArguments) -> anyhow::Error {
         Ok(0) => return anyhow::anyhow!("`elect` has ended"),
         Err(error) => return error.into(),
     }
-    let (program, others) = arguments.command.split_first().expect("clap requires at least one word");
+    let (program, others) =
+        arguments.command.split_first().expect("clap accepts only a command with at least one word");
     let error = std::process::Command::new(program).args(others).stdin(std::process::Stdio::null()).exec();
     let next = match error.kind() {
         ErrorKind::NotFound => ": check that the program is in PATH",

@@ -96,7 +96,7 @@ pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Resu
 
 fn standard_input() -> anyhow::Result<Bytes> {
     let mut data = Vec::new();
-    io::stdin().lock().read_to_end(&mut data).context("cannot read standard input")?;
+    io::stdin().lock().read_to_end(&mut data).context("cannot read the data of the node from standard input")?;
     Ok(data.into())
 }
 
@@ -196,7 +196,7 @@ async fn set(
     let stat = match tree.set(&at.path, data.clone(), expected).await {
         Err(TreeError::NoNode) if create => create_with_parents(tree, at, data).await?,
         Err(TreeError::NoNode) => {
-            anyhow::bail!("no such node: {}; `--create` creates it", at.path)
+            anyhow::bail!("no such node: {}; `--create` creates the node", at.path)
         }
         Err(TreeError::BadVersion) => {
             let now = tree.exists(&at.path).await?.map(|stat| stat.version);
@@ -259,7 +259,7 @@ async fn watch(client: &Client, at: &NodeArguments) -> anyhow::Result<()> {
 }
 
 async fn rm(tree: &dyn Tree, at: &NodeArguments, recursive: bool, version: Option<i32>) -> anyhow::Result<()> {
-    ensure!(!at.path.is_root(), "cannot delete the root");
+    ensure!(!at.path.is_root(), "cannot delete the root of the tree; name a node below the root");
     let mut paths = vec![at.path.clone()];
     let mut next = 0;
     while recursive && next < paths.len() {

@@ -103,7 +103,7 @@ fn schedule_commands_use_the_local_server_and_key_by_default() {
 }
 
 #[test]
-fn list_command_shows_the_newest_active_schedules_first() {
+fn schedule_list_shows_active_schedules_with_the_newest_first() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
@@ -165,7 +165,7 @@ fn reschedule_command_changes_only_the_timing_and_checks_the_etag() {
 }
 
 #[test]
-fn run_commands_list_and_redrive_one_or_all_dead_letters() {
+fn cli_lists_dead_letters_and_redrives_one_or_all_of_them() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
@@ -200,7 +200,7 @@ fn run_commands_list_and_redrive_one_or_all_dead_letters() {
 }
 
 #[test]
-fn operator_creates_tenants_and_keys_with_enforced_roles() {
+fn operator_creates_tenants_and_keys_and_server_enforces_key_roles() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
@@ -244,7 +244,7 @@ fn operator_creates_tenants_and_keys_with_enforced_roles() {
 }
 
 #[test]
-fn key_option_overrides_the_environment_variables() {
+fn key_options_override_the_environment_variables_of_the_key() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("other.key");
     std::fs::write(&file, "no-key").unwrap();
@@ -268,7 +268,7 @@ fn key_option_overrides_the_environment_variables() {
 }
 
 #[test]
-fn quota_commands_show_and_set_quotas_up_to_the_ceiling() {
+fn quota_commands_show_quotas_and_reject_values_above_the_ceiling() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);

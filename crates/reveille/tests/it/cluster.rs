@@ -133,7 +133,7 @@ fn counts(hits: &[Hit]) -> BTreeMap<String, usize> {
 }
 
 #[test]
-fn graceful_stop_of_a_member_duplicates_no_callback() {
+fn schedules_fire_exactly_once_during_graceful_stop_of_a_member() {
     share_the_work(&TestCluster::new());
 }
 
@@ -192,7 +192,7 @@ fn share_the_work(cluster: &TestCluster) {
 }
 
 #[test]
-fn callbacks_of_killed_member_are_late_by_at_most_its_lease_and_a_second() {
+fn killed_member_delays_callbacks_by_at_most_its_lease_plus_one_second() {
     kill_a_member(&TestCluster::new());
 }
 
@@ -254,7 +254,7 @@ fn api_member_owns_no_shards_and_poller_member_rejects_api_requests() {
 }
 
 #[test]
-fn invalid_cluster_setup_fails_with_a_next_step_and_no_password() {
+fn cluster_setup_error_names_a_next_step_and_hides_passwords() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let serve = |arguments: &[&str]| {
@@ -361,7 +361,7 @@ fn export_and_import_preserve_schedules_and_runs() {
     let message = failure(&mut transfer("export", &data));
     assert!(message.contains("copy to an empty store"), "{message}");
     let message = failure(&mut transfer("export", &back));
-    assert!(message.contains("holds no schedules") && !back.exists(), "{message}");
+    assert!(message.contains("contains no Reveille data") && !back.exists(), "{message}");
     // The exported folder must not start, because its server would send the same callbacks again.
     let message = failure(&mut crate::server::serve(&data));
     assert!(message.contains("exported") && message.contains("--store"), "{message}");
@@ -400,7 +400,7 @@ fn export_and_import_preserve_schedules_and_runs() {
 }
 
 #[test]
-fn inbox_applies_requests_only_after_their_transaction_commits() {
+fn member_applies_inbox_requests_only_after_their_transaction_commits() {
     let cluster = TestCluster::new();
     let receiver = Receiver::start();
     let server = cluster.start("a");
@@ -518,7 +518,7 @@ fn at_both(members: [&Server; 2], header: (&str, &str), method: &str, path: &str
 }
 
 #[test]
-fn owner_checks_preconditions_no_matter_which_member_gets_the_request() {
+fn shard_owner_checks_preconditions_of_requests_that_any_member_receives() {
     let cluster = TestCluster::new();
     let receiver = Receiver::start();
     let (a, b) = (cluster.start("a"), cluster.start("b"));

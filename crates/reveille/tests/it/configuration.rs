@@ -43,7 +43,7 @@ fn environment_variables_override_configuration_file_and_flags_override_both() {
 }
 
 #[test]
-fn server_rejects_invalid_file_before_it_creates_anything() {
+fn server_rejects_invalid_configuration_file_before_it_creates_data() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("reveille.toml");
     let data = folder.path().join("data");
@@ -56,7 +56,7 @@ fn server_rejects_invalid_file_before_it_creates_anything() {
         assert_eq!((code, message.contains(expected)), (Some(2), true), "{message}");
     }
     let (code, message) = code_and_text(&serve(&folder.path().join("none.toml"), &[]).output().unwrap());
-    assert_eq!((code, message.contains("cannot read the configuration in")), (Some(2), true), "{message}");
+    assert_eq!((code, message.contains("cannot read the configuration file")), (Some(2), true), "{message}");
     assert!(!data.exists());
 }
 

@@ -88,7 +88,7 @@ impl Shared {
 }
 
 #[test]
-fn acknowledged_schedules_survive_repeated_kills() {
+fn acknowledged_schedules_fire_after_repeated_kills_of_the_server() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();

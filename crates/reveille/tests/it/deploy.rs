@@ -73,7 +73,7 @@ fn systemd_accepts_the_unit_and_rates_its_exposure_low() {
 }
 
 #[test]
-fn systemd_unit_and_configuration_file_name_the_same_paths() {
+fn systemd_unit_and_configuration_file_use_the_same_paths() {
     assert_eq!(unit_value("ExecStart"), "/usr/local/bin/reveille serve --config /etc/reveille/reveille.toml");
     let data = format!("data = \"/var/lib/{}\"", unit_value("StateDirectory"));
     assert!(CONFIGURATION.lines().any(|line| line == data), "{data}");
@@ -88,7 +88,7 @@ fn systemd_and_compose_wait_long_enough_for_a_graceful_stop() {
 }
 
 #[test]
-fn shipped_configuration_is_valid_and_shows_real_defaults() {
+fn shipped_configuration_file_is_valid_and_shows_the_default_values() {
     let effective = values(&shown(CONFIGURATION));
     assert!(effective.contains(&("no-receiver".to_owned(), "true".to_owned())));
     let lines = || CONFIGURATION.lines().filter_map(|line| line.strip_prefix('#'));

@@ -78,13 +78,13 @@ fn retry_example_retries_a_callback_until_it_succeeds() {
 #[test]
 fn discount_example_turns_a_discount_on_and_off_exactly_once() {
     let example = run("discount");
-    example.printed("the discount was switched 2 times");
+    example.printed("the schedules changed the discount 2 times");
     assert_eq!(example.query("select string_agg(is_active::text, ' ' order by at) from switched"), "true false");
     assert_eq!(example.query("select is_active, is_over from discounts"), "f|t");
 }
 
 #[test]
-fn campaign_example_notifies_each_customer_once_except_opt_outs() {
+fn campaign_example_notifies_each_customer_once_unless_the_customer_opted_out() {
     let example = run("campaign");
     example.printed("49 notifications went to 49 customers");
     assert_eq!(
@@ -95,7 +95,7 @@ fn campaign_example_notifies_each_customer_once_except_opt_outs() {
 }
 
 #[test]
-fn payment_example_queries_until_payment_is_settled_and_refunds_once() {
+fn payment_example_queries_bank_until_payment_is_settled_and_refunds_once() {
     let example = run("payment");
     example.printed("payment N is refunded");
     let statuses = example.query("select status, count(*) from queries group by status order by status desc");
@@ -106,9 +106,9 @@ fn payment_example_queries_until_payment_is_settled_and_refunds_once() {
 }
 
 #[test]
-fn activation_example_activates_product_once_at_its_new_time() {
+fn activation_example_activates_a_rescheduled_product_once_at_its_new_time() {
     let example = run("activation");
-    example.printed("style N is listed: it was activated 1 time");
+    example.printed("style N is in the shop's listing; number of activations: 1");
     let on_day_4 =
         "select is_listed and at >= onboarded_at + interval '4 s' from styles join activations on style = number";
     assert_eq!(example.query(on_day_4), "t");
@@ -117,20 +117,20 @@ fn activation_example_activates_product_once_at_its_new_time() {
 #[test]
 fn feedback_example_sends_one_mail_for_two_delivery_reports() {
     let example = run("feedback");
-    example.printed("order N is delivered: the mail is already scheduled");
+    example.printed("order N is delivered: the feedback mail is already scheduled");
     example.printed("order N 1 mail");
     assert_eq!(example.query("select count(*) from mails"), "1");
 }
 
 #[test]
-fn nudge_example_sends_one_reminder_and_none_after_a_purchase() {
+fn nudge_example_reminds_a_customer_once_but_not_after_a_purchase() {
     let example = run("nudge");
     example.printed("customer N is reminded of nothing");
     assert_eq!(example.query("select count(*), min(cart) from nudges"), "1|a phone, a case");
 }
 
 #[test]
-fn example_without_a_server_names_the_next_step() {
+fn example_error_names_the_serve_command_if_no_server_runs() {
     let folder = tempfile::tempdir().unwrap();
     let output = Command::new(program("sla")).env_remove("REVEILLE_URL").env("REVEILLE_DATA", folder.path()).output();
     let output = output.unwrap();

@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::server::{BINARY, Server};
 
 #[test]
-fn server_prints_curl_command_and_later_the_callback_of_its_schedule() {
+fn server_prints_a_curl_command_and_the_callback_that_the_command_causes() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let mut command = Command::new(BINARY);

@@ -97,7 +97,7 @@ fn of_members() -> BTreeSet<String> {
 }
 
 #[test]
-fn metrics_table_lists_exactly_the_exported_metrics() {
+fn metrics_table_of_operating_document_lists_exactly_the_exported_metrics() {
     let (alone, text) = of_one_process();
     let members = of_members();
     let mut exported: Metrics = BTreeMap::new();
@@ -148,7 +148,7 @@ fn values_of<'a>(value: &'a Value, key: &str, found: &mut Vec<&'a str>) {
 }
 
 #[test]
-fn dashboard_and_alerts_use_existing_metrics() {
+fn dashboard_and_alerts_use_only_documented_metrics() {
     let known = documented();
     let is_known = |expression: &str| {
         let named = named(expression);

@@ -62,7 +62,7 @@ fn graceful_stop_waits_for_callbacks_in_flight() {
 }
 
 #[test]
-fn second_signal_ends_the_stop_notice() {
+fn second_sigterm_ends_the_stop_notice_period_early() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();
@@ -88,7 +88,7 @@ fn second_signal_ends_the_stop_notice() {
 }
 
 #[test]
-fn server_notifies_service_manager_of_readiness_and_stop_limit() {
+fn server_notifies_service_manager_of_readiness_and_stop_timeout() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let path = folder.path().join("notify");
@@ -109,7 +109,7 @@ fn server_notifies_service_manager_of_readiness_and_stop_limit() {
 }
 
 #[test]
-fn response_contains_code_too_late_while_a_callback_is_in_flight() {
+fn response_to_put_or_cancel_says_too_late_while_a_callback_is_in_flight() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();
@@ -140,7 +140,7 @@ fn response_contains_code_too_late_while_a_callback_is_in_flight() {
 }
 
 #[test]
-fn server_names_an_invalid_flag_and_creates_nothing() {
+fn server_names_invalid_flag_in_its_error_and_creates_no_data_folder() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     for (flag, value) in

@@ -36,7 +36,7 @@ fn run_on_terminal(arguments: &[&str], data: &Path, input: &Path) -> String {
 }
 
 #[test]
-fn command_shows_progress_on_a_terminal_and_erases_it() {
+fn commands_show_progress_on_a_terminal_and_erase_it_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let data = path("data");

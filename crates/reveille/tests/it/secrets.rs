@@ -269,7 +269,7 @@ fn cluster_exposes_no_secret_outside_its_key_files() {
 }
 
 #[test]
-fn member_without_the_cluster_key_is_rejected() {
+fn member_without_the_cluster_key_fails_to_start() {
     let cluster = crate::cluster::TestCluster::new();
     let failure = |key: &dyn Fn(&mut Command) -> PathBuf| {
         let mut command = cluster.serve_without_key("a");
@@ -295,7 +295,7 @@ fn member_without_the_cluster_key_is_rejected() {
 }
 
 #[test]
-fn server_disables_core_files_unless_it_is_debuggable() {
+fn server_disables_core_files_unless_the_flag_debuggable_is_set() {
     let folder = tempfile::tempdir().unwrap();
     let core_max = |arguments: &[&str]| {
         let data = folder.path().join("data");

@@ -194,7 +194,7 @@ fn one<'a>(spans: &'a [Span], name: &str, matches: impl Fn(&Span) -> bool) -> &'
 }
 
 #[test]
-fn trace_of_a_run_links_to_the_request_of_its_schedule() {
+fn trace_of_a_run_links_to_the_last_request_that_wrote_its_schedule() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let (collector, receiver) = (Receiver::start(), Receiver::start());
@@ -256,7 +256,7 @@ fn trace_of_a_run_links_to_the_request_of_its_schedule() {
 }
 
 #[test]
-fn unreachable_collector_causes_only_the_loss_of_spans() {
+fn server_drops_spans_but_fires_if_the_trace_collector_is_unreachable() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();

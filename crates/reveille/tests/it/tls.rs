@@ -84,7 +84,7 @@ fn write(folder: &Path, (certificate, key): &(String, String)) {
 }
 
 #[test]
-fn server_offers_http_1_and_2_over_tls_with_a_valid_chain() {
+fn server_offers_http_1_and_2_over_tls_with_a_valid_certificate_chain() {
     let secured = Secured::start();
     let root = secured.authority.root.clone();
     assert_eq!(secured.version_and_status(&root, &["--http1.1"]), "1.1 200");
@@ -123,7 +123,7 @@ fn client_commands_require_the_root_certificate_of_the_server() {
 
 /// `openssl req -x509` creates the certificate of an authority by default.
 #[test]
-fn client_rejects_authority_certificate_and_names_the_openssl_option() {
+fn client_rejects_ca_certificate_of_server_and_names_the_openssl_option() {
     let folder = tempfile::tempdir().unwrap();
     let mut parameters = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
     parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -144,7 +144,7 @@ fn client_rejects_authority_certificate_and_names_the_openssl_option() {
 }
 
 #[test]
-fn server_uses_renewed_certificate_but_ignores_an_invalid_file() {
+fn server_uses_renewed_certificate_but_ignores_an_invalid_certificate_file() {
     let secured = Secured::start();
     let (old, new) = (secured.authority.root.clone(), Authority::new(secured.folder.path(), "new"));
     assert!(secured.is_trusted_by(&old) && !secured.is_trusted_by(&new.root));

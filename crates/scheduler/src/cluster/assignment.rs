@@ -93,7 +93,7 @@ impl Cluster {
         };
         let _until_the_work_is_dropped = tokio::select! {
             biased;
-            _ = work => unreachable!("the loops never end"),
+            _ = work => unreachable!("the loops in `keep_balanced` and `keep_leading` never end"),
             guards = stop_between_changes => guards,
         };
     }
@@ -225,11 +225,11 @@ impl Cluster {
                 tracing::debug!(
                     member = other.name,
                     ?undone,
-                    "the other member rejected the release of shards; retrying"
+                    "the other member rejected this member's request to release shards; retrying"
                 );
             }
-            Some(Err(error)) => tracing::warn!(%error, "release of shards failed; retrying"),
-            None => tracing::warn!(member = other.name, "release of shards timed out; retrying"),
+            Some(Err(error)) => tracing::warn!(%error, "cannot get shards from the other member; retrying"),
+            None => tracing::warn!(member = other.name, "the other member did not release shards in time; retrying"),
         }
     }
 
@@ -282,7 +282,7 @@ impl Cluster {
                 shards.into_iter().collect()
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot release the claims of handed-over shards; retrying");
+                tracing::warn!(%error, "cannot release the claims on the handed-over shards; retrying");
                 Vec::new()
             }
         }

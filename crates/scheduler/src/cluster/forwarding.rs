@@ -80,7 +80,11 @@ impl Forwarding {
         match Box::pin(self.at_owner(cluster, shard, here, there)).await {
             Ok(responses) => indexes.into_iter().zip(responses).collect(),
             Err(error) => {
-                tracing::debug!(%error, shard = shard.0, "cannot reach the owner of chosen ids");
+                tracing::debug!(
+                    %error,
+                    shard = shard.0,
+                    "cannot create schedules with client-chosen ids at the owner of the shard"
+                );
                 indexes.into_iter().map(|at| (at, Err(CreateRejection::Unreachable))).collect()
             }
         }
@@ -109,7 +113,7 @@ impl Forwarding {
 
     /// Returns the shard whose owner must put the schedule of `request`.
     async fn shard_of(&self, request: &Create) -> Result<ShardId, StoreError> {
-        let id = request.id.clone().expect("the request of a put contains an id");
+        let id = request.id.clone().expect("a put request contains the id of its schedule");
         let home = home_poller(request, &id);
         let existing = self.shared.store.get(vec![(request.tenant.id, id)]).await?.pop().flatten();
         let live = existing.filter(|existing| existing.status != Status::Cancelled);
@@ -189,7 +193,11 @@ impl Forwarding {
                     Some(Err(error @ PeerError::Unreachable { .. })) => {
                         return Err(StoreError::Unavailable(error.to_string()));
                     }
-                    None => return Err(StoreError::Unavailable(format!("member {name} does not respond"))),
+                    None => {
+                        return Err(StoreError::Unavailable(format!(
+                            "member {name} did not respond in time; retry the request"
+                        )));
+                    }
                 }
             } else {
                 Err(OwnerError::NotOwned)
@@ -227,7 +235,7 @@ impl Forwarding {
         if sending.await.is_none() {
             tracing::warn!(
                 shard = shard.0,
-                "cannot send an outcome to the shard's owner, which may repeat the attempt"
+                "cannot send an attempt's outcome to the shard's owner, which may repeat the attempt"
             );
         }
     }
@@ -286,7 +294,7 @@ async fn create_at(
             Ok(Ok(_)) => return Err(PeerError::Unreachable { member: owner.name, reason: UNFIT.to_owned() }),
             first if responses.is_empty() => return first,
             other => {
-                tracing::debug!(member = owner.name, ?other, "part of a create failed");
+                tracing::debug!(member = owner.name, ?other, "one part of a split create request failed");
                 responses.resize(count, Err(CreateRejection::Unreachable));
                 break;
             }
@@ -295,4 +303,4 @@ async fn create_at(
     Ok(Ok(responses))
 }
 
-const UNFIT: &str = "the response does not match the request";
+const UNFIT: &str = "the number of results in the response differs from the number of requested schedules";

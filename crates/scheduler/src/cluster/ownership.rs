@@ -212,7 +212,9 @@ async fn apply_cancellations(
             }
         }
         if responses.contains(&Err(WriteRejection::Superseded)) {
-            return Err(StoreError::Unavailable("the shard has a later owner".to_owned()));
+            return Err(StoreError::Unavailable(
+                "cannot apply cancellation records: another owner took the shard under a later term".to_owned(),
+            ));
         }
         cursor = next;
     }

@@ -39,7 +39,7 @@ impl From<NotOwned> for OwnerError {
 impl From<NotOwned> for StoreError {
     fn from(NotOwned(shard): NotOwned) -> Self {
         // Another member owns the shard or will own it soon. A later repetition of the request succeeds.
-        StoreError::Unavailable(format!("this member does not own shard {}", shard.0))
+        StoreError::Unavailable(format!("this member does not own shard {} now; retry the request", shard.0))
     }
 }
 

@@ -170,7 +170,7 @@ impl Dispatch {
         }
         let lanes: Vec<Lane> = self.lanes.range(lanes_of(tenant)).map(|(lane, _)| *lane).collect();
         for lane in lanes {
-            let state = self.lanes.get_mut(&lane).expect("the lane was listed above");
+            let state = self.lanes.get_mut(&lane).expect("each lane in the list `lanes` exists in `self.lanes`");
             if let Some(until) = state.waits_until.take() {
                 self.waits.remove(&(until, Waiter::Lane(lane)));
             }
@@ -215,7 +215,7 @@ impl Dispatch {
         self.end_waits(now.monotonic);
         let share = self.share();
         while let Some(tenant) = self.turns.pop_front() {
-            let state = self.tenants.get_mut(&tenant).expect("a tenant with a turn exists");
+            let state = self.tenants.get_mut(&tenant).expect("each tenant in `turns` exists in `tenants`");
             state.has_turn = false;
             if state.in_flight >= state.limits.in_flight_max {
                 continue; // The tenant gets its next turn when one of its attempts ends.
@@ -241,9 +241,10 @@ impl Dispatch {
 
     /// Returns the next key of a tenant that may start a key.
     fn pop_of(&mut self, tenant: TenantId, now: Now) -> Option<u32> {
-        let state = self.tenants.get_mut(&tenant).expect("the caller has found the tenant");
+        let state = self.tenants.get_mut(&tenant).expect("the caller has checked that the tenant exists");
         while let Some(target) = state.turns.pop_front() {
-            let lane = self.lanes.get_mut(&(tenant, target)).expect("a lane with a turn exists");
+            let lane =
+                self.lanes.get_mut(&(tenant, target)).expect("each lane in a tenant's `turns` exists in `lanes`");
             lane.has_turn = false;
             if lane.in_flight >= lane.in_flight_max(&state.limits) {
                 continue; // The owner lowered the limit after the lane got its turn.
@@ -253,7 +254,7 @@ impl Dispatch {
                 self.waits.insert((until, Waiter::Lane((tenant, target))));
                 continue;
             }
-            let (entry, position) = lane.queue.pop_front().expect("a lane with a turn has a key");
+            let (entry, position) = lane.queue.pop_front().expect("the queue of a lane with a turn contains a key");
             lane.in_flight += 1;
             state.in_flight += 1;
             state.parked -= 1;
@@ -283,7 +284,7 @@ impl Dispatch {
         while let Some((in_flight, tenant)) = self.at_share.first().copied().filter(|(count, _)| *count < self.share())
         {
             self.at_share.remove(&(in_flight, tenant));
-            self.tenants.get_mut(&tenant).expect("a tenant at its share exists").is_at_share = false;
+            self.tenants.get_mut(&tenant).expect("each tenant in `at_share` exists in `tenants`").is_at_share = false;
             self.offer_tenant(tenant);
         }
     }
@@ -356,11 +357,11 @@ impl Dispatch {
             self.waits.pop_first();
             match waiter {
                 Waiter::Tenant(tenant) => {
-                    self.tenants.get_mut(&tenant).expect("a tenant in the list of waits exists").waits_until = None;
+                    self.tenants.get_mut(&tenant).expect("each waiting tenant exists in `tenants`").waits_until = None;
                     self.offer_tenant(tenant);
                 }
                 Waiter::Lane(lane) => {
-                    self.lanes.get_mut(&lane).expect("a lane in the list of waits exists").waits_until = None;
+                    self.lanes.get_mut(&lane).expect("each waiting lane exists in `lanes`").waits_until = None;
                     self.offer_lane(lane);
                 }
             }
@@ -437,7 +438,7 @@ impl Dispatch {
     }
 
     fn offer_lane(&mut self, lane: Lane) {
-        let state = self.lanes.get_mut(&lane).expect("the caller has just used this lane");
+        let state = self.lanes.get_mut(&lane).expect("the caller passes a lane that exists in `lanes`");
         let tenant = self.tenants.get_mut(&lane.0).expect("the tenant of a lane exists");
         let may_start = state.in_flight < state.in_flight_max(&tenant.limits) && state.waits_until.is_none();
         if state.has_turn || state.queue.is_empty() || !may_start {
@@ -449,7 +450,7 @@ impl Dispatch {
     }
 
     fn offer_tenant(&mut self, tenant: TenantId) {
-        let state = self.tenants.get_mut(&tenant).expect("the caller has just used this tenant");
+        let state = self.tenants.get_mut(&tenant).expect("the caller passes a tenant that exists in `tenants`");
         let may_start =
             state.in_flight < state.limits.in_flight_max && state.waits_until.is_none() && !state.is_at_share;
         if state.has_turn || state.turns.is_empty() || !may_start {

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn schedule_is_in_flight_while_one_occurrence_is_in_flight() {
+    fn schedule_is_in_flight_while_any_of_its_occurrences_is_in_flight() {
         let in_flight = InFlight::default();
         // These incarnations share one of the maps in `stripes`.
         for incarnation in [16, 32, 48] {
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn released_attempt_does_not_start_under_a_later_term() {
+    fn attempt_starts_only_under_the_latest_term_and_not_if_handed_over() {
         let in_flight = InFlight::default();
         let (until, occurrence) = (Timestamp::from_millis(100), key(1, 5).occurrence);
         in_flight.add(poller(0), key(1, 5), Term(1));

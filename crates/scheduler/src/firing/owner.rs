@@ -320,7 +320,7 @@ impl Owner {
             tokio::select! {
                 biased;
                 permit = &mut permit => {
-                    permit.expect("the outcome writer outlives its owner").send(ToWriter::Write(pending_write));
+                    permit.expect("the outcome writer stops only after its owner").send(ToWriter::Write(pending_write));
                     return;
                 }
                 Some(message) = self.messages.recv() => self.on_message(message),

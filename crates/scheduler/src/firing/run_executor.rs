@@ -170,7 +170,7 @@ async fn start_one(context: &Context, starting: Starting, schedule: Option<Arc<S
         Err(_) => {
             context.metrics.panics.inc();
             let run_id = starting.key.occurrence.run_id();
-            tracing::error!(run = %run_id, "run panicked at its start; the attempt counts as failed");
+            tracing::error!(run = %run_id, "start of an attempt panicked; the attempt counts as failed");
             let Some(schedule) = schedule else { return starting.ended(EndReason::Dropped) };
             let attempt = Attempt {
                 number: starting.key.attempt,
@@ -234,7 +234,11 @@ async fn start_loaded(
             starting.ended(EndReason::Writing)
         }
         Start::Unreadable { error, defer: _ } => {
-            tracing::error!(schedule = %schedule.id, %error, "cannot parse the stored schedule; owner defers the key");
+            tracing::error!(
+                schedule = %schedule.id,
+                %error,
+                "cannot parse the stored schedule; the owner defers its due row"
+            );
             starting.ended(EndReason::Unreadable)
         }
     }
@@ -290,7 +294,7 @@ async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, ru
         context.metrics.start_lateness_seconds.observe(lateness.as_secs_f64());
     }
     let Some(tenant) = context.tenants.get(schedule.tenant) else {
-        tracing::error!(tenant = schedule.tenant.0, "due row belongs to an unknown tenant");
+        tracing::error!(tenant = schedule.tenant.0, "due row belongs to an unknown tenant; the owner defers the row");
         return starting.ended(EndReason::Unreadable);
     };
     let Target::Http(target) = &schedule.spec.target;
@@ -310,7 +314,7 @@ async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, ru
     let attempt = AssertUnwindSafe(async { context.deliver.deliver(delivery).await }).catch_unwind().await;
     let delivered = attempt.unwrap_or_else(|_| {
         context.metrics.panics.inc();
-        tracing::error!(run = %key.occurrence.run_id(), "attempt panicked; the attempt counts as failed");
+        tracing::error!(run = %key.occurrence.run_id(), "callback delivery panicked; the attempt counts as failed");
         Some(Delivered { result: AttemptResult::Panicked, retry_after: None })
     });
     let Some(delivered) = delivered else { return starting.ended(EndReason::Released) };

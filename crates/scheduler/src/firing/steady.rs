@@ -51,14 +51,14 @@ mod tests {
     }
 
     #[test]
-    fn steady_clock_follows_an_even_wall_clock() {
+    fn steady_clock_equals_a_wall_clock_that_does_not_jump() {
         let mut clock = SteadyClock::new(wall(1_000), monotonic(0));
         assert_eq!(clock.at(wall(1_005), monotonic(5)), wall(1_005));
         assert_eq!(clock.at(wall(1_006), monotonic(6)), wall(1_006));
     }
 
     #[test]
-    fn steady_clock_follows_leap_ahead_only_after_30_s() {
+    fn steady_clock_follows_a_forward_jump_only_after_30_seconds() {
         let mut clock = SteadyClock::new(wall(1_000), monotonic(0));
         assert_eq!(clock.at(wall(5_001), monotonic(1)), wall(1_001));
         assert_eq!(clock.at(wall(5_020), monotonic(20)), wall(1_020));
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn steady_clock_ignores_reverted_leap() {
+    fn steady_clock_ignores_a_forward_jump_that_ends_within_30_seconds() {
         let mut clock = SteadyClock::new(wall(1_000), monotonic(0));
         assert_eq!(clock.at(wall(5_001), monotonic(1)), wall(1_001));
         assert_eq!(clock.at(wall(1_002), monotonic(2)), wall(1_002));
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn steady_clock_follows_step_back_at_once() {
+    fn steady_clock_follows_a_backward_jump_at_once() {
         let mut clock = SteadyClock::new(wall(1_000), monotonic(0));
         assert_eq!(clock.at(wall(400), monotonic(1)), wall(400));
     }

@@ -72,7 +72,7 @@ pub(crate) async fn supervise(shared: Arc<Shared>, taken: Gained, stop: Cancella
             return;
         }
         shared.metrics.panics.inc();
-        tracing::error!("owner panicked; another owner takes its shards");
+        tracing::error!("owner panicked; a new owner in this process takes its shards");
     }
 }
 

@@ -74,7 +74,7 @@ async fn response_lists_all_invalid_fields() {
             },
             {
               "code": "invalid_id",
-              "detail": "id contains ' ' at 2, but may contain only A-Z, a-z, 0-9, _ and -",
+              "detail": "id contains ' ' at byte 2, but may contain only A-Z, a-z, 0-9, _ and -",
               "hint": "leave the id out to get a generated id",
               "pointer": "/id"
             },
@@ -86,7 +86,7 @@ async fn response_lists_all_invalid_fields() {
             },
             {
               "code": "invalid_url",
-              "detail": "only http:// and https:// are supported",
+              "detail": "URL must start with http:// or https://",
               "pointer": "/target/http/url"
             },
             {

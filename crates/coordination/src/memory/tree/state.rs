@@ -104,7 +104,7 @@ impl Row {
 
 impl State {
     pub(super) fn new(at: Timestamp) -> Self {
-        let open = Acl::Open.grants(&[]).expect("an open access list is never empty");
+        let open = Acl::Open.grants(&[]).expect("the access list `Acl::Open` is never empty");
         let root = Row::new(Zxid(0), at, Bytes::new(), open.into());
         State { last: Zxid(0), nodes: BTreeMap::from([(key(&NodePath::root()), root)]), sessions: BTreeMap::new() }
     }
@@ -112,11 +112,11 @@ impl State {
     /// Opens a session.
     ///
     /// # Panics
-    /// Panics if a living session has the same id.
+    /// Panics if an open session has the same id.
     pub(super) fn open(&mut self, id: SessionId, identities: Vec<Identity>) {
         self.last.0 += 1;
         let opened = Opened { identities, ephemerals: BTreeSet::new() };
-        assert!(self.sessions.insert(id, opened).is_none(), "no living session has the id of the new session");
+        assert!(self.sessions.insert(id, opened).is_none(), "no open session has the id of the new session");
     }
 
     pub(super) fn has(&self, session: SessionId) -> bool {

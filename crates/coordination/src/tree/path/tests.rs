@@ -44,7 +44,7 @@ fn is_within_compares_whole_parts_of_a_path() {
 }
 
 #[test]
-fn sequence_parser_reads_the_number_in_a_name() {
+fn sequence_parser_reads_the_number_at_the_end_of_a_node_name() {
     for (name, prefix, number) in [
         ("_c_6e1d-lock-0000000007", "lock-", Some(7)),
         ("lock-lock-0000000007", "lock-", Some(7)),

@@ -176,8 +176,8 @@ async fn send_all(
             }
             Err(error) => {
                 let context = format!(
-                    "stopped at line {}: {}; requests of later lines may have had an effect, too. Send the file again: \
-                     only the missing schedules are created",
+                    "the creation stopped at line {}: {}; requests of later lines may also have created schedules. \
+                     Send the file again: the server creates only the missing schedules",
                     entry.line,
                     counts.text()
                 );
@@ -275,14 +275,14 @@ impl Entry {
             .chain_update(key)
             .finalize();
         let text: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        text.parse().expect("hexadecimal digits are a valid key")
+        text.parse().expect("a hexadecimal hash is a valid idempotency key")
     }
 }
 
 /// Reads JSON values one after the other; a value may span several lines. If the reader finds text that is not JSON,
 /// the entry for this text is the last entry.
 fn entries(mut input: &File) -> anyhow::Result<impl Iterator<Item = Entry>> {
-    input.rewind().context("cannot read the input again")?;
+    input.rewind().context("cannot return to the start of the input to read it again")?;
     let line = Arc::new(AtomicU64::new(1));
     let reader = LineCounter { input: BufReader::new(input), line: line.clone() };
     let mut ordinals: HashMap<[u8; 32], u64> = HashMap::new();
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn entry_of_a_schedule_file_has_the_number_of_its_first_line() {
+    fn schedule_file_entry_contains_the_number_of_its_first_line() {
         let object = r#"{"every":"1h","target":{"http":{"url":"http://a"}}}"#;
         let spread = object.replace(',', ",\n");
         let found = read(&format!("{object}\n\n{spread}{object}\n{{\"evry\":1}}\n[{object}]\n{{oops\n{object}\n"));

@@ -109,7 +109,9 @@ impl RequestArguments {
             (Some(text), _) => (text.clone(), "--payload".to_owned()),
             (None, Some(path)) if path.as_os_str() == "-" => {
                 let mut text = String::new();
-                io::stdin().read_to_string(&mut text).context("cannot read text from standard input")?;
+                io::stdin()
+                    .read_to_string(&mut text)
+                    .context("cannot read the payload as UTF-8 text from standard input")?;
                 (text, "standard input".to_owned())
             }
             (None, Some(path)) => {
@@ -119,6 +121,9 @@ impl RequestArguments {
             (None, None) => return Ok(None),
         };
         let payload = RawValue::from_string(text.trim().to_owned());
-        Ok(Some(payload.with_context(|| format!(r#"{from} is not JSON; write a string with quotes, as in '"word"'"#))?))
+        Ok(Some(
+            payload
+                .with_context(|| format!(r#"{from} is not valid JSON; write a string with quotes, as in '"word"'"#))?,
+        ))
     }
 }

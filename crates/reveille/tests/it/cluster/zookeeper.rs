@@ -13,7 +13,7 @@ use crate::server::BINARY;
 use crate::{now_millis, until};
 
 #[test]
-fn members_share_work_with_zookeeper_coordination() {
+fn schedules_fire_exactly_once_with_zookeeper_coordination() {
     share_the_work(&TestCluster::on_zookeeper(shared()));
 }
 
@@ -47,7 +47,7 @@ fn members_recover_after_a_zookeeper_outage() {
 }
 
 #[test]
-fn members_restrict_access_to_their_zookeeper_nodes_and_reject_wrong_root() {
+fn members_restrict_access_to_their_zookeeper_nodes_and_reject_another_root() {
     let cluster = TestCluster::on_zookeeper(shared());
     let server = cluster.start("a");
     cluster.wait_until_balanced(&["a"]);

@@ -139,7 +139,7 @@ fn remove_group(url: &str) {
 }
 
 #[test]
-fn kill_of_elect_or_its_supervisor_kills_the_command() {
+fn command_ends_if_elect_or_its_supervisor_is_killed() {
     let url = zookeeper();
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
@@ -162,7 +162,7 @@ fn kill_of_elect_or_its_supervisor_kills_the_command() {
 }
 
 #[test]
-fn command_and_its_children_get_sigterm_then_sigkill() {
+fn stopped_elect_sends_sigterm_then_sigkill_to_command_and_its_children() {
     let url = zookeeper();
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
@@ -193,7 +193,7 @@ fn command_and_its_children_get_sigterm_then_sigkill() {
 }
 
 #[test]
-fn second_signal_skips_the_grace_period() {
+fn second_sigterm_to_elect_ends_the_grace_period_early() {
     let (url, folder) = (zookeeper(), tempfile::tempdir().unwrap());
     let log = folder.path().join("log");
     let mut command = reveille(&url, &["elect", "--group", "/group", "--grace", "3600", "--", "sh", "-c"]);
@@ -241,7 +241,7 @@ fn command_gets_sigterm_before_the_session_of_elect_expires() {
 }
 
 #[test]
-fn elect_exits_like_its_command_and_leaves_no_process() {
+fn elect_exits_with_the_code_of_its_command_and_leaves_no_process() {
     let url = zookeeper();
     let code = |script: &str| {
         let output = run(&url, &["elect", "--group", "/group", "--grace", "1", "--", "sh", "-c", script]);

@@ -238,7 +238,7 @@ where
 }
 
 #[test]
-fn decoder_returns_encoded_operation_and_rejects_truncated_bytes() {
+fn every_operation_decodes_from_its_bytes_but_not_from_truncated_bytes() {
     let created = prop_oneof![schedule().prop_map(Ok), refusal().prop_map(Err)];
     check(vec(named(), 0..5).prop_map(CreateNamed), vec(created, 0..5));
     check(named().prop_map(Put), put_answer());
@@ -271,7 +271,7 @@ fn decoder_allocates_no_memory_for_oversized_declared_lengths() {
 }
 
 #[test]
-fn decoder_rejects_values_outside_their_domain() {
+fn decoder_rejects_invalid_schedule_id_and_invalid_boolean() {
     let mut put = encode_request(&Put(a_named())).to_vec();
     let at = put.windows(8).position(|bytes| bytes == b"order-17").unwrap();
     put[at + 5] = b'.';
@@ -283,7 +283,7 @@ fn decoder_rejects_values_outside_their_domain() {
 }
 
 #[test]
-fn decoder_rejects_message_of_another_version() {
+fn decoder_rejects_message_of_another_format_version() {
     let mut nudge = encode_request(&Nudge).to_vec();
     nudge[0] += 1;
     assert!(decode_request::<Nudge>(&nudge).is_err());
@@ -371,7 +371,7 @@ fn hex(bytes: &[u8]) -> String {
 /// The golden file contains every format that members of different builds exchange. A developer may append lines to the
 /// file, but must never change a line.
 #[test]
-fn encoder_output_equals_golden_bytes() {
+fn encoder_output_equals_the_bytes_in_the_golden_file() {
     let once = Named { spec: a_spec(When::At(an_occurrence().nominal)), ..a_named() };
     let Schedule { poller, incarnation, .. } = *a_schedule();
     let put = || Ok(PutResponse { schedule: a_schedule(), created: true, too_late: false });

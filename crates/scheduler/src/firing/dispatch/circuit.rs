@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_double_wait_of_circuit_until_a_response_closes_it() {
+    fn failed_probes_double_the_wait_of_a_circuit_until_a_probe_succeeds() {
         let mut circuit = Circuit::default();
         for _ in 1..FAILURES_MAX {
             circuit.record(TargetHealth::Unavailable, at(0));

@@ -28,7 +28,7 @@ fn tenants_take_turns_no_matter_how_many_keys_they_have() {
 }
 
 #[test]
-fn full_target_delays_only_its_own_keys() {
+fn target_at_its_in_flight_limit_delays_only_its_own_keys() {
     let mut dispatch = dispatch(1, 100, 100);
     for entry in 0..3 {
         assert!(dispatch.push(lane(1, 1), entry, NOW));
@@ -43,7 +43,7 @@ fn full_target_delays_only_its_own_keys() {
 }
 
 #[test]
-fn total_limit_applies_to_the_attempts_in_flight_of_all_targets() {
+fn total_in_flight_limit_counts_the_attempts_of_all_targets() {
     let mut dispatch = dispatch(10, 2, 100);
     for target in 0..4 {
         assert!(dispatch.push(lane(1, target), target, NOW));
@@ -54,7 +54,7 @@ fn total_limit_applies_to_the_attempts_in_flight_of_all_targets() {
 }
 
 #[test]
-fn tenants_with_slow_targets_leave_a_free_slot() {
+fn tenants_with_slow_targets_leave_a_free_slot_for_another_tenant() {
     for (tenants, left_over) in [(1, 20), (2, 11), (20, 1)] {
         let mut dispatch = dispatch(1_000, 100, 1_000);
         for entry in 0..tenants * 100 {
@@ -84,7 +84,7 @@ fn freed_slots_let_a_tenant_at_its_share_start_more_keys() {
 }
 
 #[test]
-fn occurrence_fires_late_if_it_became_due_without_a_free_slot() {
+fn all_occurrences_that_became_due_without_a_free_slot_fire_late() {
     let mut dispatch = dispatch(1_000, 1, 1_000);
     assert!(dispatch.push(lane(1, 1), 0, NOW));
     assert!(dispatch.push(lane(2, 1), 1, NOW));
@@ -128,7 +128,7 @@ fn lane_gets_no_turn_after_the_queue_removed_its_keys() {
 }
 
 #[test]
-fn slow_targets_leave_part_of_window_to_other_targets() {
+fn slow_targets_leave_space_in_the_key_window_for_other_targets() {
     let options =
         Options { in_flight_per_target: 1, window_keys_max: 120, parked_per_target: 120, ..Options::default() };
     let mut dispatch = Dispatch::new(&options);
@@ -137,7 +137,7 @@ fn slow_targets_leave_part_of_window_to_other_targets() {
 }
 
 #[test]
-fn dispatch_spaces_positions_of_deferred_keys_by_the_rate_of_their_target() {
+fn deferred_keys_of_a_target_of_unknown_rate_get_positions_one_second_apart() {
     let mut dispatch = dispatch(1, 100, 2);
     let positions: Vec<Timestamp> = (0..200).map(|_| dispatch.defer_to(lane(1, 1), NOW)).collect();
     assert_eq!(positions[0], NOW + Duration::from_secs(1));
@@ -147,7 +147,7 @@ fn dispatch_spaces_positions_of_deferred_keys_by_the_rate_of_their_target() {
 }
 
 #[test]
-fn dispatch_spaces_deferred_keys_of_a_fast_target_by_its_measured_rate() {
+fn deferred_keys_of_a_fast_target_get_positions_at_its_measured_rate() {
     let mut dispatch = dispatch(10_000, 10_000, 10_000);
     // One attempt stays in flight, so that the queue does not remove the lane.
     dispatch.push(lane(1, 1), 0, NOW);
@@ -179,7 +179,7 @@ fn popped(dispatch: &mut Dispatch, now: Now) -> Vec<u32> {
 }
 
 #[test]
-fn tenant_above_its_rate_delays_only_itself_and_keeps_key_order() {
+fn tenant_above_its_rate_limit_delays_only_its_own_keys_and_keeps_order() {
     let mut dispatch = dispatch(1_000, 1_000, 1_000);
     dispatch.limit(TenantId(1), limits(Quotas::NONE.with(Quota::CallbacksPerMinute, 60)));
     for entry in 0..70 {
@@ -205,7 +205,7 @@ fn tenant_above_its_rate_delays_only_itself_and_keeps_key_order() {
 }
 
 #[test]
-fn dispatch_demands_few_keys_for_a_tenant_at_its_rate_limit() {
+fn dispatch_requests_only_few_more_keys_for_a_tenant_at_its_rate_limit() {
     let mut dispatch = dispatch(1_000, 1_000, 1_000);
     dispatch.limit(TenantId(1), limits(Quotas::NONE.with(Quota::CallbacksPerMinute, 600)));
     assert_eq!(dispatch.demand(TenantId(1)), usize::MAX);
@@ -218,7 +218,7 @@ fn dispatch_demands_few_keys_for_a_tenant_at_its_rate_limit() {
 }
 
 #[test]
-fn zero_rate_starts_no_key_until_a_higher_rate_is_set() {
+fn tenant_with_zero_rate_starts_no_key_until_its_rate_is_raised() {
     let mut dispatch = dispatch(10, 10, 10);
     dispatch.limit(TenantId(1), limits(Quotas::NONE.with(Quota::CallbacksPerMinute, 0)));
     dispatch.push(lane(1, 1), 0, NOW);
@@ -284,7 +284,7 @@ fn in_flight_limits_apply_per_tenant_and_per_target() {
 }
 
 #[test]
-fn quota_may_exceed_the_default_limit_per_target() {
+fn in_flight_quota_may_exceed_the_default_limit_per_target() {
     let options = Options { in_flight_per_target: 256, in_flight_max: 4_096, ..Options::default() };
     let per_target = |quotas: Quotas| Limits::of(&quotas, &options, 1, 1).in_flight_per_target;
     assert_eq!(per_target(Quotas::NONE), 256);
@@ -293,7 +293,7 @@ fn quota_may_exceed_the_default_limit_per_target() {
 }
 
 #[test]
-fn member_with_quarter_of_pollers_gets_quarter_of_rate() {
+fn member_with_quarter_of_tenants_pollers_gets_quarter_of_tenants_rate() {
     let quotas = Quotas::NONE.with(Quota::CallbacksPerMinute, 60).with(Quota::InFlightMax, 10);
     let mut dispatch = dispatch(100, 100, 100);
     dispatch.limit(TenantId(1), Limits::of(&quotas, &Options::default(), 16, 64));

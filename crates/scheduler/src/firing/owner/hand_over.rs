@@ -102,7 +102,10 @@ impl Owner {
     /// under a later term.
     pub(super) fn superseded(&mut self, poller: PollerId, term: Term, outcome: Option<AttemptOutcome>) {
         if self.window.shard_term(poller).is_some_and(|shard_term| shard_term.term == term) {
-            tracing::warn!(shard = poller.shard().0, "another member took a shard");
+            tracing::warn!(
+                shard = poller.shard().0,
+                "shard has an owner under a later term; this owner releases the shard"
+            );
             self.release(&BTreeSet::from([poller.shard()]));
             self.context.events.report_superseded(poller.shard(), term);
         }

@@ -63,7 +63,7 @@ impl Window {
         }
         let mut reads = Vec::new();
         for (_, index, tenant) in wanted {
-            let (capacity, page) = capacities.get_mut(&tenant).expect("every wanted tenant has a capacity");
+            let (capacity, page) = capacities.get_mut(&tenant).expect("each tenant in `wanted` has a capacity");
             let limit = (*page).min(*capacity);
             if limit == 0 {
                 continue;
@@ -103,7 +103,7 @@ impl Window {
         }
         let last = page.keys.last().copied();
         let complete = page.next.is_none_or(|next| next > read.until);
-        let poller = self.pollers.get_mut(&index).expect("the function has found the poller above");
+        let poller = self.pollers.get_mut(&index).expect("this function has checked that the poller exists");
         match kind {
             ReadKind::Ahead => {
                 poller.reading = None;

@@ -98,7 +98,7 @@ impl Bench {
 }
 
 #[test]
-fn repeatedly_read_row_expires_only_once() {
+fn row_that_the_owner_reads_repeatedly_expires_only_once() {
     let mut bench = Bench::new(10_000);
     bench.insert_and_report(key(1, 500));
     bench.read_ahead(0);
@@ -237,7 +237,7 @@ fn attempt_waits_for_all_earlier_attempts() {
 }
 
 #[test]
-fn deferred_key_returns_only_at_its_later_position() {
+fn deferred_key_expires_again_only_at_its_later_position() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.read_ahead(0);
@@ -474,7 +474,7 @@ fn window_ignores_results_of_reads_and_writes_for_a_released_poller() {
 }
 
 #[test]
-fn handed_over_attempt_prevents_second_start_and_advance_of_done() {
+fn handed_over_attempt_does_not_start_again_and_done_does_not_pass_it() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     let entry = bench.window.add_handed_over(POLLER, key(1, 300)).expect("the poller is served");
