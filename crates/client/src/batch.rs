@@ -20,9 +20,8 @@ const LINE_BYTES_MAX: usize = 1 << 20;
 
 impl Client {
     /// Creates many schedules, and returns their results in the order of the requests. [`BatchLine::line`] is the
-    /// number of the request, from 1. The client polls `requests` as fast as the server accepts them. Read the results
-    /// while the client sends the requests, because the server stops reading requests if the caller does not read the
-    /// results. A batch has at most 1,000,000 requests.
+    /// number of the request, from 1. The client polls `requests` as fast as the server accepts them. The server
+    /// keeps results that the caller has not read yet. A batch has at most 1,000,000 requests.
     ///
     /// The client never repeats a batch. After an error, the server may have created schedules whose results are
     /// missing. If each request has an id, the caller can send the batch again. The server then reports

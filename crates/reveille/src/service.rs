@@ -243,7 +243,12 @@ fn deliver(
 /// Binds the listener of the server. If this fails, the function stops the scheduler.
 async fn bind(runtime: &Runtime, scheduler: &Scheduler, options: &Options) -> anyhow::Result<Server> {
     let tls = options.certificate.as_ref().map(|certificate| certificate.tls.clone());
-    let server = server::Options { answers_users: options.member.has(Role::Api), tls, ..options.server.clone() };
+    let server = server::Options {
+        answers_users: options.member.has(Role::Api),
+        tls,
+        batch_folder: options.data.clone(),
+        ..options.server.clone()
+    };
     match Server::bind(runtime.clone(), scheduler.clone(), server).await {
         Ok(server) => Ok(server),
         Err(error) => {

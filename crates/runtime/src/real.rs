@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime};
@@ -219,6 +219,10 @@ impl Disk for RealDisk {
         done(file.map(|file| Arc::new(RealFile(file)) as Arc<dyn DiskFile>))
     }
 
+    fn open_unnamed<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>> {
+        done(open_unnamed(dir).map(|file| Arc::new(RealFile(file)) as Arc<dyn DiskFile>))
+    }
+
     fn list<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Vec<String>>> {
         done(with_descriptor(|| list_files(dir)))
     }
@@ -243,6 +247,14 @@ impl Disk for RealDisk {
     fn lock<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<Box<dyn Send + Sync>>> {
         done(with_descriptor(|| lock_file(path)))
     }
+}
+
+/// Creates a file and removes its name at once. `O_TMPFILE` creates no name, but not every file system supports it.
+fn open_unnamed(dir: &Path) -> io::Result<File> {
+    let path = dir.join(format!(".unnamed-{:016x}", RANDOM.with_borrow_mut(Buffered::next)));
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+    fs::remove_file(&path)?;
+    Ok(file)
 }
 
 fn list_files(dir: &Path) -> io::Result<Vec<String>> {

@@ -1,14 +1,18 @@
 //! Client connection, with its protocol limits and its streamed responses.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::http::Request;
+use bytes::Bytes;
 use futures_util::future::FutureExt;
+use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
-use listener::{Builder, End, IdleTimeout};
+use listener::{Activity, Builder, End, IdleTimeout};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
@@ -37,10 +41,11 @@ pub(crate) async fn serve(
     let idle_timeout = IdleTimeout { first: app.options.idle_timeout, period: app.options.idle_timeout };
     let slot = open.slot();
     let budget = Budget::new(app.options.response_bytes_per_connection_max);
-    let service = |mut request: Request<Incoming>, activity| {
+    let service = |request: Request<Incoming>, activity| {
+        let mut request = watched_request(request, &activity);
         request.extensions_mut().insert(budget.clone());
         request.extensions_mut().insert(slot.clone());
-        let response = router.clone().call(routes::with_colons(request.map(Body::new)));
+        let response = router.clone().call(routes::with_colons(request));
         response.map(|response| {
             let Ok(response) = response;
             watched(response, activity)
@@ -71,4 +76,36 @@ fn builder(app: &AppState) -> Builder {
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(20));
     builder
+}
+
+/// Wraps the body of a request so that each of its pieces counts as activity. The client of a batch may send lines for a
+/// long time before it reads the first result.
+fn watched_request(request: Request<Incoming>, activity: &Arc<Activity>) -> Request<Body> {
+    if request.body().is_end_stream() {
+        return request.map(Body::new);
+    }
+    request.map(|body| Body::new(WatchedRequest { body, activity: activity.clone() }))
+}
+
+struct WatchedRequest {
+    body: Incoming,
+    activity: Arc<Activity>,
+}
+
+impl HttpBody for WatchedRequest {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        self.activity.touch();
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }

@@ -1,4 +1,4 @@
-//! Header `Idempotency-Key`, which lets a client repeat a POST. `routes::once` describes its effect.
+//! Header `Idempotency-Key`, which lets a client repeat a POST or a batch. `routes::once` describes its effect.
 
 #[cfg(test)]
 mod tests;
@@ -46,14 +46,27 @@ impl Key {
         ScheduleId::from_digest_old(self.digest(tenant))
     }
 
+    /// Returns the schedule id for a line of a batch with this key. Lines are counted from 1.
+    pub(crate) fn id_of_line(&self, tenant: TenantId, number: u64) -> ScheduleId {
+        let digest = Sha256::new()
+            .chain_update(b"reveille idempotency key of a batch\0")
+            .chain_update(tenant.0.to_be_bytes())
+            .chain_update(number.to_be_bytes())
+            .chain_update(&self.0);
+        ScheduleId::from_digest(first_half(digest))
+    }
+
     fn digest(&self, tenant: TenantId) -> u128 {
         let digest = Sha256::new()
             .chain_update(b"reveille idempotency key\0")
             .chain_update(tenant.0.to_be_bytes())
-            .chain_update(&self.0)
-            .finalize();
-        u128::from_be_bytes(digest[..16].try_into().expect("a SHA-256 digest has 32 bytes"))
+            .chain_update(&self.0);
+        first_half(digest)
     }
+}
+
+fn first_half(digest: Sha256) -> u128 {
+    u128::from_be_bytes(digest.finalize()[..16].try_into().expect("a SHA-256 digest has 32 bytes"))
 }
 
 /// Returns the content of a structured string (RFC 8941, section 3.3.3), or a text without quotes unchanged.

@@ -26,6 +26,7 @@ mod rejection;
 mod route;
 mod routes;
 mod spans;
+mod spool;
 mod state;
 mod tls;
 mod unread;

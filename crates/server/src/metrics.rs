@@ -33,6 +33,7 @@ pub(crate) struct HttpMetrics {
     pub(crate) connections_rejected: Counter,
     connections_replaced: Counter,
     pub(crate) batch_lines: Counter,
+    pub(crate) batches_broken_off: Counter,
     pub(crate) handshakes_failed: Counter,
     pub(crate) response_bytes: Gauge,
     rendered: Mutex<Option<Rendered>>,
@@ -85,6 +86,12 @@ impl HttpMetrics {
             "Batch lines whose result the server has written",
             batch_lines.clone(),
         );
+        let batches_broken_off = Counter::default();
+        registry.register(
+            "reveille_http_batches_broken_off",
+            "Batches that ended before the client received the result of every line",
+            batches_broken_off.clone(),
+        );
         let handshakes_failed = Counter::default();
         registry.register(
             "reveille_http_handshakes_failed",
@@ -105,6 +112,7 @@ impl HttpMetrics {
             connections_rejected,
             connections_replaced,
             batch_lines,
+            batches_broken_off,
             handshakes_failed,
             response_bytes,
             rendered: Mutex::new(None),

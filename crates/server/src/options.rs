@@ -1,6 +1,7 @@
 //! Options of the HTTP server.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use domain::egress::Network;
@@ -80,6 +81,16 @@ pub struct Options {
     /// Maximum number of concurrent scheduler calls of one batch. Default 4. With one call, the disk is idle while the
     /// server reads lines.
     pub batch_groups_max: usize,
+    /// Maximum bytes of a batch's results that stay in memory until the client reads them; one group of results may
+    /// exceed the limit. Further results go to a file. Default 1 MiB. With a low limit, the server writes files for
+    /// clients that read a little late. With a high limit, batches use more memory.
+    pub batch_memory_max: usize,
+    /// Maximum total size of the files of all batches with unread results. At the limit, a batch reads no further lines
+    /// until its client reads results. Default 1 GiB. With a low limit, large batches of clients that write their whole
+    /// request before they read fail. A high limit uses disk space.
+    pub batch_files_max: u64,
+    /// Folder of the files with unread results. The files have no names. Default: the system's temporary folder.
+    pub batch_folder: PathBuf,
     /// Time within which current requests must end after the stop. Default 20 s. After this time, the server closes
     /// their connections.
     pub drain_timeout: Duration,
@@ -122,6 +133,9 @@ impl Default for Options {
             batch_lines_max: 1_000_000,
             batch_group_lines: 500,
             batch_groups_max: 4,
+            batch_memory_max: 1 << 20,
+            batch_files_max: 1 << 30,
+            batch_folder: std::env::temp_dir(),
             drain_timeout: Duration::from_secs(20),
         }
     }

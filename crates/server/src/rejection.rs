@@ -193,6 +193,10 @@ impl fmt::Display for Rejection {
 }
 
 impl Rejection {
+    pub(crate) fn code(&self) -> Code {
+        self.kind
+    }
+
     pub(crate) fn status(&self) -> StatusCode {
         self.kind.parts().0
     }

@@ -132,6 +132,7 @@ fn schedule_routes(routes: Routes) -> Routes {
                 "Create many schedules: one request per line, and one result (`BatchLine`) per line, in order",
                 ResponseSpec { content: Content::Lines, ..ok("One result for each line", batch_lines) },
             )
+            .with(&[IdempotencyKey])
             .with_lines()
             .rejecting(&[Code::BatchTooLong]),
             batch::batch,

@@ -22,6 +22,7 @@ use crate::readiness::Readiness;
 use crate::rejection::{Code, HandlerResult, Rejected, reject};
 use crate::route::Route;
 use crate::spans;
+use crate::spool::Spools;
 use crate::unread::{Budget, Budgets, Reserved, TENANT_PART};
 
 /// Longest wait for the budget of all connections. Other clients use it up, so the server rejects the request early.
@@ -39,6 +40,7 @@ pub(crate) struct AppState {
     pub(crate) creates: Creates,
     pub(crate) pending: Pending,
     pub(crate) readiness: Readiness,
+    pub(crate) spools: Arc<Spools>,
     /// Budgets of the unread responses of all connections.
     pub(crate) unread: Budgets,
     /// Random prefix of request ids. A counter follows it, so that ids are unique without a random number per request.
@@ -52,6 +54,7 @@ impl AppState {
         let metrics = HttpMetrics::new();
         let (creates, pending, readiness) = (Creates::default(), Pending::default(), Readiness::default());
         let (requests, unread) = (AtomicU64::new(0), Budgets::new(options.response_bytes_max));
+        let spools = Arc::new(Spools::new(&runtime, &options));
         AppState {
             runtime,
             tenants: scheduler.tenants(),
@@ -61,6 +64,7 @@ impl AppState {
             creates,
             pending,
             readiness,
+            spools,
             unread,
             request_id_start,
             requests,

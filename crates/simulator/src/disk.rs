@@ -148,6 +148,15 @@ impl Disk for SimulatedDisk {
         Box::pin(self.operate(Operation::on("open", path), move |core, _| self.open_now(core, path, mode)))
     }
 
+    fn open_unnamed<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>> {
+        Box::pin(self.operate(Operation::on("open_unnamed", dir), move |core, _| {
+            let path = dir.join(".unnamed");
+            let file = self.open_now(core, &path, OpenMode::CreateNew)?;
+            core.members[self.member].volume.remove(&path)?;
+            Ok(file)
+        }))
+    }
+
     fn list<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Vec<String>>> {
         Box::pin(self.operate(Operation::on("list", dir), |core, member| volume(core, member).list(dir)))
     }

@@ -167,6 +167,22 @@ fn disk_keeps_written_bytes_and_file_names_and_rejects_a_second_lock() {
 }
 
 #[test]
+fn file_without_a_name_keeps_bytes_and_leaves_no_file() {
+    on_tokio(async |runtime| {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = runtime.disk();
+        let file = disk.open_unnamed(folder.path()).await.unwrap();
+        assert_eq!(disk.list(folder.path()).await.unwrap(), [""; 0]);
+        file.write_at(3, b"kept").await.unwrap();
+        let mut bytes = [0; 4];
+        file.read_at(3, &mut bytes).await.unwrap();
+        assert_eq!(&bytes, b"kept");
+        let error = disk.open_unnamed(&folder.path().join("none")).await.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+    });
+}
+
+#[test]
 fn random_numbers_do_not_repeat() {
     on_tokio(async |runtime| {
         let numbers: std::collections::BTreeSet<u64> = (0..1_000).map(|_| runtime.random()).collect();

@@ -68,7 +68,9 @@ impl Schemas {
             Parameter::IdempotencyKey => {
                 let schema =
                     json!({ "type": "string", "pattern": idempotency::PATTERN, "minLength": 1, "maxLength": 512 });
-                ("Idempotency-Key", "Every request with this key and this body gets the same response", schema)
+                let description = "Every request with this key and this body gets the same response. In a batch, the key \
+                                   and the number of a line have this effect on the line";
+                ("Idempotency-Key", description, schema)
             }
             Parameter::DueFrom => ("due_from", "Start of the due range, inclusive", instant()),
             Parameter::DueUntil => {

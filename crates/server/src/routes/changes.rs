@@ -89,7 +89,7 @@ fn is_active(found: Option<&Schedule>) -> bool {
     found.is_some_and(|found| found.status == Status::Active)
 }
 
-pub(super) fn put_response(response: Result<PutResponse, CreateRejection>, when: &'static str) -> HandlerResult {
+fn put_response(response: Result<PutResponse, CreateRejection>, when: &'static str) -> HandlerResult {
     let PutResponse { schedule, created, too_late } = response.map_err(|rejection| reject_create(rejection, when))?;
     spans::record_schedule(&schedule);
     let status = if created { StatusCode::CREATED } else { StatusCode::OK };

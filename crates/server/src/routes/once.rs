@@ -1,7 +1,7 @@
-//! POST requests with an `Idempotency-Key`, which a client may repeat.
+//! POST requests with an `Idempotency-Key`, which a client may repeat: single requests and batches.
 //!
-//! The key determines the schedule's id: the id is a digest of tenant and key. Therefore all requests with one key go
-//! to one owner, which creates a schedule only if no schedule with this id ever existed. A fingerprint of the body
+//! The key determines the schedule's id: the id is a digest of tenant and key, and for a batch also of the line's number.
+//! Therefore all requests with one key go to one owner, which creates a schedule only if no schedule with this id ever existed. A fingerprint of the body
 //! replaces some random bits of the incarnation, so that the owner detects another body with the same key. The server
 //! stores no state other than the schedule. The mechanism works on every engine, across crashes and hand-overs, while
 //! the store retains the schedule. The server can compute the first response again from the body and the creation time.
@@ -16,16 +16,17 @@ use api::FieldError;
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode};
 use bytes::Bytes;
-use domain::{Incarnation, Revision, Schedule, Status, Tenant, decide};
+use domain::{Incarnation, Revision, Schedule, ScheduleId, Status, Tenant, Timestamp, decide};
 use scheduler::{Create, Timing};
 
-use super::changes::{TRIES, others, put_response};
-use super::created::{may_exist, schedule_response, timing_pointer};
+use super::changes::{TRIES, others};
+use super::created::{may_exist, reject_create, schedule_response, timing_pointer};
 use super::dry_run;
 use crate::body::{read_again, read_schedule};
 use crate::idempotency::{Key, fingerprint};
 use crate::quota::Reservation;
 use crate::rejection::{Code, HandlerResult, Rejected, reject, reject_fields};
+use crate::spans;
 use crate::state::AppState;
 use crate::wire;
 
@@ -38,57 +39,113 @@ pub(super) async fn create(
     body: &Bytes,
     is_dry_run: bool,
 ) -> HandlerResult {
-    let (id, fingerprint) = (key.id(tenant.id), fingerprint(body));
+    // Earlier builds derived another id from the same key.
+    let ids = [key.id(tenant.id), key.id_old(tenant.id)];
+    if is_dry_run {
+        return would_create(app, tenant, &ids, body).await;
+    }
+    match create_once(app, &tenant, &ids, body).await? {
+        Once::Created(schedule) => {
+            spans::record_schedule(&schedule);
+            Ok(schedule_response(StatusCode::CREATED, &wire::summary(&schedule), schedule.edition()))
+        }
+        Once::Replayed(first) => Ok(replayed(&first)),
+    }
+}
+
+/// Result of a request with an idempotency key.
+pub(super) enum Once {
+    Created(Arc<Schedule>),
+    /// Schedule that an earlier request created, in the state after its creation.
+    Replayed(Arc<Schedule>),
+}
+
+/// Creates the schedule of line `number` of a batch with `key`.
+pub(super) async fn create_line(
+    app: &AppState,
+    tenant: &Arc<Tenant>,
+    key: &Key,
+    number: u64,
+    line: &[u8],
+) -> Result<Once, Rejected> {
+    create_once(app, tenant, &[key.id_of_line(tenant.id, number)], line).await
+}
+
+/// Creates a schedule with the first of `ids`, unless an earlier request created a schedule with one of them.
+async fn create_once(app: &AppState, tenant: &Arc<Tenant>, ids: &[ScheduleId], body: &[u8]) -> Result<Once, Rejected> {
     let mut reservation = Reservation::default();
     for attempt in 0..TRIES {
-        if let Some(found) = find(app, &tenant, key).await? {
+        let first = find_first(app, tenant, ids, body).await;
+        if !matches!(first, Ok(None)) {
             // Another request with this key may have created the schedule first.
             app.pending.finish(&reservation, false);
-            if found.incarnation.fingerprint() != fingerprint {
-                let detail = "the key was used with another body; send a new key with each new request";
-                return Err(reject(Code::IdempotencyKeyReused, detail));
-            }
-            let first = as_created(&found, body);
-            if is_dry_run {
-                return dry_run::preview_of(StatusCode::CREATED, &first);
-            }
-            app.scheduler.confirm(found.incarnation).await?;
-            return Ok(replayed(&first));
+        }
+        if let Some((found, first)) = first? {
+            app.scheduler.confirm(found).await?;
+            return Ok(Once::Replayed(Arc::new(first)));
         }
         if attempt == 0 {
             app.count_create(&tenant)?;
         }
         let now = app.runtime.now();
-        let parsed = read_schedule(body, None, &app.options.limits, &tenant.egress, now)?;
-        if parsed.id.is_some() {
-            return Err(id_and_key());
-        }
+        let request = request(app, tenant, &ids[0], body, now)?;
         if attempt == 0 {
-            reservation = app.admit(&tenant, None, &parsed.spec, now).await?;
-        }
-        let incarnation = Incarnation::with_fingerprint(now, app.runtime.random_u128(), fingerprint);
-        let (tenant, id) = (tenant.clone(), Some(id.clone()));
-        let request = Create { tenant, id, incarnation: Some(incarnation), spec: parsed.spec };
-        if is_dry_run {
-            app.pending.finish(&reservation, false);
-            return dry_run::preview(app, request, None, Timing::Restarted);
+            reservation = app.admit(tenant, None, &request.spec, now).await?;
         }
         let when = timing_pointer(&request);
         if let Some(response) = app.scheduler.put_if(request, None, Timing::Restarted).await? {
             app.pending.finish(&reservation, may_exist(&response));
-            return put_response(response, when);
+            let put = response.map_err(|rejection| reject_create(rejection, when))?;
+            return Ok(Once::Created(put.schedule));
         }
     }
     Err(others())
 }
 
-/// Returns the schedule that a request with this key created, in this build or in an earlier one.
-async fn find(app: &AppState, tenant: &Tenant, key: &Key) -> Result<Option<Arc<Schedule>>, Rejected> {
-    let found = app.scheduler.get(tenant.id, key.id(tenant.id)).await?;
-    match found {
-        Some(found) => Ok(Some(found)),
-        None => Ok(app.scheduler.get(tenant.id, key.id_old(tenant.id)).await?),
+async fn would_create(app: &AppState, tenant: Arc<Tenant>, ids: &[ScheduleId], body: &[u8]) -> HandlerResult {
+    if let Some((_, first)) = find_first(app, &tenant, ids, body).await? {
+        return dry_run::preview_of(StatusCode::CREATED, &first);
     }
+    let now = app.runtime.now();
+    let request = request(app, &tenant, &ids[0], body, now)?;
+    let reservation = app.admit(&tenant, None, &request.spec, now).await?;
+    app.pending.finish(&reservation, false);
+    dry_run::preview(app, request, None, Timing::Restarted)
+}
+
+/// Returns the schedule that an earlier request with this body created, in the state after its creation, and its
+/// incarnation.
+async fn find_first(
+    app: &AppState,
+    tenant: &Tenant,
+    ids: &[ScheduleId],
+    body: &[u8],
+) -> Result<Option<(Incarnation, Schedule)>, Rejected> {
+    for id in ids {
+        if let Some(found) = app.scheduler.get(tenant.id, id.clone()).await? {
+            if found.incarnation.fingerprint() != fingerprint(body) {
+                let detail = "the key was used with another body; send a new key with each new request";
+                return Err(reject(Code::IdempotencyKeyReused, detail));
+            }
+            return Ok(Some((found.incarnation, as_created(&found, body))));
+        }
+    }
+    Ok(None)
+}
+
+fn request(
+    app: &AppState,
+    tenant: &Arc<Tenant>,
+    id: &ScheduleId,
+    body: &[u8],
+    now: Timestamp,
+) -> Result<Create, Rejected> {
+    let parsed = read_schedule(body, None, &app.options.limits, &tenant.egress, now)?;
+    if parsed.id.is_some() {
+        return Err(id_and_key());
+    }
+    let incarnation = Incarnation::with_fingerprint(now, app.runtime.random_u128(), fingerprint(body));
+    Ok(Create { tenant: tenant.clone(), id: Some(id.clone()), incarnation: Some(incarnation), spec: parsed.spec })
 }
 
 fn id_and_key() -> Rejected {

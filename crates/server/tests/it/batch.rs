@@ -3,7 +3,7 @@ use std::time::Duration;
 use serde_json::Value;
 use server::Options;
 
-use crate::support::{KEY, Response, World, body};
+use crate::support::{Connection, KEY, Response, World, body};
 
 fn lines(response: &Response) -> Vec<Value> {
     response.body.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -122,6 +122,7 @@ async fn server_reads_the_rest_of_a_batch_after_its_rejection() {
          content-type: application/x-ndjson\r\ncontent-length: {length}\r\n\r\n{batch}"
     );
     connection.write(head.as_bytes()).await;
+    // The client sent the length, but the response starts before the rest of the body.
     connection.http.read_head().await.unwrap();
     let first = connection.http.read_chunk().await.unwrap();
     assert!(String::from_utf8_lossy(&first).contains("batch_too_long"), "{first:?}");
@@ -210,5 +211,141 @@ async fn batch_reports_full_disk_on_each_line() {
     let response = world.send("POST", "/v1/schedules:batch", &[body(""), body("")].join("\n")).await;
     let statuses: Vec<_> = lines(&response).iter().map(|line| line["status"].as_u64().unwrap()).collect();
     assert_eq!(statuses, [507, 507]);
+    world.stop().await;
+}
+
+fn head(version: &str, more: &str) -> String {
+    format!(
+        "POST /v1/schedules:batch HTTP/{version}\r\nhost: test\r\nauthorization: Bearer {KEY}\r\n\
+         content-type: application/x-ndjson\r\n{more}\r\n"
+    )
+}
+
+/// Reads the chunks of a response, and returns its lines.
+async fn read_results(connection: &mut Connection) -> Vec<Value> {
+    assert_eq!(connection.http.read_head().await.unwrap().status(), Some(200));
+    let mut text = Vec::new();
+    loop {
+        let chunk = connection.http.read_chunk().await.unwrap();
+        if chunk.is_empty() {
+            let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+            return lines.map(|line| serde_json::from_slice(line).unwrap()).collect();
+        }
+        text.extend_from_slice(&chunk);
+    }
+}
+
+#[tokio::test]
+async fn client_may_write_a_long_batch_before_it_reads_a_result() {
+    const LINES: usize = 100_000;
+    let world = World::start().await;
+    let batch = (body("") + "\n").repeat(LINES);
+    for is_chunked in [true, false] {
+        let mut connection = world.connect().await;
+        let batch = if is_chunked { &*batch } else { &"x\n".repeat(LINES) };
+        let length = batch.len();
+        if is_chunked {
+            let head = head("1.1", "transfer-encoding: chunked\r\n");
+            connection.write(format!("{head}{length:x}\r\n{batch}\r\n0\r\n\r\n").as_bytes()).await;
+        } else {
+            let head = head("1.1", &format!("content-length: {length}\r\n"));
+            connection.write((head + batch).as_bytes()).await;
+        }
+        let results = read_results(&mut connection).await;
+        assert_eq!(results.len(), LINES);
+        let status = if is_chunked { 201 } else { 400 };
+        for (at, result) in results.iter().enumerate() {
+            assert_eq!((result["line"].as_u64(), result["status"].as_u64()), (Some(at as u64 + 1), Some(status)));
+        }
+    }
+    let metrics = world.send("GET", "/metrics", "").await.body;
+    assert!(metrics.contains("reveille_http_batches_broken_off_total 0"), "{metrics}");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn client_of_http_1_0_gets_results_of_known_length_after_its_body() {
+    let world = World::start().await;
+    let mut connection = world.connect().await;
+    let line = body("") + "\n";
+    let length = line.len() * 2;
+    connection.write((head("1.0", &format!("content-length: {length}\r\n")) + &line).as_bytes()).await;
+    let early = world.runtime.timeout(Duration::from_millis(1_500), connection.http.read_head()).await;
+    assert!(early.is_none(), "a proxy would stop sending the body: {early:?}");
+    connection.write(line.as_bytes()).await;
+    let response = connection.response().await;
+    assert_eq!(response.header("content-length"), Some(response.body.len().to_string().as_str()));
+    assert_eq!(lines(&response).len(), 2);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn client_that_pauses_within_a_declared_length_gets_results() {
+    let world = World::start().await;
+    let mut connection = world.connect().await;
+    let line = body("") + "\n";
+    let length = line.len() * 2;
+    connection.write((head("1.1", &format!("content-length: {length}\r\n")) + &line).as_bytes()).await;
+    connection.http.read_head().await.unwrap();
+    assert!(!connection.http.read_chunk().await.unwrap().is_empty());
+    connection.write(line.as_bytes()).await;
+    assert!(!connection.http.read_chunk().await.unwrap().is_empty());
+    assert!(connection.http.read_chunk().await.unwrap().is_empty(), "there are no further results");
+    drop(connection);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn batch_with_full_disk_for_unread_results_reports_its_first_unread_line() {
+    let options = Options { batch_memory_max: 10_000, batch_folder: "/nonexistent".into(), ..Options::default() };
+    let world = World::start_with(options).await;
+    let mut connection = world.connect().await;
+    let batch = (body("") + "\n").repeat(20_000);
+    let head = head("1.1", &format!("content-length: {}\r\n", batch.len()));
+    connection.write((head + &batch).as_bytes()).await;
+    let results = read_results(&mut connection).await;
+    let (last, others) = results.split_last().unwrap();
+    assert!(others.len() < 20_000 && others.iter().all(|result| result["status"] == 201));
+    assert_eq!((&last["status"], &last["problem"]["code"]), (&507.into(), &"storage_full".into()));
+    assert_eq!(last["line"], others.len() + 1, "the results of all earlier lines arrive");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn batch_with_a_key_creates_each_line_once_after_a_cut_connection() {
+    let world = World::start().await;
+    let key = [("idempotency-key", "import-1"), ("content-type", "application/x-ndjson")];
+    let line = |number: usize| body(&format!(r#","labels":{{"n":"{number}"}}"#)) + "\n";
+    let batch: String = (0..3_000).map(line).collect();
+
+    // The connection breaks in the middle of the body.
+    let mut connection = world.connect().await;
+    let head = head("1.1", &format!("idempotency-key: import-1\r\ncontent-length: {}\r\n", batch.len()));
+    connection.write((head + &batch[..batch.len() / 2]).as_bytes()).await;
+    while !world.send("GET", "/v1/schedules?limit=1", "").await.body.contains("\"id\"") {}
+    drop(connection);
+    let broken_off = "reveille_http_batches_broken_off_total 1";
+    while !world.send("GET", "/metrics", "").await.body.contains(broken_off) {}
+
+    let second = lines(&world.send_if("POST", "/v1/schedules:batch", &key, &batch).await);
+    assert_eq!(second.len(), 3_000);
+    assert!(second.iter().all(|result| result["status"] == 201), "{second:?}");
+    let replayed = second.iter().filter(|result| result["replayed"] == true).count();
+    assert!((1..3_000).contains(&replayed), "{replayed}");
+    let third = lines(&world.send_if("POST", "/v1/schedules:batch", &key, &batch).await);
+    for (second, third) in second.iter().zip(&third) {
+        assert_eq!((&third["schedule"], &third["replayed"]), (&second["schedule"], &true.into()));
+    }
+
+    // Other lines under the key are errors of these lines only.
+    let others = [line(7), line(1), body(r#","id":"a""#), "{".to_owned()].join("\n");
+    let others = lines(&world.send_if("POST", "/v1/schedules:batch", &key, &others.replace("\n\n", "\n")).await);
+    let codes: Vec<_> = others.iter().map(|result| result["problem"]["code"].as_str().unwrap_or("-")).collect();
+    assert_eq!(codes, ["idempotency_key_reused", "-", "idempotency_key_reused", "idempotency_key_reused"]);
+    let new = [("idempotency-key", "import-2"), ("content-type", "application/x-ndjson")];
+    let named = lines(&world.send_if("POST", "/v1/schedules:batch", &new, &body(r#","id":"a""#)).await);
+    assert_eq!(named[0]["problem"]["errors"][0]["code"], "conflicting_fields");
+    let count = world.send("GET", "/v1/schedules:count", "").await;
+    assert_eq!(count.text("/active"), "3000");
     world.stop().await;
 }

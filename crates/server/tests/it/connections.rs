@@ -217,24 +217,33 @@ async fn http1_and_http2_work_on_the_same_port() {
 
 #[tokio::test]
 async fn server_disconnects_client_that_does_not_read_its_results() {
-    let world = World::start_with(Options { idle_timeout: Duration::from_millis(200), ..Options::default() }).await;
+    // The file with unread results reaches its limit.
+    let options = Options { idle_timeout: Duration::from_secs(1), batch_files_max: 4 << 20, ..Options::default() };
+    let world = World::start_with(options).await;
     let connection = world.connect().await;
-    // Each of these short lines has a long result, so that all results exceed the buffers of the sockets.
-    let batch = "x\n".repeat(100_000);
+    // Each line has a long result with many errors, so that all results exceed the buffers of the sockets.
+    let fields: Vec<String> = (0..32).map(|number| format!(r#""unknown{number}":0"#)).collect();
+    let batch = format!("{{{}}}\n", fields.join(",")).repeat(8_000);
     let head = format!(
-        "POST /v1/schedules:batch HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {KEY}\r\ncontent-length: {}\r\n\r\n",
+        "POST /v1/schedules:batch HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {KEY}\r\n\
+         transfer-encoding: chunked\r\n\r\n{:x}\r\n",
         batch.len()
     );
     let request = [head.as_bytes(), batch.as_bytes()].concat();
     let (mut from_server, mut to_server) = connection.http.stream.into_split();
     // The server may reset the connection, because it need not read the whole request.
     let sending = world.runtime.spawn("client", async move { drop(to_server.write_all(&request).await) });
-    let left =
-        async { while !world.send("GET", "/metrics", "").await.body.contains("connections_idle_closed_total 1") {} };
-    world.runtime.timeout(Duration::from_secs(20), left).await.expect("the server closes the idle connection");
+    let left = async {
+        while !world.send("GET", "/metrics", "").await.body.contains("connections_idle_closed_total 1") {
+            // The server serves other clients.
+            assert_eq!(world.send("POST", "/v1/schedules", &body("")).await.status, 201);
+        }
+    };
+    world.runtime.timeout(Duration::from_secs(60), left).await.expect("the server closes the idle connection");
     sending.end.await;
     let mut unread = Vec::new();
     drop(from_server.read_to_end(&mut unread).await);
     assert!(!unread.ends_with(b"0\r\n\r\n"), "the results are visibly incomplete");
+    assert!(world.send("GET", "/metrics", "").await.body.contains("reveille_http_batches_broken_off_total 1"));
     world.stop().await;
 }

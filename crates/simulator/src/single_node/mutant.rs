@@ -288,6 +288,10 @@ impl Disk for UnsyncedDisk {
         })
     }
 
+    fn open_unnamed<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>> {
+        self.0.open_unnamed(dir)
+    }
+
     fn list<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Vec<String>>> {
         self.0.list(dir)
     }

@@ -355,6 +355,14 @@ fn simulated_disk_returns_the_errors_of_a_file_system() {
         let read_only = disk.open(Path::new(LOG), OpenMode::Read).await.unwrap();
         assert_eq!(read_only.write_at(0, &[1]).await.unwrap_err().kind(), ErrorKind::PermissionDenied);
         assert_eq!(disk.list(Path::new("/none")).await.unwrap_err().kind(), ErrorKind::NotFound);
+        let unnamed = disk.open_unnamed(Path::new("/")).await.unwrap();
+        unnamed.write_at(0, &[1, 2, 3, 4]).await.unwrap();
+        unnamed.read_at(0, &mut four).await.unwrap();
+        assert_eq!(
+            (four, disk.list(Path::new("/")).await.unwrap().len()),
+            ([1, 2, 3, 4], 1),
+            "only the log has a name"
+        );
         assert_eq!(disk.remove(Path::new("/none")).await.unwrap_err().kind(), ErrorKind::NotFound);
     });
 }

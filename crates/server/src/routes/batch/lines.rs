@@ -27,6 +27,8 @@ pub(super) struct Lines {
     is_body_done: bool,
     /// Rejection of the unread part of the body. The splitter returns it as the last line.
     last: Option<Rejected>,
+    /// Reason of the last call of [`Lines::stop`].
+    stopped: Option<Code>,
     number: u64,
 }
 
@@ -40,6 +42,7 @@ impl Lines {
             is_skipping: false,
             is_body_done: false,
             last: None,
+            stopped: None,
             number: 0,
         }
     }
@@ -107,7 +110,13 @@ impl Lines {
     /// Stops reading. The splitter returns `rejected` as the last line, in place of the unread part of the body.
     pub(super) fn stop(&mut self, rejected: Rejected) {
         self.end();
+        self.stopped = Some(rejected.code());
         self.last = Some(rejected);
+    }
+
+    /// Returns the reason for which the splitter stopped before the end of the body.
+    pub(super) fn stopped(&self) -> Option<Code> {
+        self.stopped
     }
 
     /// Stops reading, and returns no more lines.
