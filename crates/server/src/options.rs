@@ -82,7 +82,7 @@ pub struct Options {
     /// server reads lines.
     pub batch_groups_max: usize,
     /// Maximum bytes of a batch's results that stay in memory until the client reads them; one group of results may
-    /// exceed the limit. Further results go to a file. Default 1 MiB. With a low limit, the server writes files for
+    /// exceed the limit. Further results go to a file. Default 256 KiB. With a low limit, the server writes files for
     /// clients that read a little late. With a high limit, batches use more memory.
     pub batch_memory_max: usize,
     /// Maximum total size of the files of all batches with unread results. At the limit, a batch reads no further lines
@@ -133,7 +133,7 @@ impl Default for Options {
             batch_lines_max: 1_000_000,
             batch_group_lines: 500,
             batch_groups_max: 4,
-            batch_memory_max: 1 << 20,
+            batch_memory_max: 256 << 10,
             batch_files_max: 1 << 30,
             batch_folder: std::env::temp_dir(),
             drain_timeout: Duration::from_secs(20),

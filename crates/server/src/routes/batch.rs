@@ -35,7 +35,7 @@ use scheduler::Create;
 
 use super::created::timing_pointer;
 use crate::auth::{self, Caller};
-use crate::body::{ParsedSchedule, read_schedule};
+use crate::body::read_schedule;
 use crate::extract::check_content_type;
 use crate::idempotency::{IdempotencyKey, Key};
 use crate::rejection::{Code, HandlerResult, Rejected, reject};

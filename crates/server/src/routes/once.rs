@@ -85,7 +85,7 @@ async fn create_once(app: &AppState, tenant: &Arc<Tenant>, ids: &[ScheduleId], b
             return Ok(Once::Replayed(Arc::new(first)));
         }
         if attempt == 0 {
-            app.count_create(&tenant)?;
+            app.count_create(tenant)?;
         }
         let now = app.runtime.now();
         let request = request(app, tenant, &ids[0], body, now)?;
