@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for file in FILES {
         let end = format!("/dist/{file}");
         let in_dist = |name: &&String| name.ends_with(&end) && name.matches('/').count() == 2;
-        let name = names.iter().find(in_dist).ok_or_else(|| format!("the archive does not contain {file}"))?;
+        let name = names.iter().find(in_dist).ok_or_else(|| format!("the Swagger UI archive has no file {end}"))?;
         let mut bytes = Vec::new();
         archive.by_name(name)?.read_to_end(&mut bytes)?;
         let mut compressed = GzEncoder::new(Vec::new(), Compression::best());

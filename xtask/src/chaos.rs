@@ -197,7 +197,10 @@ fn run_cluster(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &
     let mut failures = cluster.failures.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let (unexpected, first) = receiver.unexpected();
     if unexpected > 0 {
-        failures.push(format!("{unexpected} callbacks were malformed; the first: {}", first.unwrap_or_default()));
+        failures.push(format!(
+            "{unexpected} callbacks were malformed; the first malformed callback: {}",
+            first.unwrap_or_default()
+        ));
     }
     Ok(failures)
 }
@@ -248,7 +251,10 @@ fn disturb(cluster: &Cluster, plan: &mut Plan, seconds: u64, receiver: &Receiver
 
 /// Waits for all outstanding callbacks, and then for unwanted ones.
 fn wait_for_callbacks(cluster: &Cluster, folder: &Path, receiver: &Receiver) -> anyhow::Result<()> {
-    eprintln!("{:7.1} s  the last request has ended; waiting for callbacks", cluster.began.elapsed().as_secs_f64());
+    eprintln!(
+        "{:7.1} s  the last client request has ended; waiting for outstanding callbacks",
+        cluster.began.elapsed().as_secs_f64()
+    );
     thread::sleep(Duration::from_millis(cluster.workload.ahead_ms));
     let deadline = Instant::now() + OUTCOME_TIMEOUT;
     while Records::read(folder)?.lost() > 0 && Instant::now() < deadline {
@@ -291,16 +297,17 @@ fn query_runs(cluster: &Cluster, folder: &Path) -> anyhow::Result<()> {
 
 /// Logs the poller of each schedule from the schedule's row. The payload of the row contains the schedule's token.
 fn log_placements(postgres: &Postgres, url: &str, folder: &Path) -> anyhow::Result<()> {
-    let database = url.rsplit('/').next().context("the URL does not end with a database name")?;
+    let database = url.rsplit('/').next().context("the database URL does not end with a database name")?;
     let select = r#"select substring(encode(spec, 'escape') from '"token":"([^"]*)"'), poller from reveille.schedule"#;
     let rows = postgres.sql(database, select)?;
     let log = Log::create(&folder.join(log::PLACES))?;
     let mut pollers: BTreeMap<&str, i64> = BTreeMap::new();
     for row in rows.lines() {
-        let (token, poller) = row.split_once('|').with_context(|| format!("a row has no poller: {row}"))?;
+        let (token, poller) =
+            row.split_once('|').with_context(|| format!("a row of reveille.schedule has no poller: {row}"))?;
         pollers.insert(token, poller.parse()?);
     }
-    ensure!(!pollers.is_empty(), "the store has no schedules");
+    ensure!(!pollers.is_empty(), "the table reveille.schedule contains no schedules");
     for (token, poller) in pollers {
         log.write(&Placement { token: token.to_owned(), poller });
     }

@@ -109,14 +109,14 @@ pub(crate) fn fuzz(minutes: u32) -> anyhow::Result<ExitCode> {
                 counts.passed > 0,
                 "{package} has no fuzz test with `{filter}` in its name; update FUZZED in xtask/src/chores.rs"
             );
-            ensure!(counts.failed == 0, "{package}: a fuzz test failed; its output shows how to replay it");
+            ensure!(counts.failed == 0, "a fuzz test of {package} failed; its output shows how to replay the failure");
             if Instant::now() >= end {
-                eprintln!("the tests found no failure in {round} rounds of {CASES} cases for each test");
+                eprintln!("the fuzz tests found no failure in {round} rounds; each round runs {CASES} cases per test");
                 return Ok(ExitCode::SUCCESS);
             }
         }
     }
-    unreachable!("the loop over the rounds never ends");
+    unreachable!("the loop over the rounds ends only with a return");
 }
 
 #[cfg(test)]

@@ -55,10 +55,10 @@ pub(crate) fn run(arguments: &CompareArguments) -> anyhow::Result<ExitCode> {
         differs(&format!("reveille {command}"), Pairs::default().difference(before, after));
     }
     let requests = session::requests()?;
-    let before =
-        session::responses(&arguments.before, &requests).context("a request to the build before the change failed")?;
-    let after =
-        session::responses(&arguments.after, &requests).context("a request to the build after the change failed")?;
+    let before = session::responses(&arguments.before, &requests)
+        .context("cannot collect the responses of the build in --before")?;
+    let after = session::responses(&arguments.after, &requests)
+        .context("cannot collect the responses of the build in --after")?;
     for ((request, before), after) in requests.iter().zip(&before).zip(&after) {
         let place = format!("{} {} (line {} of the requests)", request.method, request.path, request.line);
         differs(&place, pairs.difference(&comparable(before), &comparable(after)));
@@ -82,7 +82,7 @@ fn help(binary: &Path) -> anyhow::Result<BTreeMap<String, String>> {
             let output = Command::new(binary).arg0("reveille").args(&words).arg(flag).env("COLUMNS", "100").output();
             let output = output.with_context(|| format!("cannot start {}", binary.display()))?;
             ensure!(output.status.success(), "{words:?} has no help: {}", String::from_utf8_lossy(&output.stderr));
-            let text = String::from_utf8(output.stdout).context("the help text is not UTF-8")?;
+            let text = String::from_utf8(output.stdout).context("the help text of a command is not UTF-8")?;
             if flag == "--help" {
                 let commands = text.split_once("\nCommands:\n").map_or("", |(_, rest)| rest);
                 let lines = commands.lines().take_while(|line| !line.is_empty());
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn comparison_of_metrics_includes_names_labels_and_help() {
+    fn comparison_of_metrics_ignores_values_but_not_names_labels_and_help() {
         assert_eq!(metrics("# HELP a A.\nb{c=\"d\"} 2\na 1\n"), "# HELP a A.\na VALUE\nb{c=\"d\"} VALUE\n");
     }
 }

@@ -83,12 +83,12 @@ impl Release {
         git.args(["log", "-1", "--date=format-local:%Y-%m-%dT%H:%M:%SZ", "--format=%ct %cd"]).env("TZ", "UTC0");
         let text = stage::output_of(git.current_dir(stage::root()))?;
         let (seconds, created) = text.trim().split_once(' ').context("cannot parse the output of git log")?;
-        let seconds = seconds.parse().context("git printed an invalid time")?;
+        let seconds = seconds.parse().context("git log printed an invalid commit time")?;
         let machine = std::env::consts::ARCH;
         let architecture = match machine {
             "x86_64" => "amd64",
             "aarch64" => "arm64",
-            other => anyhow::bail!("cannot package for the architecture {other}; use x86_64 or aarch64"),
+            other => anyhow::bail!("cannot create packages on the architecture {other}; use x86_64 or aarch64"),
         };
         Ok(Release { version: env!("CARGO_PKG_VERSION"), seconds, created: created.to_owned(), machine, architecture })
     }

@@ -143,6 +143,6 @@ fn folder_of(name: &str) -> PathBuf {
 /// Returns the folder for the files that the commands of this example write.
 fn cache(name: &str) -> anyhow::Result<PathBuf> {
     let folder = stage::root().join(".cache/examples").join(name);
-    fs::create_dir_all(&folder).context("cannot create the cache folder")?;
+    fs::create_dir_all(&folder).context("cannot create the folder of the example in .cache/examples")?;
     Ok(folder)
 }

@@ -71,7 +71,10 @@ fn openapi_python_client(session: &Session) -> anyhow::Result<()> {
     generator.args(["generate", "--meta", "none", "--path"]).arg(session.document("openapi.json"));
     generator.arg("--output-path").arg(output.join(PACKAGE));
     let report = finish(generator)?;
-    ensure!(!report.contains("will not be generated"), "the generator left out an operation:\n{report}");
+    ensure!(
+        !report.contains("will not be generated"),
+        "openapi-python-client generated no code for an operation; its report:\n{report}"
+    );
     session.run_python("openapi-python-client", &output)
 }
 
@@ -136,10 +139,14 @@ impl Session {
 
     /// Fetches a document from the server into the temporary folder.
     fn fetch(&self, name: &str) -> anyhow::Result<()> {
-        let address = self.url.strip_prefix("http://").context("the server's URL is not an http URL")?;
+        let address = self.url.strip_prefix("http://").context("the server's URL does not start with http://")?;
         let mut connection = Connection::new(TcpStream::connect(address)?)?.with_timeout(TIMEOUT)?;
         let response = connection.exchange(&http::request("GET", &format!("/{name}"), "", b""))?;
-        ensure!(response.status() == Some(200), "the server did not return {name}: {}", response.first_line);
+        ensure!(
+            response.status() == Some(200),
+            "the server did not return the document {name}; status line: {}",
+            response.first_line
+        );
         Ok(fs::write(self.document(name), response.body)?)
     }
 

@@ -70,7 +70,7 @@ pub(crate) fn provide(needs: &[Need]) -> anyhow::Result<()> {
     let still = self::missing(needs);
     ensure!(
         still.is_empty(),
-        "programs are still missing after the installation: {}; try: {}",
+        "these packages are still missing after the installation: {}; install them with: {}",
         still.join(", "),
         line_for(&still)
     );

@@ -44,7 +44,8 @@ fn pack() -> anyhow::Result<PathBuf> {
     let mut command = Command::new(CARGO);
     command.args(["metadata", "--format-version", "1", "--no-deps"]).current_dir(stage::root());
     let output = command.output().context("cannot start cargo")?;
-    let metadata: Metadata = serde_json::from_slice(&output.stdout).context("cannot parse the output of cargo")?;
+    let metadata: Metadata =
+        serde_json::from_slice(&output.stdout).context("cannot parse the output of cargo metadata")?;
     let published = metadata.packages.into_iter().filter(|package| package.publish.is_none());
     let mut published: Vec<String> = published.map(|package| package.name).collect();
     published.sort();
@@ -54,7 +55,10 @@ fn pack() -> anyhow::Result<PathBuf> {
     let mut command = Command::new(CARGO);
     command.args(["package", "--no-verify", "--allow-dirty", "--quiet"]);
     command.args(expected.iter().flat_map(|name| ["--package", name]));
-    ensure!(run_check(&mut command)?.failed == 0, "cargo cannot pack the published crates");
+    ensure!(
+        run_check(&mut command)?.failed == 0,
+        "`cargo package` failed for the published crates; its output shows the error"
+    );
     Ok(stage::target()?.join("package"))
 }
 
@@ -95,7 +99,11 @@ pub(crate) fn build_examples() -> anyhow::Result<Counts> {
     for (name, others) in PACKAGES {
         let examples = workspace.join(format!("{name}-{}/examples", version()?));
         let example = example_of(&examples)?;
-        let program = example.file_stem().and_then(|stem| stem.to_str()).context("an example has no name")?.to_owned();
+        let program = example
+            .file_stem()
+            .and_then(|stem| stem.to_str())
+            .context("the file name of an example is not UTF-8")?
+            .to_owned();
         let source = workspace.join(&program).join("src");
         std::fs::create_dir_all(&source)?;
         std::fs::copy(&example, source.join("main.rs"))?;
@@ -113,7 +121,7 @@ pub(crate) fn build_examples() -> anyhow::Result<Counts> {
     std::fs::copy(stage::root().join("Cargo.lock"), workspace.join("Cargo.lock"))?;
     let target = stage::target()?.join("packages");
     let status = Command::new(CARGO).arg("build").current_dir(workspace).env("CARGO_TARGET_DIR", &target).status()?;
-    ensure!(status.success(), "the examples do not compile from the packages");
+    ensure!(status.success(), "the examples do not compile with the packaged crates");
     for program in RUNNABLE {
         let output = Command::new(target.join("debug").join(program)).output()?;
         ensure!(output.status.success() && !output.stdout.is_empty(), "the example {program} failed");
@@ -130,7 +138,7 @@ fn example_of(folder: &Path) -> anyhow::Result<PathBuf> {
             return Ok(example.clone());
         }
     }
-    bail!("{} has no example for the README", folder.display());
+    bail!("{} contains no example for the README; mark the example with the line `// [example]`", folder.display());
 }
 
 fn dependency(name: &str) -> String {
@@ -148,7 +156,7 @@ fn file_name(package: &str) -> anyhow::Result<String> {
 /// Returns the version of all crates.
 fn version() -> anyhow::Result<String> {
     let manifest = std::fs::read_to_string(stage::root().join("Cargo.toml"))?;
-    version_of(&manifest).map(str::to_owned).context("the manifest of the workspace has no version")
+    version_of(&manifest).map(str::to_owned).context("the workspace's Cargo.toml contains no version")
 }
 
 /// Returns the version in the section `workspace.package`.
@@ -165,12 +173,12 @@ pub(crate) fn set_version(new: &str) -> anyhow::Result<()> {
     let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     ensure!(
         parts.len() == 3 && parts.iter().all(is_number),
-        "invalid version {new:?}: expected three numbers, as 1.2.3"
+        "invalid version {new:?}: expected three numbers, for example 1.2.3"
     );
     let root = stage::root();
     let manifest = root.join("Cargo.toml");
     let text = std::fs::read_to_string(&manifest)?;
-    let old = version_of(&text).context("the manifest of the workspace has no version")?.to_owned();
+    let old = version_of(&text).context("the workspace's Cargo.toml contains no version")?.to_owned();
     std::fs::write(&manifest, with_version(&text, &old, new))?;
     let changes = root.join("CHANGELOG.md");
     let text = std::fs::read_to_string(&changes)?;
@@ -195,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tool_changes_the_version_of_the_workspace_and_its_own_crates() {
+    fn version_command_changes_versions_of_workspace_crates_only() {
         let manifest = "[workspace.package]\nversion = \"0.1.0\"\n\n[workspace.dependencies]\n\
                         api = { package = \"reveille-api\", path = \"crates/api\", version = \"0.1.0\" }\n\
                         other = { version = \"0.1.0\" }\n";

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn lexer_finds_comments_strings_and_test_names_of_rust() {
+    fn lexer_finds_comments_strings_and_test_names_in_rust_code() {
         let text = "//! Purpose\n//! of this.\n\nfn f<'a>(c: &'a str) -> char {\n    // Reason.\n    let s = \"a text \\\" // x\";\n    \
                     let c = '\"';\n    let r = r#\"raw \"text\"#;\n    '\\''\n}\n#[test]\nfn it_holds() {}\n";
         let expected = [
@@ -209,14 +209,14 @@ mod tests {
     }
 
     #[test]
-    fn parser_finds_paragraphs_of_markdown_without_code() {
+    fn markdown_parser_finds_paragraphs_but_ignores_code_blocks() {
         let text = "# Title\n\nOne\n2 two.\n\n    code\n\n- item\n  more\n1. first\n\n```\nfenced\n```\n| a | b |\n|---|---|\n| c | d |\n";
         let found: Vec<String> = of_file("a.md", text).into_iter().map(|prose| prose.text).collect();
         assert_eq!(found, ["# Title", "One\n2 two.", "- item\nmore", "1. first", "| a | b |", "| c | d |"]);
     }
 
     #[test]
-    fn lexer_joins_consecutive_hash_comments() {
+    fn lexer_joins_consecutive_comment_lines_that_start_with_a_hash() {
         assert_eq!(kinds("a.toml", "# One\n# two\nkey = 1\n#no\n"), [(Kind::Comment, 1, "One\ntwo".to_owned())]);
     }
 }

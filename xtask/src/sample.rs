@@ -18,7 +18,7 @@ const WORDS_MIN: usize = 4;
 ///
 /// # Errors
 /// Returns an error if git cannot list the files.
-#[expect(clippy::print_stdout, reason = "the sample is the output of this command")]
+#[expect(clippy::print_stdout, reason = "this command writes the sample to standard output")]
 pub(crate) fn run(seed: &str) -> anyhow::Result<ExitCode> {
     let mut pools: [Vec<(u64, String)>; 3] = Default::default();
     for file in tidy::read_files(&stage::root())? {
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn change_of_seed_or_place_flips_half_of_the_hash_bits() {
+    fn hash_changes_about_half_of_its_bits_if_seed_or_place_changes() {
         for (one, other) in [(hash("a", "b"), hash("a", "c")), (hash("a", "b"), hash("c", "b"))] {
             assert!((16..48).contains(&(one ^ other).count_ones()), "{one:x} {other:x}");
         }

@@ -69,7 +69,7 @@ fn create_key(binary: &Path, data: &Path) -> anyhow::Result<String> {
     let mut command = Command::new(binary);
     command.args(["key", "create", "--tenant", "default", "--role", "writer", "--json", "--data"]).arg(data);
     let output = command.output().context("cannot start the server's binary")?;
-    ensure!(output.status.success(), "cannot create a key: {}", String::from_utf8_lossy(&output.stderr).trim());
+    ensure!(output.status.success(), "cannot create an API key: {}", String::from_utf8_lossy(&output.stderr).trim());
     Ok(serde_json::from_slice::<CreatedKey>(&output.stdout)?.secret)
 }
 
@@ -95,7 +95,7 @@ impl Server {
             ensure!(server.process.try_wait()?.is_none(), "the server exited before it was ready");
             std::thread::sleep(Duration::from_millis(50));
         }
-        anyhow::bail!("the server is not ready after {} s", START.as_secs());
+        anyhow::bail!("the server is not ready {} s after its start", START.as_secs());
     }
 }
 

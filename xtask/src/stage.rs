@@ -47,7 +47,7 @@ pub(crate) fn server_binary(binary: Option<PathBuf>) -> anyhow::Result<PathBuf> 
     }
     let mut build = Command::new(CARGO);
     let built = run_check(build.args(["build", "--quiet", "--package", "reveille", "--bin", "reveille"]))?;
-    ensure!(built.failed == 0, "the server does not build");
+    ensure!(built.failed == 0, "cargo could not build the server; its output shows the error");
     debug_binary()
 }
 
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parser_counts_only_result_lines_of_both_test_runners() {
+    fn parser_reads_test_counts_only_from_result_lines_of_test_runners() {
         let line =
             "test result: FAILED. 41 passed; 3 failed; 0 ignored; 0 measured; 16 filtered out; finished in 0.35s";
         assert_eq!(Counts::of_line(line), Some(Counts { passed: 41, failed: 3 }));
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn parser_adds_the_counts_of_several_lines() {
+    fn parser_adds_the_test_counts_of_several_result_lines() {
         let output = "running 1 test\ntest result: ok. 5 passed; 0 failed\n\ntest result: FAILED. 2 passed; 1 failed\n";
         assert_eq!(Counts::of_text(output), Counts { passed: 7, failed: 1 });
     }

@@ -63,7 +63,7 @@ pub(crate) fn build() -> anyhow::Result<Build> {
     let output = command.current_dir(stage::root()).stderr(Stdio::inherit()).output().context("cannot start cargo")?;
     let (mut suites, mut warnings) = (Vec::new(), 0);
     for line in output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-        let message: Message = serde_json::from_slice(line).context("cannot parse a message of cargo")?;
+        let message: Message = serde_json::from_slice(line).context("cannot parse a JSON message of cargo")?;
         if let Some(diagnostic) = &message.message {
             eprint!("{}", diagnostic.rendered);
             warnings += 1;
@@ -180,7 +180,7 @@ fn try_suite(suite: Suite) -> anyhow::Result<Counts> {
 
 /// Prints with `print!`, because the test harness captures the output of this macro. Otherwise the suite that runs the
 /// tests of this file would count their output.
-#[expect(clippy::print_stdout, reason = "the output of the suites is the output of the chore")]
+#[expect(clippy::print_stdout, reason = "the suites write to the output of this xtask command")]
 fn print(text: &str) {
     print!("{text}");
 }
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn summary_adds_the_numbers_of_tests_of_all_suites() {
+    fn run_returns_the_sum_of_the_test_counts_of_all_suites() {
         let counts = run(vec![
             suite("echo 'test result: ok. 5 passed; 0 failed'"),
             suite("echo 'test result: FAILED. 1 passed; 2 failed' >&2; exit 101"),
@@ -207,13 +207,13 @@ mod tests {
     }
 
     #[test]
-    fn suite_that_cannot_start_fails() {
+    fn suite_that_cannot_start_counts_as_one_failure() {
         let counts = run(vec![Suite { name: "none".to_owned(), command: Command::new("/nowhere/none") }]);
         assert_eq!(counts, Counts { passed: 0, failed: 1 });
     }
 
     #[test]
-    fn command_finds_only_test_binaries_as_suites() {
+    fn cargo_message_describes_a_suite_only_if_it_names_a_test_binary() {
         let read =
             |json: &str| serde_json::from_str::<Message>(json).expect("a message").suite().map(|suite| suite.name);
         let artifact = |kind: &str, is_test: bool| {

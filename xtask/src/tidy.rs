@@ -103,7 +103,7 @@ pub(crate) fn read_files(root: &Path) -> anyhow::Result<Vec<File>> {
     let arguments = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
     let listed = Command::new("git").args(arguments).current_dir(root).output().context("cannot start git")?;
     ensure!(listed.status.success(), "git cannot list the files: {}", String::from_utf8_lossy(&listed.stderr));
-    let listed = String::from_utf8(listed.stdout).context("a path is not UTF-8")?;
+    let listed = String::from_utf8(listed.stdout).context("git listed a path that is not UTF-8")?;
     let mut files = Vec::new();
     for path in listed.split_terminator('\0') {
         // The function skips deleted files, which git's index may still contain, and files that are not text.

@@ -57,7 +57,7 @@ impl Turns {
             receiver
         };
         self.start_next();
-        receiver.await.expect("a waiting request is in the queue until it gets its turn")
+        receiver.await.expect("a waiting request stays in the queue until it gets its turn")
     }
 
     /// Gives turns to waiting requests while the limits permit it.
@@ -99,7 +99,7 @@ impl Drop for Turn {
         {
             let mut state = self.turns.state();
             state.running -= 1;
-            let requests = state.tenants.get_mut(&self.tenant).expect("a tenant with a turn is known");
+            let requests = state.tenants.get_mut(&self.tenant).expect("a tenant with a turn has an entry");
             requests.running -= 1;
             if requests.running == 0 && requests.waiting.is_empty() {
                 state.tenants.remove(&self.tenant);
@@ -119,7 +119,7 @@ mod tests {
     const QUIET: TenantId = TenantId(2);
 
     #[test]
-    fn quiet_tenant_gets_a_turn_at_once_beside_a_busy_tenant() {
+    fn request_of_idle_tenant_starts_at_once_while_another_tenant_is_busy() {
         let turns = Turns::default();
         let mut waiting: Vec<_> = (0..100).map(|_| Box::pin(turns.take(BUSY))).collect();
         let running: Vec<Turn> = waiting.iter_mut().filter_map(|request| request.as_mut().now_or_never()).collect();
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_tenants_take_turns() {
+    fn tenant_with_one_request_does_not_wait_for_all_requests_of_busy_tenants() {
         let turns = Turns::default();
         let started: Arc<Mutex<Vec<TenantId>>> = Arc::default();
         let request = |tenant: TenantId| {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn request_that_ends_while_it_waits_takes_no_turn() {
+    fn request_dropped_while_it_waits_uses_no_turn() {
         let turns = Turns::default();
         let first = turns.take(BUSY).now_or_never().unwrap();
         let second = turns.take(BUSY).now_or_never().unwrap();

@@ -35,7 +35,10 @@ async fn main() {
     for turn in 1..=TURNS {
         let bare_rate = rate(&runtime, bare).await;
         let full_rate = rate(&runtime, full).await;
-        println!("turn {turn}: bare {bare_rate:.0}/s, full {full_rate:.0}/s, ratio {:.2}", full_rate / bare_rate);
+        println!(
+            "turn {turn}: requests per second: bare {bare_rate:.0}, full {full_rate:.0}; ratio {:.2}",
+            full_rate / bare_rate
+        );
     }
 }
 
@@ -45,13 +48,13 @@ async fn serve_bare(runtime: &Runtime) -> SocketAddr {
         (StatusCode::CREATED, [("content-type", "application/json")], format!("{{\"at\":{:?}}}", request.at))
     };
     let router = axum::Router::new().route("/v1/schedules", axum::routing::post(handler));
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a local port is free");
     let address = listener.local_addr().expect("the listener has a local address");
     let builder = hyper_util::server::conn::auto::Builder::new(hyper_util::rt::TokioExecutor::new());
     let spawner = runtime.clone();
     drop(runtime.spawn("bare server", async move {
         while let Ok((stream, _)) = listener.accept().await {
-            stream.set_nodelay(true).expect("the stream is open");
+            stream.set_nodelay(true).expect("the connection is open");
             let (builder, service) = (builder.clone(), hyper_util::service::TowerToHyperService::new(router.clone()));
             drop(spawner.spawn("bare connection", async move {
                 drop(builder.serve_connection(hyper_util::rt::TokioIo::new(stream), service).await);
@@ -67,7 +70,7 @@ async fn serve_full(runtime: &Runtime) -> SocketAddr {
     let mut tenant = Tenant::new(TenantId(1), "default", 64, SigningSecret::first(vec![7; 32], runtime.now()));
     tenant.keys.push(key);
     let entry = Audit::of(&tenant, runtime.now(), "example", "tenant.create", "");
-    store.put_tenant(tenant, entry).await.expect("the in-memory store returns no error").expect("the tenant is new");
+    store.put_tenant(tenant, entry).await.expect("the in-memory store returns no error").expect("the store is empty");
     let scheduler = Scheduler::start(
         runtime,
         store,
@@ -77,7 +80,7 @@ async fn serve_full(runtime: &Runtime) -> SocketAddr {
     );
     let scheduler = scheduler.await.expect("the in-memory store returns no error");
     let options = Options { listen: SocketAddr::from(([127, 0, 0, 1], 0)), ..Options::default() };
-    let server = Server::bind(runtime.clone(), scheduler, options).await.expect("a port is free");
+    let server = Server::bind(runtime.clone(), scheduler, options).await.expect("a local port is free");
     let address = server.local_addr();
     drop(runtime.spawn("server", server.serve_until(std::future::pending())));
     address
@@ -100,7 +103,7 @@ async fn rate(runtime: &Runtime, address: SocketAddr) -> f64 {
     is_over.store(true, Ordering::Relaxed);
     let took = runtime.monotonic().since(start);
     load.end.await;
-    #[expect(clippy::cast_precision_loss, reason = "the benchmark only prints the rate")]
+    #[expect(clippy::cast_precision_loss, reason = "an approximate rate is sufficient for the output")]
     let responses = responses.load(Ordering::Relaxed) as f64;
     responses / took.as_secs_f64()
 }
@@ -116,10 +119,10 @@ async fn send_requests(address: SocketAddr, is_over: Arc<AtomicBool>, responses:
         body.len()
     );
     let mut stream = TcpStream::connect(address).await.expect("the server is listening");
-    stream.set_nodelay(true).expect("the stream is open");
+    stream.set_nodelay(true).expect("the connection is open");
     let mut response = vec![0; 4_096];
     while !is_over.load(Ordering::Relaxed) {
-        stream.write_all(request.as_bytes()).await.expect("the server reads requests");
+        stream.write_all(request.as_bytes()).await.expect("the server keeps the connection open");
         let length = stream.read(&mut response).await.expect("the server responds");
         assert!(response[..length].starts_with(b"HTTP/1.1 201"), "{}", String::from_utf8_lossy(&response[..length]));
         responses.fetch_add(1, Ordering::Relaxed);

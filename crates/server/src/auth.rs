@@ -46,7 +46,7 @@ impl FromRequestParts<Arc<AppState>> for NamedTenant {
 }
 
 pub(crate) fn tenant_not_found() -> Rejected {
-    reject(Code::TenantNotFound, "no tenant with this name is visible to this key")
+    reject(Code::TenantNotFound, "no tenant with this name is visible to this API key; check the name in the path")
 }
 
 /// Returns the caller, if its key may send the request. `named` is the tenant in the path. The key of another tenant
@@ -64,7 +64,10 @@ pub(crate) fn authorize(app: &AppState, headers: &HeaderMap, needs: Needs, named
         Needs::AdminOf if caller.tenant.name != named => return Err(tenant_not_found()),
         Needs::AdminOf => (Role::Admin, caller),
         Needs::Reader | Needs::Writer | Needs::Admin if is_operator => {
-            return Err(reject(Code::RoleForbidden, "operators have no schedules; use a key of the schedule's tenant"));
+            return Err(reject(
+                Code::RoleForbidden,
+                "an operator's key has no schedules; use a key of the schedule's tenant",
+            ));
         }
         Needs::Reader => (Role::Reader, caller),
         Needs::Writer => (Role::Writer, caller),
@@ -79,7 +82,7 @@ fn check_role(key: &ApiKey, needs: Role) -> Result<(), Rejected> {
         return Ok(());
     }
     let (has, needs) = (role_name(key.role), role_name(needs));
-    Err(reject(Code::RoleForbidden, format!("the key's role is {has}; the request needs the role {needs}")))
+    Err(reject(Code::RoleForbidden, format!("the key has the role {has}, but the request requires the role {needs}")))
 }
 
 fn role_name(role: Role) -> &'static str {
@@ -99,7 +102,10 @@ fn caller(app: &AppState, headers: &HeaderMap) -> Result<Caller, Rejected> {
     };
     let key = value.to_str().ok().and_then(bearer).ok_or_else(missing_key)?;
     let Some((key_id, secret)) = key.split_once('.') else {
-        return Err(reject(Code::InvalidCredentials, "the value is not an API key; a key has the form KEY_ID.SECRET"));
+        return Err(reject(
+            Code::InvalidCredentials,
+            "the bearer token is not an API key; a key has the form KEY_ID.SECRET",
+        ));
     };
     // The comparison takes constant time, because the digests have the same length. A key's id is not secret.
     let digest: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
@@ -117,14 +123,14 @@ pub(crate) fn recheck(app: &AppState, key: &ApiKey) -> Result<Caller, Rejected> 
 
 fn unexpired(app: &AppState, caller: Caller) -> Result<Caller, Rejected> {
     if caller.key.expires_at.is_some_and(|end| end <= app.runtime.now()) {
-        let detail = "the key has expired; ask the tenant's admin for a new key";
+        let detail = "the API key has expired; ask the tenant's admin for a new key";
         return Err(reject(Code::InvalidCredentials, detail));
     }
     Ok(caller)
 }
 
 fn invalid_key() -> Rejected {
-    reject(Code::InvalidCredentials, "the key is wrong or revoked")
+    reject(Code::InvalidCredentials, "the API key is wrong or revoked; ask the tenant's admin for a valid key")
 }
 
 /// Extracts the key from a header of the form `Bearer KEY`.

@@ -67,7 +67,7 @@ fn bad_id(error: &domain::id::ScheduleIdError) -> Rejected {
         detail: error.to_string(),
         ..FieldError::default()
     }];
-    reject_fields(Code::InvalidParameter, "the path contains an invalid schedule id", errors)
+    reject_fields(Code::InvalidParameter, "the path contains an invalid schedule id; see errors", errors)
 }
 
 /// Check of the body's media type against the route's media types.
@@ -77,7 +77,7 @@ impl<S: Sync> FromRequestParts<S> for MediaType {
     type Rejection = Rejected;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Rejected> {
-        let body = parts.extensions.get::<Body>().expect("the route has a body");
+        let body = parts.extensions.get::<Body>().expect("the route of this handler declares a body");
         check_content_type(&parts.headers, body.media).map(|()| MediaType)
     }
 }

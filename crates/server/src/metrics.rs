@@ -57,7 +57,7 @@ impl HttpMetrics {
         let mut registry = Registry::default();
         registry.register(
             "reveille_http_request_duration_seconds",
-            "Time from a request's head to the head of its response",
+            "Time from the headers of a request to the headers of its response",
             durations.clone(),
         );
         let connections = Gauge::default();

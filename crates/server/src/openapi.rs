@@ -47,7 +47,7 @@ pub(crate) fn document(routes: &[Arc<Route>], options: &Options, version: Versio
         "info": {
             "title": "Reveille",
             "version": "1",
-            "summary": "A scheduler that calls services back on time",
+            "summary": "A scheduler that sends callbacks to services on time",
             "description": "Every route under /v1 requires a key, and works only on the data of the key's tenant. \
                 The server confirms a change only after it is durable.",
             "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
@@ -79,7 +79,7 @@ pub(crate) fn document(routes: &[Arc<Route>], options: &Options, version: Versio
         Version::V3_0 => v3_0::render(document),
         Version::V3_1 => document,
     };
-    serde_json::to_vec(&document).expect("all keys of the document are text")
+    serde_json::to_vec(&document).expect("all object keys of the document are strings")
 }
 
 fn describe(route: &Route, path: &str, schemas: &mut Schemas) -> Value {
@@ -88,7 +88,7 @@ fn describe(route: &Route, path: &str, schemas: &mut Schemas) -> Value {
         "summary": route.summary,
         "tags": [route.tag],
     });
-    let whole = described.as_object_mut().expect("the value above is an object");
+    let whole = described.as_object_mut().expect("the description of a route is a JSON object");
     if let Some(role) = route.needs.role() {
         whole
             .insert("description".to_owned(), json!(format!("Requires a key with the role `{role}` or a higher one.")));
@@ -198,7 +198,7 @@ fn callback() -> Value {
     };
     json!({
         "operationId": "callback",
-        "summary": "An attempt of a run",
+        "summary": "Callback for one attempt of a run",
         "description": "The service sends this request to the schedule's target with its method and headers, at least \
             once for each occurrence. Receivers drop duplicates by `webhook-id`, and verify one of the signatures.",
         "security": [],

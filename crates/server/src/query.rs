@@ -46,13 +46,15 @@ fn is_dry_run(query: Option<&str>) -> Result<bool, Rejected> {
                 value = Some(false);
                 continue;
             }
-            ("dry_run=true" | "dry_run=false", Some(_)) => ("duplicate_field", "the parameter is repeated".to_owned()),
+            ("dry_run=true" | "dry_run=false", Some(_)) => {
+                ("duplicate_field", "the parameter dry_run is repeated".to_owned())
+            }
             (pair, _) if pair.starts_with("dry_run=") || pair == "dry_run" => {
                 ("wrong_type", "the value must be `true` or `false`".to_owned())
             }
             (pair, _) => {
                 let name: String = pair.split('=').next().unwrap_or_default().chars().take(64).collect();
-                ("unknown_parameter", format!("unknown parameter {name:?}; the parameter of this route is dry_run"))
+                ("unknown_parameter", format!("unknown parameter {name:?}; this route has only the parameter dry_run"))
             }
         };
         let parameter = if code == "unknown_parameter" { "query" } else { "dry_run" };
@@ -87,7 +89,7 @@ impl<T> Page<T> {
                     _ => errors.push(parameter_error(
                         "limit",
                         "out_of_range",
-                        format!("the value must be a number from 1 to {PAGE_LIMIT_MAX}"),
+                        format!("the value must be a whole number from 1 to {PAGE_LIMIT_MAX}"),
                     )),
                 },
                 ("page_token", text) => match token(text) {
@@ -95,7 +97,7 @@ impl<T> Page<T> {
                     None => errors.push(parameter_error(
                         "page_token",
                         "invalid_token",
-                        "the value is not a next_page_token".to_owned(),
+                        "the value is not a page token; send the next_page_token of the previous page".to_owned(),
                     )),
                 },
                 ("dead_letter", "true") if is_dead_letters => has_dead_letter = true,

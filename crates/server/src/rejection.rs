@@ -84,19 +84,21 @@ impl Code {
             Code::QuotaExceeded => {
                 (StatusCode::FORBIDDEN, "quota_exceeded", "The tenant's quota does not allow this request")
             }
-            Code::QuotaCeiling => (StatusCode::FORBIDDEN, "quota_ceiling", "A quota would be above its ceiling"),
+            Code::QuotaCeiling => {
+                (StatusCode::FORBIDDEN, "quota_ceiling", "The request sets a quota above its ceiling")
+            }
             Code::RateExceeded => {
                 (StatusCode::TOO_MANY_REQUESTS, "rate_exceeded", "The tenant exceeds its request rate")
             }
-            Code::TenantNotFound => (StatusCode::NOT_FOUND, "tenant_not_found", "There is no such tenant"),
-            Code::KeyNotFound => (StatusCode::NOT_FOUND, "key_not_found", "There is no such key or secret"),
+            Code::TenantNotFound => (StatusCode::NOT_FOUND, "tenant_not_found", "The tenant does not exist"),
+            Code::KeyNotFound => (StatusCode::NOT_FOUND, "key_not_found", "The key or secret does not exist"),
             Code::TenantExists => (StatusCode::CONFLICT, "tenant_exists", "A tenant with this name exists"),
-            Code::LastOne => (StatusCode::CONFLICT, "last_one", "The last key or secret cannot be removed"),
+            Code::LastOne => (StatusCode::CONFLICT, "last_one", "A tenant's last key or secret cannot be removed"),
             Code::TooMany => (StatusCode::CONFLICT, "too_many", "The tenant has the maximum number of keys or secrets"),
             Code::InvalidRequest => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_request", "The body is invalid"),
             Code::RouteNotFound => (StatusCode::NOT_FOUND, "route_not_found", "The path does not exist"),
-            Code::ScheduleNotFound => (StatusCode::NOT_FOUND, "schedule_not_found", "There is no such schedule"),
-            Code::RunNotFound => (StatusCode::NOT_FOUND, "run_not_found", "There is no such run"),
+            Code::ScheduleNotFound => (StatusCode::NOT_FOUND, "schedule_not_found", "The schedule does not exist"),
+            Code::RunNotFound => (StatusCode::NOT_FOUND, "run_not_found", "The run does not exist"),
             Code::MethodNotAllowed => {
                 (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "The path does not support this method")
             }
@@ -105,7 +107,7 @@ impl Code {
             Code::ScheduleExists => (StatusCode::CONFLICT, "schedule_exists", "A schedule with this id exists"),
             Code::ScheduleOver => (StatusCode::CONFLICT, "schedule_over", "The schedule is cancelled or has ended"),
             Code::PreconditionFailed => {
-                (StatusCode::PRECONDITION_FAILED, "precondition_failed", "The precondition does not hold")
+                (StatusCode::PRECONDITION_FAILED, "precondition_failed", "The schedule does not meet the precondition")
             }
             Code::IdempotencyKeyReused => (
                 StatusCode::UNPROCESSABLE_ENTITY,
@@ -244,7 +246,7 @@ impl IntoResponse for Rejected {
 /// Writes a wire type as JSON.
 pub(crate) fn to_json(value: &impl serde::Serialize) -> Vec<u8> {
     let mut text = Vec::with_capacity(256);
-    serde_json::to_writer(&mut text, value).expect("wire types have text keys, and a Vec accepts every write");
+    serde_json::to_writer(&mut text, value).expect("wire types have only string keys, and a Vec accepts every write");
     text
 }
 
@@ -257,11 +259,14 @@ impl From<StoreError> for Rejected {
             ),
             StoreError::Unavailable(_) => {
                 tracing::debug!(%error, "store unavailable");
-                reject(Code::StoreUnavailable, "the request may or may not have had an effect; send it again")
+                reject(Code::StoreUnavailable, "the request may or may not have taken effect; send it again")
             }
             StoreError::Damaged(_) => {
                 tracing::error!(%error, "request failed because of damaged data");
-                reject(Code::StoreDamaged, "the requested data cannot be read; the server's log names its location")
+                reject(
+                    Code::StoreDamaged,
+                    "the requested data is damaged; ask an operator to find its location in the server's log",
+                )
             }
         }
     }

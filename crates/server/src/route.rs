@@ -252,7 +252,7 @@ pub(crate) fn schedule_patch(_: &mut SchemaGenerator) -> Value {
 /// Generates the schema of a batch. OpenAPI 3.1 cannot describe single lines, so the schema describes the body as text.
 pub(crate) fn batch_lines(generator: &mut SchemaGenerator) -> Value {
     schema_of::<api::ScheduleRequest>(generator);
-    json!({ "type": "string", "description": "Lines, each a `ScheduleRequest` as JSON" })
+    json!({ "type": "string", "description": "Lines that each contain one `ScheduleRequest` as JSON" })
 }
 
 pub(crate) fn summary(generator: &mut SchemaGenerator) -> Value {

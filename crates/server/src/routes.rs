@@ -95,7 +95,10 @@ fn schedule_routes(routes: Routes) -> Routes {
                 "listSchedules",
                 Reader,
                 "List schedules: all, or those with one state, with one label, or due within a range of 24 hours",
-                ok("A page, which may be short although more pages follow", schema_of::<api::SchedulePage>),
+                ok(
+                    "One page, which may have fewer results than `limit` although more pages follow",
+                    schema_of::<api::SchedulePage>,
+                ),
             )
             .with(&[Parameter::State, Label, Parameter::Order, DueFrom, DueUntil, Limit, PageToken]),
             listing::list,
@@ -130,7 +133,7 @@ fn schedule_routes(routes: Routes) -> Routes {
                 "createScheduleBatch",
                 Writer,
                 "Create many schedules: one request per line, and one result (`BatchLine`) per line, in order",
-                ResponseSpec { content: Content::Lines, ..ok("One result for each line", batch_lines) },
+                ResponseSpec { content: Content::Lines, ..ok("One result for each line of the request", batch_lines) },
             )
             .with(&[IdempotencyKey])
             .with_lines()
@@ -147,7 +150,7 @@ fn schedule_routes(routes: Routes) -> Routes {
             )
             .or(ResponseSpec {
                 status: 304,
-                description: "The schedule is unchanged",
+                description: "The schedule's ETag is in the list of `If-None-Match`",
                 content: Content::Nothing,
                 headers: TAG,
             })
@@ -481,7 +484,8 @@ impl Routes {
     /// Adds a route under a path that differs from the path in the route's name.
     fn add_at<T: 'static>(mut self, path: &str, route: Route, handler: impl Handler<T, Arc<AppState>>) -> Self {
         let method = Method::from_bytes(route.method_and_path().0.as_bytes()).ok();
-        let filter = method.and_then(|method| method.try_into().ok()).expect("a route's name starts with a method");
+        let filter =
+            method.and_then(|method| method.try_into().ok()).expect("a route's name starts with an HTTP method");
         let handler: MethodRouter<Arc<AppState>> = on(filter, handler);
         let route = Arc::new(route);
         if !route.responses.is_empty() {
@@ -540,8 +544,9 @@ pub(crate) fn with_colons(mut request: Request) -> Request {
         let path = uri.path().replace("%3A", ":").replace("%3a", ":");
         let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
         let mut parts = uri.clone().into_parts();
-        parts.path_and_query = Some((path + &query).parse().expect("a colon is valid in a path"));
-        *request.uri_mut() = Uri::from_parts(parts).expect("the other parts are unchanged");
+        parts.path_and_query = Some((path + &query).parse().expect("a colon is valid in the path of a URI"));
+        *request.uri_mut() =
+            Uri::from_parts(parts).expect("a URI stays valid if only its path changes to another valid path");
     }
     request
 }

@@ -31,11 +31,11 @@ impl fmt::Debug for Tls {
 pub enum TlsError {
     #[error("the certificate file contains no PEM certificate, which starts with -----BEGIN CERTIFICATE-----")]
     NoCertificate,
-    #[error("the certificate file is not PEM")]
+    #[error("the certificate file is not valid PEM")]
     Certificate(#[source] pem::Error),
     #[error("the key file contains no PEM private key, which starts with -----BEGIN PRIVATE KEY-----")]
     Key,
-    #[error("the certificate and the key do not belong together or are not supported")]
+    #[error("the private key does not match the certificate, or one of them is not supported")]
     Pair(#[source] rustls::Error),
 }
 
@@ -72,7 +72,7 @@ fn config(certificates: &[u8], key: &[u8]) -> Result<Arc<ServerConfig>, TlsError
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| TlsError::Key)?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let builder = builder.expect("ring supports TLS 1.2 and 1.3").with_no_client_auth();
+    let builder = builder.expect("the cryptography provider ring supports TLS 1.2 and 1.3").with_no_client_auth();
     let mut config = builder.with_single_cert(chain, key).map_err(TlsError::Pair)?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))

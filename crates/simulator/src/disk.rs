@@ -116,7 +116,10 @@ impl SimulatedDisk {
             volume.create(path)?;
         }
         if !volume.lock(path) {
-            return Err(io::Error::new(io::ErrorKind::WouldBlock, "another handle holds the lock of the file"));
+            return Err(io::Error::new(
+                io::ErrorKind::WouldBlock,
+                format!("the file {} is already locked", path.display()),
+            ));
         }
         Ok(Box::new(LockGuard { disk: self.clone(), path: path.to_owned() }))
     }

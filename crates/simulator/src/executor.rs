@@ -103,7 +103,7 @@ impl Shared {
     pub(crate) fn take_down(&self, index: MemberIndex, reason: DownReason) {
         let downed = {
             let mut core = self.lock();
-            assert!(index != OUTSIDE, "the outside member never goes down");
+            assert!(index != OUTSIDE, "the member for processes outside the cluster never goes down");
             if !core.members[index].is_up() {
                 return;
             }
@@ -205,7 +205,7 @@ impl Shared {
                 task.polls += 1;
                 let event = Event::Poll { member: &member.name, task: task.name, serial: id.serial };
                 core.trace.record(core.now, &event);
-                let future = task.future.take().expect("only the executor's loop polls a task");
+                let future = task.future.take().expect("the executor polls only one task at a time");
                 return Some((future, task.waker.clone()));
             }
             core.tasks.remove(id)
@@ -254,7 +254,8 @@ impl Shared {
                 let (limit, waiting) = (core.time_limit, core.waiting_tasks());
                 drop(core);
                 panic!(
-                    "the simulation exceeded {limit:?} (see `set_time_limit`); waiting tasks: the scenario, {waiting}"
+                    "the simulation exceeded {limit:?} of simulated time (see `set_time_limit`); waiting tasks: the \
+                     scenario, {waiting}"
                 );
             }
             core.advance_to(at)

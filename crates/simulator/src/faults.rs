@@ -127,7 +127,7 @@ impl Coverage {
     /// Panics if an incident never happened.
     pub fn assert_happened(&self, incidents: &[Incident]) {
         for incident in incidents {
-            assert!(self.seeds_with(*incident) > 0, "the incident {incident:?} happened in no run: {self}");
+            assert!(self.seeds_with(*incident) > 0, "no run contained the incident {incident:?}: {self}");
         }
     }
 

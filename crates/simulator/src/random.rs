@@ -37,7 +37,7 @@ impl Random {
     /// # Panics
     /// Panics if `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
-        assert!(bound > 0, "the bound is positive");
+        assert!(bound > 0, "the bound of a random number is positive");
         // The bias of a remainder is below 2^-32 for every bound that a simulation uses.
         self.bits() % bound
     }
@@ -47,7 +47,7 @@ impl Random {
     /// # Panics
     /// Panics if `len` is zero.
     pub fn index(&mut self, len: usize) -> usize {
-        usize::try_from(self.below(len as u64)).expect("an index fits into usize")
+        usize::try_from(self.below(len as u64)).expect("an index into a list fits into `usize`")
     }
 
     /// Returns true with this probability, from 0 (never) to 1 (always).
@@ -68,7 +68,7 @@ impl Random {
     /// Panics if the range is empty.
     pub fn duration(&mut self, range: &RangeInclusive<Duration>) -> Duration {
         let (least, most) = (nanos(*range.start()), nanos(*range.end()));
-        assert!(least <= most, "the range is not empty");
+        assert!(least <= most, "the range of durations is not empty");
         Duration::from_nanos(least + self.below((most - least).saturating_add(1)))
     }
 }

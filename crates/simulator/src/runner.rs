@@ -52,7 +52,7 @@ impl fmt::Display for Failure {
         if !repeatable {
             writeln!(
                 f,
-                "the second run of the seed differed: the code uses a clock, a thread or a random order of a map"
+                "two runs of the seed differ: the code uses a real clock, a thread or a map with a random order"
             )?;
         }
         write!(f, "replay: cargo xtask simulate --scenario {name} --seed {seed} --trace")
@@ -143,7 +143,7 @@ pub fn assert_caught(
         if let Err(message) = run_seed(seed, Text::Off, &scenario).result {
             assert!(
                 message.contains(symptom),
-                "seed {seed} failed with {mutant:?}, but its message does not contain {symptom:?}: {message}"
+                "seed {seed} failed with the bug {mutant:?}, but the message does not contain {symptom:?}: {message}"
             );
             return Caught { seed, runs, message };
         }

@@ -362,7 +362,7 @@ impl VolumeHandle {
     /// # Panics
     /// Panics if `number` is zero.
     pub fn crash_at_operation(&self, number: u64) {
-        assert!(number > 0, "the number of an operation is at least 1");
+        assert!(number > 0, "the number of a disk operation is at least 1");
         let mut core = self.shared.lock();
         let volume = &mut core.members[self.member].volume;
         volume.crash_at = Some(volume.operations + number);

@@ -85,7 +85,7 @@ async fn create(scheduler: &Scheduler, requests: Vec<Create>) -> Vec<Arc<Schedul
 }
 
 fn request(owner: u64, id: String, when: When, spec: Spec) -> Create {
-    let id = ScheduleId::new(&id).expect("an id of this form is valid");
+    let id = ScheduleId::new(&id).expect("letters, digits and `-` are valid");
     Create { tenant: Arc::new(tenant(owner)), id: Some(id), incarnation: None, spec: Spec { when, ..spec } }
 }
 
@@ -105,7 +105,7 @@ fn hostile_requests(sim: &Handle, runtime: &Runtime, owner: u64, count: u64) -> 
 
 fn quiet_requests(sim: &Handle, runtime: &Runtime) -> Vec<Create> {
     let now = runtime.now();
-    let load_millis = u64::try_from(LOAD_TIME.as_millis()).expect("20 s fit into u64");
+    let load_millis = u64::try_from(LOAD_TIME.as_millis()).expect("20 s in milliseconds fit into `u64`");
     let one = |number: u64| {
         let when = match number {
             0..RECURRING => When::every(Duration::from_secs(1 + number)),
@@ -146,7 +146,7 @@ impl Receiver {
         assert_eq!(
             late,
             0,
-            "starved: {late} of {} callbacks of the quiet tenant were late: {started:?}",
+            "starved: {late} of {} callbacks of the quiet tenant were late; all start times: {started:?}",
             started.len()
         );
         for schedule in created {
@@ -155,7 +155,11 @@ impl Receiver {
                 When::At(_) | When::Cron(_) => 1,
             };
             let found = started.keys().filter(|(id, _)| *id == schedule.id).count();
-            assert!(found as u128 >= expected, "lost: {found} of {expected} occurrences of {} started", schedule.id);
+            assert!(
+                found as u128 >= expected,
+                "lost: only {found} of {expected} occurrences of the schedule {} started",
+                schedule.id
+            );
         }
     }
 }

@@ -81,7 +81,7 @@ pub(crate) fn expected(schedule: &Schedule, series_end: Timestamp) -> Expected {
             let instants = std::iter::successors(Some(anchor + interval), |at| Some(*at + interval));
             Expected::series(instants.take_while(|at| *at <= series_end), series_end)
         }
-        When::Cron(_) => unreachable!("the users create no cron schedules"),
+        When::Cron(_) => unreachable!("the simulated clients create no cron schedules"),
     }
 }
 

@@ -53,7 +53,7 @@ async fn put_over(owner: Owner<'_>, schedule: &Schedule, at: Timestamp) -> Arc<S
     assert_eq!(owner.put(&insert).await, (expected.clone(), at, Some(schedule.status)));
     assert_eq!(fixture.now(schedule).await, expected);
     assert_eq!(fixture.get(schedule.tenant, &schedule.id).await, Some(expected.clone()));
-    assert_eq!(fixture.load(insert.schedule.incarnation).await, None, "the put keeps the old incarnation");
+    assert_eq!(fixture.load(insert.schedule.incarnation).await, None, "the put keeps the schedule's incarnation");
     let row = DueKey { position: at, ..due_of(&expected, at) };
     assert!(fixture.all_due(owner.poller).await.contains(&row), "the due row has the revision that the put created");
     expected
@@ -109,7 +109,7 @@ pub(super) async fn put_over_a_cancelled_id_creates_an_incarnation(subject: &dyn
     owner.write(Change::Cancel(live.incarnation)).await;
     let cancelled = fixture.now(&live).await;
     let again = owner.try_write(Change::Put(over_live.clone())).await;
-    assert_eq!(again, Err(WriteRejection::NotFound), "a repeated put has no effect");
+    assert_eq!(again, Err(WriteRejection::NotFound), "a repeated put has no effect after a cancellation");
     assert_eq!(fixture.insert(&over_live).await, Inserted::Exists(live.incarnation));
     assert_eq!(fixture.now(&live).await, cancelled);
 }
@@ -135,7 +135,7 @@ pub(super) async fn put_if_absent_creates_an_id_only_once(subject: &dyn Subject)
     assert!(fixture.all_due(owner.poller).await.contains(&insert.due));
 
     let second = replacing(&fixture, &insert.schedule, minute(2));
-    assert_eq!(owner.put_if(&second, None).await, Err(WriteRejection::Changed), "another schedule has the id");
+    assert_eq!(owner.put_if(&second, None).await, Err(WriteRejection::Changed), "an active schedule keeps the id");
     owner.finish(&insert.schedule, RunState::Succeeded).await;
     assert_eq!(owner.put_if(&second, None).await, Err(WriteRejection::Changed), "an ended schedule keeps the id");
     owner.write(Change::Cancel(insert.schedule.incarnation)).await;
@@ -236,7 +236,7 @@ pub(super) async fn concurrent_put_and_cancel_agree_on_the_result(subject: &dyn 
         };
         let (put, cancelled) = join(putting, cancelling).await;
         let now = fixture.get(TENANT, &schedule.id).await.expect("the schedule was created");
-        assert_eq!(now.incarnation, schedule.incarnation, "an active schedule keeps its incarnation");
+        assert_eq!(now.incarnation, schedule.incarnation, "neither a put nor a cancel changes the incarnation");
         match (&put, cancelled) {
             (Ok((created, ..)), Err(WriteRejection::Changed)) if round % 2 == 0 => assert_eq!(now, *created),
             (Ok(_), Ok(_)) if round % 2 == 1 => {
@@ -333,8 +333,8 @@ pub(super) async fn occurrence_has_one_final_outcome(subject: &dyn Subject) {
         for change in late {
             assert_eq!(owner.try_write(change).await, Err(WriteRejection::Resolved));
         }
-        assert_eq!(fixture.run(first.occurrence).await, Some(last), "the first outcome remains");
-        assert!(!fixture.all_due(owner.poller).await.contains(&later), "a rejected outcome writes no row");
+        assert_eq!(fixture.run(first.occurrence).await, Some(last), "the first final outcome remains");
+        assert!(!fixture.all_due(owner.poller).await.contains(&later), "a rejected outcome writes no due row");
         assert_eq!(fixture.now(&schedule).await, schedule, "a rejected outcome does not end the schedule");
     }
 }
@@ -423,13 +423,13 @@ pub(super) async fn advance_moves_only_an_active_schedule(subject: &dyn Subject)
     let replaced = put_over(owner, &fixture.now(&schedule).await.clone(), minute(3)).await;
     let third = due_of(&replaced, minute(3));
     owner.write(advance(&schedule, due_of(&schedule, minute(4)))).await;
-    assert_eq!(fixture.now(&schedule).await, replaced, "the revision differs");
+    assert_eq!(fixture.now(&schedule).await, replaced, "an advance of an old revision has no effect");
     assert_eq!(fixture.all_due(owner.poller).await, [first, second, third]);
 
     owner.write(Change::End { incarnation: replaced.incarnation, revision: replaced.revision }).await;
     let ended = fixture.now(&schedule).await;
     owner.write(advance(&replaced, due_of(&replaced, minute(5)))).await;
-    assert_eq!(fixture.now(&schedule).await, ended, "the schedule is no longer active");
+    assert_eq!(fixture.now(&schedule).await, ended, "an advance does not change an ended schedule");
     assert_eq!(fixture.all_due(owner.poller).await, [first, second, third]);
 
     let unknown = Schedule { incarnation: fixture.numbers.incarnation(), ..Schedule::clone(&schedule) };
@@ -443,7 +443,7 @@ pub(super) async fn end_keeps_the_revision(subject: &dyn Subject) {
     let owner = fixture.owner(schedule.poller).await;
     let (incarnation, revision) = (schedule.incarnation, schedule.revision);
     owner.write(Change::End { incarnation, revision: Revision(revision.0 + 1) }).await;
-    assert_eq!(fixture.now(&schedule).await, schedule, "the revision differs");
+    assert_eq!(fixture.now(&schedule).await, schedule, "an end of another revision has no effect");
     for _ in 0..2 {
         owner.write(Change::End { incarnation, revision }).await;
         let expected = Schedule { status: Status::Ended, next: None, ..Schedule::clone(&schedule) };
@@ -464,7 +464,7 @@ pub(super) async fn deferred_row_is_due_at_its_later_position(subject: &dyn Subj
     owner.write(Change::Defer(later)).await;
     assert_eq!(fixture.all_due(owner.poller).await, [insert.due, later]);
     owner.close(minute(6), minute(6)).await;
-    assert_eq!(fixture.all_due(owner.poller).await, [later], "the deferred row is after `done`");
+    assert_eq!(fixture.all_due(owner.poller).await, [later], "only the deferred row is after `done`");
 }
 
 pub(super) async fn dead_letter_is_redriven_once(subject: &dyn Subject) {
@@ -501,7 +501,7 @@ pub(super) async fn dead_letter_is_redriven_once(subject: &dyn Subject) {
     }
     assert!(
         fixture.all_due(owner.poller).await.iter().all(|row| row.position < minute(50)),
-        "a rejected redrive writes no row"
+        "a rejected redrive writes no due row"
     );
 }
 
@@ -580,7 +580,7 @@ pub(super) async fn batch_of_10000_outcomes_is_written(subject: &dyn Subject) {
     let runs: Vec<Run> = (1..=ROWS).map(|number| run_of(TENANT, occurrence(number), state(number))).collect();
     let outcome_write = |run: &Run| owner.request(Change::Run { run: run.clone(), then: None, ends: false });
     let batch: Vec<OwnerWrite> = runs.iter().rev().map(outcome_write).collect();
-    let responses = fixture.store.write(batch).await.expect("the store accepts a large batch");
+    let responses = fixture.store.write(batch).await.expect("the store accepts a batch of 10,000 outcomes");
     assert!(responses.len() == runs.len() && responses.iter().all(|response| *response == Ok(Written::Done)));
     assert!(fixture.store.runs(schedule.incarnation, None, usize::MAX).await.expect("the store accepts reads") == runs);
     let dead = fixture.dead_letters(TENANT).await;

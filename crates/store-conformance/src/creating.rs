@@ -100,7 +100,7 @@ pub(super) async fn chosen_id_is_assigned_once(subject: &dyn Subject) {
     assert_eq!(fixture.insert(&second).await, Inserted::Exists(schedule.incarnation));
     assert_eq!(fixture.get(TENANT, &schedule.id).await, Some(schedule.clone()));
     assert_eq!(fixture.load(second.schedule.incarnation).await, None);
-    assert_eq!(fixture.all_due(schedule.poller).await, [first.due], "the rejected insert writes no row");
+    assert_eq!(fixture.all_due(schedule.poller).await, [first.due], "the rejected insert writes no due row");
 }
 
 pub(super) async fn first_insert_of_an_id_in_a_batch_wins(subject: &dyn Subject) {
@@ -138,7 +138,7 @@ pub(super) async fn one_of_several_concurrent_calls_takes_an_id(subject: &dyn Su
             join(join(insert(0), insert(1)), join(insert(2), putting)).await;
 
         let holder = fixture.get(TENANT, &put.schedule.id).await.expect("one of the calls took the id");
-        assert_eq!(holder, created, "the put's result equals the final state, whichever call took the id");
+        assert_eq!(holder, created, "the put returns the schedule that has the id, whichever call created it");
         let mut taken = usize::from(before.is_none());
         for (insert, response) in inserts.iter().zip([first, second, third]) {
             taken += usize::from(matches!(response, Inserted::Placed(_)));
@@ -277,7 +277,7 @@ pub(super) async fn results_of_10000_inserts_are_in_order(subject: &dyn Subject)
     for (at, insert) in inserts.iter_mut().enumerate() {
         Arc::make_mut(&mut insert.schedule).spec.payload = Bytes::from(format!("{{\"row\":{at}}}"));
     }
-    let responses = fixture.store.insert(inserts.clone()).await.expect("the store accepts a large batch");
+    let responses = fixture.store.insert(inserts.clone()).await.expect("the store accepts a batch of 10,000 inserts");
     assert_eq!(responses.len(), ROWS);
     assert!(responses.iter().all(|response| matches!(response, Inserted::Placed(_))));
 
@@ -355,7 +355,7 @@ pub(super) async fn tenant_change_requires_the_latest_version(subject: &dyn Subj
         let winner = match (one, other) {
             (Ok(()), Err(Outdated)) => "one",
             (Err(Outdated), Ok(())) => "other",
-            both => panic!("exactly one of two concurrent changes must succeed: {both:?}"),
+            both => panic!("exactly one of two concurrent changes of a tenant must succeed: {both:?}"),
         };
         let tenants = fixture.store.tenants().await.expect("the store accepts reads");
         assert_eq!((&*tenants[0].name, tenants[0].version), (winner, version));
@@ -363,7 +363,7 @@ pub(super) async fn tenant_change_requires_the_latest_version(subject: &dyn Subj
         assert_eq!(
             entries.iter().map(|entry| &*entry.action).collect::<Vec<_>>(),
             [winner],
-            "the audit log contains the change"
+            "the audit log contains only the change that succeeded"
         );
     }
 }
@@ -389,7 +389,7 @@ pub(super) async fn audit_log_lists_tenant_changes_in_order(subject: &dyn Subjec
 
 async fn put_tenant(fixture: &Fixture, tenant: &Tenant, action: &str) -> Result<(), Outdated> {
     let entry = Audit::of(tenant, minute(0), "k1", action, "billing \u{1f980}");
-    fixture.store.put_tenant(tenant.clone(), entry).await.expect("the store accepts tenants")
+    fixture.store.put_tenant(tenant.clone(), entry).await.expect("the store accepts changes of tenants")
 }
 
 fn two_tenants() -> (Tenant, Tenant) {

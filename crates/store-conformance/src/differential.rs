@@ -224,7 +224,7 @@ impl Drive {
             let Some(schedule) = self.schedule(model, *choice).await else { continue };
             placed.push((schedule.poller, row_of(&schedule, schedule.revision, *at)));
         }
-        let mut ours = engine.place(placed.clone()).await.expect("the engine accepts rows");
+        let mut ours = engine.place(placed.clone()).await.expect("the engine accepts due rows");
         let models = model.place(placed.clone()).await.expect("the model does not fail");
         for (((poller, _), ours), models) in placed.iter().zip(&mut ours).zip(&models) {
             self.allow_confirmed(*poller, ours, models);
@@ -267,7 +267,7 @@ impl Drive {
     }
 
     async fn take(&mut self, engine: &dyn Store, model: &dyn Store, shard: ShardId) {
-        let ours = only(engine.take(vec![shard]).await.expect("the engine mints terms"));
+        let ours = only(engine.take(vec![shard]).await.expect("the engine assigns a new term"));
         let models = only(model.take(vec![shard]).await.expect("the model does not fail"));
         let [_, last] = self.terms.get(&shard).copied().unwrap_or_default();
         assert!(last.is_none_or(|(before, _)| ours > before), "the new term {ours:?} is higher than all earlier terms");
@@ -288,7 +288,7 @@ impl Drive {
                 positions.closed = positions.closed.max(to.closed);
                 positions.done = positions.done.max(to.done);
             }
-            let (term, models_term) = stale.or(last).expect("the comparison took the shard before this call");
+            let (term, models_term) = stale.or(last).expect("the shard has a term in both stores before a write");
             ours.push(OwnerWrite { term, poller, change: change.clone() });
             models.push(OwnerWrite { term: models_term, poller, change });
         }
@@ -473,7 +473,7 @@ impl Drive {
             }
             cursor = next;
         }
-        assert!(self.insert_log.is_empty(), "entries are missing from the insert log: {:?}", self.insert_log);
+        assert!(self.insert_log.is_empty(), "the engine's insert log lacks these rows: {:?}", self.insert_log);
     }
 }
 

@@ -104,7 +104,7 @@ pub(super) async fn reopened_store_continues_from_its_state(subject: &dyn Subjec
     let entries = fixture.insert_log(&[schedule.poller.shard()], 10).await;
     assert!(
         entries.iter().any(|arrival| arrival.key.occurrence == late.due.occurrence),
-        "the insert log contains inserts after the reopen"
+        "after the reopen, the insert log contains each new insert"
     );
 }
 
@@ -119,6 +119,6 @@ pub(super) async fn cancellation_records_survive_a_reopen(subject: &dyn Subject)
     assert_eq!(
         records.contains(&schedule.incarnation),
         !applied,
-        "the store still returns a cancellation record that it has not applied"
+        "after a reopen, the store returns a cancellation record if and only if it has not applied the record"
     );
 }

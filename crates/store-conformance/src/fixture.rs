@@ -150,10 +150,10 @@ impl Fixture {
             Inserted::Placed(placed) => {
                 assert_eq!(
                     placed.position, insert.due.position,
-                    "the store keeps the requested position while `closed` is unset"
+                    "the due row keeps its requested position, because `closed` is not set"
                 )
             }
-            Inserted::Exists(other) => panic!("the id {} is new, but {other:?} has it", insert.schedule.id),
+            Inserted::Exists(other) => panic!("the id {} must be unused, but {other:?} has it", insert.schedule.id),
         }
         insert.schedule
     }
@@ -168,11 +168,11 @@ impl Fixture {
 
     /// Returns the current state of an existing schedule.
     pub(super) async fn now(&self, schedule: &Schedule) -> Arc<Schedule> {
-        self.load(schedule.incarnation).await.expect("an inserted schedule exists")
+        self.load(schedule.incarnation).await.expect("the store returns a schedule that was inserted")
     }
 
     pub(super) async fn place(&self, poller: PollerId, key: DueKey) -> Placed {
-        only(self.store.place(vec![(poller, key)]).await.expect("the store accepts rows"))
+        only(self.store.place(vec![(poller, key)]).await.expect("the store accepts due rows"))
     }
 
     pub(super) async fn append_cancellations(&self, tenant: TenantId, id: &ScheduleId) -> CancellationResult {
@@ -181,7 +181,7 @@ impl Fixture {
     }
 
     pub(super) async fn take(&self, shard: ShardId) -> Term {
-        only(self.store.take(vec![shard]).await.expect("the store mints terms"))
+        only(self.store.take(vec![shard]).await.expect("the store assigns a new term"))
     }
 
     pub(super) async fn owner(&self, poller: PollerId) -> Owner<'_> {
@@ -278,7 +278,7 @@ impl Owner<'_> {
     ) -> Result<(Arc<Schedule>, Timestamp, Option<Status>), WriteRejection> {
         match self.try_write(Change::PutIf { insert: insert.clone(), seen }).await? {
             Written::Put { schedule, position, before } => Ok((schedule, position, before)),
-            Written::Done => panic!("a put returned `Written::Done` instead of `Written::Put`"),
+            Written::Done => panic!("a conditional put returned `Written::Done` instead of `Written::Put`"),
         }
     }
 

@@ -23,7 +23,7 @@ pub(super) async fn row_behind_closed_is_moved_or_reported(subject: &dyn Subject
         };
         let passed = placed.position <= fixture.positions(poller).await.closed;
         if placed.settled {
-            assert!(!passed, "a confirmed row is after `closed`");
+            assert!(!passed, "a row with a confirmed placement is after `closed`");
             let expected = if behind { just_after(minute(5)) } else { minute(due) };
             assert_eq!(
                 placed.position, expected,
@@ -37,7 +37,7 @@ pub(super) async fn row_behind_closed_is_moved_or_reported(subject: &dyn Subject
         let arrivals = fixture.insert_log(&[poller.shard()], 100).await;
         assert!(
             arrivals.contains(&InsertLogEntry { poller, key: row }),
-            "the insert log entry contains the returned position"
+            "the insert log contains an entry with the returned position"
         );
 
         let placed = fixture.place(poller, insert.due).await;
@@ -87,7 +87,7 @@ pub(super) async fn row_written_twice_exists_once(subject: &dyn Subject) {
         assert_eq!(placed.position, minute(1));
     }
     let twice = vec![(schedule.poller, insert.due); 2];
-    assert_eq!(fixture.store.place(twice).await.expect("the store accepts rows").len(), 2);
+    assert_eq!(fixture.store.place(twice).await.expect("the store accepts due rows").len(), 2);
     assert_eq!(fixture.all_due(schedule.poller).await, [insert.due]);
 }
 
@@ -98,7 +98,11 @@ pub(super) async fn row_placed_again_has_its_new_position(subject: &dyn Subject)
     fixture.owner(schedule.poller).await.close(minute(3), minute(3)).await;
     let later = DueKey { position: minute(4), ..insert.due };
     assert_eq!(fixture.place(schedule.poller, later).await.position, minute(4));
-    assert_eq!(fixture.all_due(schedule.poller).await, [later], "a row at a new position keeps its nominal instant");
+    assert_eq!(
+        fixture.all_due(schedule.poller).await,
+        [later],
+        "the row has only its new position and keeps its nominal instant"
+    );
     let arrivals = fixture.insert_log(&[schedule.poller.shard()], 100).await;
     assert!(arrivals.contains(&InsertLogEntry { poller: schedule.poller, key: later }));
 }
@@ -119,7 +123,7 @@ pub(super) async fn insert_log_is_read_by_shard_in_pages(subject: &dyn Subject) 
     );
     assert!(
         of(pollers[0]).all(|insert| first.contains(&arrival_of(insert))),
-        "the reads together return every entry of the shard"
+        "the pages together contain every insert log entry of the shard"
     );
     // Reads of the first shard's insert log do not affect the second shard's log.
     let second = fixture.insert_log(&shards[1..], 1_000).await;
@@ -167,7 +171,13 @@ pub(super) async fn moving_cursor_loses_no_insert_log_entry(subject: &dyn Subjec
     }
     let returned: BTreeSet<DueKey> = returned.into_iter().map(|arrival| arrival.key).collect();
     let lost: Vec<&Insert> = inserts.iter().filter(|insert| !returned.contains(&insert.due)).collect();
-    assert!(lost.is_empty(), "{} of {} entries were lost, the first is {:?}", lost.len(), inserts.len(), lost[0].due);
+    assert!(
+        lost.is_empty(),
+        "{} of {} insert log entries were not returned by any read; the first is {:?}",
+        lost.len(),
+        inserts.len(),
+        lost[0].due
+    );
 }
 
 pub(super) async fn cancellation_record_is_applied_or_returned(subject: &dyn Subject) {
@@ -177,16 +187,20 @@ pub(super) async fn cancellation_record_is_applied_or_returned(subject: &dyn Sub
     let active = fixture.create(fixture.named("active", minute(1))).await;
     for schedule in [fixture.now(&ended).await, active] {
         let response = fixture.append_cancellations(TENANT, &schedule.id).await;
-        assert_eq!(response.before, Some(schedule.clone()), "the result contains the earlier state of the schedule");
+        assert_eq!(
+            response.before,
+            Some(schedule.clone()),
+            "the result contains the state of the schedule before the cancellation"
+        );
         let (returned, _) = fixture.cancellations(schedule.poller.shard(), Cursor::default()).await;
         if response.applied {
-            assert_eq!(returned, [], "the store does not return a record that it has applied");
+            assert_eq!(returned, [], "the store does not return a cancellation record that it has applied");
         } else {
             assert!(returned.contains(&schedule.incarnation));
             assert_eq!(
                 fixture.now(&schedule).await,
                 schedule,
-                "a record that the store has not applied leaves the schedule unchanged"
+                "a cancellation record that the store has not applied leaves the schedule unchanged"
             );
             fixture.owner(schedule.poller).await.write(Change::Cancel(schedule.incarnation)).await;
         }
@@ -224,7 +238,7 @@ pub(super) async fn cancellation_record_without_effect_is_omitted(subject: &dyn 
     assert_eq!((response.before, response.applied), (Some(cancelled.clone()), true));
     let response = fixture.append_cancellations(TENANT, &id("invoice-8")).await;
     assert_eq!((response.before, response.applied), (None, true));
-    assert_eq!(fixture.now(&schedule).await, cancelled, "a record without effect keeps the revision");
+    assert_eq!(fixture.now(&schedule).await, cancelled, "the revision of a cancelled schedule stays unchanged");
     let (returned, _) = fixture.cancellations(schedule.poller.shard(), Cursor::default()).await;
     assert_eq!(returned, []);
 }
@@ -243,9 +257,9 @@ pub(super) async fn cancellation_records_stay_until_cursor_is_presented(subject:
     let (returned, cursor) = fixture.cancellations(poller.shard(), Cursor::default()).await;
     assert_eq!(returned, pending);
     let (returned, _) = fixture.cancellations(poller.shard(), Cursor::default()).await;
-    assert_eq!(returned, pending, "a second read from the beginning returns the same records");
+    assert_eq!(returned, pending, "a second read from the beginning returns the same cancellation records");
     let (returned, _) = fixture.cancellations(poller.shard(), cursor).await;
-    assert_eq!(returned, [], "a read after the cursor returns no records");
+    assert_eq!(returned, [], "a read from the returned cursor returns no cancellation records");
 }
 
 fn arrival_of(insert: &Insert) -> InsertLogEntry {

@@ -24,7 +24,7 @@ async fn listed_in(fixture: &Fixture, tenant: TenantId, by: &By<'_>, limit: usiz
     if !matches!(by, By::Due { .. }) {
         let mut newest = listed_in_order(fixture, tenant, by, Order::Newest, limit).await;
         newest.reverse();
-        assert_eq!(names(&newest), names(&entries), "both orders list the same schedules for the criterion {by:?}");
+        assert_eq!(names(&newest), names(&entries), "listings by {by:?} contain the same schedules in both orders");
     }
     entries
 }
@@ -185,7 +185,7 @@ pub(super) async fn reused_id_is_listed_once(subject: &dyn Subject) {
     assert_eq!(
         names(&listed(&fixture, &By::All, 10).await),
         [first.incarnation],
-        "the listing contains a cancelled schedule until another schedule takes its id"
+        "the listing contains a cancelled schedule until another schedule uses its id"
     );
     assert_eq!(names(&listed(&fixture, &LABEL, 10).await), [first.incarnation]);
     let second = fixture.create(labelled(fixture.named("again", minute(1)), "team", "blue")).await;
@@ -249,10 +249,10 @@ pub(super) async fn schedules_are_listed_by_due_time(subject: &dyn Subject) {
         assert_eq!(
             entries,
             expected.cloned().collect::<Vec<_>>(),
-            "pages of {limit}: the range includes its start and excludes its end"
+            "page limit {limit}: the range of due times includes its start and excludes its end"
         );
     }
-    assert_eq!(listed(&fixture, &due(8, 3), 10).await, [], "the listing of an empty range is empty");
+    assert_eq!(listed(&fixture, &due(8, 3), 10).await, [], "an empty range of due times lists no schedules");
     let none: Vec<PollerId> = Vec::new();
     assert_eq!(listed(&fixture, &By::Due { pollers: &none, from: minute(0), until: minute(9) }, 10).await, []);
 
@@ -261,7 +261,7 @@ pub(super) async fn schedules_are_listed_by_due_time(subject: &dyn Subject) {
     let [cancelled, deferred, retried, moved, over, rest @ ..] = &schedules[..] else {
         unreachable!("the case created thirty schedules")
     };
-    let key = |schedule: &Schedule| due_of(schedule, schedule.next.expect("the schedule is active"));
+    let key = |schedule: &Schedule| due_of(schedule, schedule.next.expect("an active schedule has a next occurrence"));
     fixture.owner(cancelled.poller).await.write(Change::Cancel(cancelled.incarnation)).await;
     let later = DueKey { position: minute(9), ..key(deferred) };
     fixture.owner(deferred.poller).await.write(Change::Defer(later)).await;

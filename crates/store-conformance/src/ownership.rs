@@ -12,11 +12,11 @@ pub(super) async fn every_take_of_a_shard_returns_a_higher_term(subject: &dyn Su
     let shards = vec![ShardId(0), ShardId(255), ShardId(0)];
     let mut before = [None::<Term>; 2];
     for _ in 0..3 {
-        let terms = fixture.store.take(shards.clone()).await.expect("the store mints terms");
+        let terms = fixture.store.take(shards.clone()).await.expect("the store assigns a new term");
         let [first, other, second] = terms[..] else {
             panic!("the store must return one term for each requested shard: {terms:?}")
         };
-        assert!(second > first, "if one call takes a shard twice, the second term is higher");
+        assert!(second > first, "if one call takes a shard twice, the second term is higher than the first");
         assert!(
             Some(first) > before[0] && Some(other) > before[1],
             "a new term is higher than every earlier term of the shard"
@@ -85,7 +85,7 @@ pub(super) async fn older_term_is_rejected_for_every_change(subject: &dyn Subjec
         assert_eq!(everything().await, before, "a rejected change must have no effect: {change:?}");
     }
     let batch = changes.iter().cloned().map(|change| owner.request(change)).collect::<Vec<_>>();
-    let rejected = fixture.store.write(batch).await.expect("a call whose items are all rejected returns no error");
+    let rejected = fixture.store.write(batch).await.expect("a call succeeds even if the store rejects all its items");
     assert!(rejected.iter().all(|response| *response == Err(WriteRejection::Superseded)), "{rejected:?}");
     assert_eq!(everything().await, before);
 
@@ -119,11 +119,11 @@ pub(super) async fn concurrent_write_and_take_agree_on_the_result(subject: &dyn 
         };
         let (written, (successor, seen)) = join(writing, taking).await;
         let now = fixture.run(run.occurrence).await;
-        assert_eq!(seen, now, "no write under an older term takes effect after the new term was returned");
+        assert_eq!(seen, now, "a write under an older term has no effect after the store has returned a new term");
         match written {
             Ok(Written::Done) => assert_eq!(now, Some(run)),
             Err(WriteRejection::Superseded) => assert_eq!(now, None),
-            other => panic!("the store must return either done or superseded: {other:?}"),
+            other => panic!("the write must return `Done` or `Superseded`, but returned {other:?}"),
         }
         owner = successor;
     }
@@ -148,7 +148,7 @@ pub(super) async fn rejected_item_does_not_affect_other_items(subject: &dyn Subj
         ours_owner.request(Change::Cancel(unknown)),
         ours_owner.request(Change::Cancel(schedules[0].incarnation)),
     ];
-    let responses = fixture.store.write(batch).await.expect("a call with rejected items returns no error");
+    let responses = fixture.store.write(batch).await.expect("a call succeeds even if the store rejects some items");
     assert_eq!(responses, [Err(WriteRejection::Superseded), Err(WriteRejection::NotFound), Ok(Written::Done)]);
     assert_ne!(fixture.now(&schedules[0]).await, schedules[0]);
     assert_eq!(fixture.now(&schedules[1]).await, schedules[1]);
@@ -183,7 +183,7 @@ pub(super) async fn attempts_in_flight_are_handed_over_under_a_term(subject: &dy
     assert_eq!(
         handed_over(&fixture).await,
         [vec![], attempts.clone()],
-        "the next owner reads the attempts that the last owner handed over"
+        "the next owner reads the attempts that the previous owner handed over"
     );
 
     let late = fixture.store.hand_over(vec![list(old, &attempts[..1])]).await.expect("the call succeeds");

@@ -31,7 +31,7 @@ pub(super) async fn due_rows_are_in_key_order_within_bounds(subject: &dyn Subjec
     assert_eq!(
         read(DueBound::Key(rows[2]), minute(5)).await,
         rows[3..6],
-        "a bound that is a key also separates rows that are due at the same instant"
+        "a read after a key excludes this key, but includes later keys of the same instant"
     );
     assert_eq!(read(DueBound::Key(rows[4]), minute(3)).await, []);
     assert_eq!(read(DueBound::Instant(minute(3)), minute(3)).await, []);
@@ -40,7 +40,7 @@ pub(super) async fn due_rows_are_in_key_order_within_bounds(subject: &dyn Subjec
     assert_eq!(
         read(DueBound::Key(between), minute(3)).await,
         rows[3..5],
-        "a bound that is a key need not equal the key of a row"
+        "a read can start after a key that no row has"
     );
 }
 
@@ -60,7 +60,7 @@ pub(super) async fn due_page_returns_position_of_the_next_row(subject: &dyn Subj
     assert_eq!(
         read(Timestamp::MIN, minute(5), 3).await,
         whole,
-        "a page whose limit equals the number of rows is complete"
+        "a page is complete if its limit equals the number of rows in the range"
     );
     assert_eq!(read(minute(2), minute(5), 10).await, page(&[], Some(minute(9))));
     assert_eq!(read(minute(2), minute(9), 10).await, page(&rows[3..], None));
@@ -79,7 +79,7 @@ pub(super) async fn instant_with_many_rows_is_read_in_pages(subject: &dyn Subjec
     loop {
         let page = fixture.due(DueRead { poller, after, until: minute(2), limit: PAGE }).await;
         let more = page.next.is_some_and(|next| next <= minute(2));
-        assert!(!more || page.keys.len() == PAGE, "a page is full if further rows follow it");
+        assert!(!more || page.keys.len() == PAGE, "a page contains `limit` rows if more rows of the range follow");
         read.extend(page.keys);
         let Some(last) = read.last().filter(|_| more) else { break };
         after = DueBound::Key(*last);
@@ -117,7 +117,7 @@ pub(super) async fn rows_after_done_stay(subject: &dyn Subject) {
     owner.close(minute(3), minute(2)).await;
     assert_eq!(fixture.all_due(poller).await, rows[2..]);
     owner.close(minute(4), just_before(minute(3))).await;
-    assert_eq!(fixture.all_due(poller).await, rows[2..], "an increase of `closed` deletes no rows");
+    assert_eq!(fixture.all_due(poller).await, rows[2..], "an increase of `closed` deletes no due rows");
     owner.close(minute(9), minute(9)).await;
     assert_eq!(fixture.all_due(poller).await, []);
     assert_eq!(fixture.all_due(other).await, others);
@@ -158,7 +158,7 @@ pub(super) async fn runs_are_read_in_pages(subject: &dyn Subject) {
     assert_eq!(
         read(Some(due_of(before, minute(1)).occurrence), 3).await,
         runs[..3],
-        "the bound may be an occurrence of another schedule"
+        "a read of runs may start after an occurrence of another schedule"
     );
     assert_eq!(read(Some(due_of(after, minute(1)).occurrence), 3).await, []);
     assert_eq!(fixture.store.runs(fixture.numbers.incarnation(), None, 10).await, Ok(Vec::new()));
@@ -211,7 +211,7 @@ pub(super) async fn only_a_failed_run_is_a_dead_letter(subject: &dyn Subject) {
     assert_eq!(
         fixture.dead_letters(TENANT).await,
         [runs[3].clone(), failed],
-        "a retried run becomes a dead letter when its outcome is a failure"
+        "a retried run becomes a dead letter when its state changes to failed"
     );
     assert_eq!(fixture.now(&schedule).await, Arc::clone(&schedule));
 }

@@ -351,7 +351,7 @@ fn load_row(kind: u8, key: &[u8], value: &[u8], memory: &mut Memory) -> Result<(
 fn malformed(error: Malformed) -> StoreError {
     damaged(IndexError::Damaged {
         family: Family::Points.name(),
-        range: "rows of the state in memory".to_owned(),
+        range: "rows that the store loads into memory".to_owned(),
         reason: error.to_string(),
     })
 }

@@ -155,7 +155,11 @@ impl Shared {
         if self.space.update(free_bytes, self.unflushed_bytes()) {
             if self.space.is_full() {
                 let floor_bytes = self.options.free_bytes_floor;
-                tracing::warn!(free_bytes, floor_bytes, "disk nearly full; user writes are rejected");
+                tracing::warn!(
+                    free_bytes,
+                    floor_bytes,
+                    "disk nearly full; user writes are rejected until disk space is freed"
+                );
             } else {
                 tracing::info!(free_bytes, "disk has enough free space again; user writes are accepted");
             }

@@ -8,9 +8,15 @@ pub enum OpenError {
     /// The journal is damaged, locked by another process, or cannot be read.
     #[error(transparent)]
     Journal(#[from] journal::OpenError),
-    #[error("{what} in {}; the store changed no file: copy the data folder, then restore a backup", .dir.display())]
+    #[error(
+        "the store in {} is damaged: {what}; no file was changed; copy the folder, then restore a backup",
+        .dir.display()
+    )]
     Damaged { dir: PathBuf, what: String },
-    #[error("the index kind in {} differs from the kind in the options; set the option to the kind of the existing index", .dir.display())]
+    #[error(
+        "the kind of the index in {} differs from the option `index`; set `index` to the kind of the existing index",
+        .dir.display()
+    )]
     OtherIndex { dir: PathBuf },
     #[error("invalid store options: {0}")]
     Options(&'static str),
@@ -20,13 +26,13 @@ pub enum OpenError {
 
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
-    #[error("{} is not empty; choose a folder that does not exist", .dir.display())]
+    #[error("the destination folder {} is not empty; choose a folder that does not exist", .dir.display())]
     NotEmpty { dir: PathBuf },
-    #[error("{} is not a backup: {what}", .dir.display())]
+    #[error("the folder {} is not a backup: {what}; choose a folder that contains a backup", .dir.display())]
     NoBackup { dir: PathBuf, what: String },
     #[error("the store is closed")]
     Closed,
-    #[error("the store's data is damaged: {0}")]
+    #[error("the data to copy is damaged: {0}; restore an intact backup")]
     Damaged(String),
     #[error("cannot copy to {}", .dir.display())]
     Io { dir: PathBuf, source: io::Error },

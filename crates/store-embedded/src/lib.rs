@@ -117,7 +117,7 @@ impl EmbeddedStore {
         let free = "Free bytes on the disk that holds the data";
         registry.register("reveille_store_free_bytes", free, self.shared.space.free_bytes.clone());
         let floor = ConstGauge::new(i64::try_from(self.shared.options.free_bytes_floor).unwrap_or(i64::MAX));
-        let help = "Free bytes below which new schedules are rejected";
+        let help = "Number of free bytes on the disk below which the store rejects new schedules";
         registry.register("reveille_store_free_floor_bytes", help, floor);
     }
 
@@ -185,7 +185,7 @@ impl EmbeddedStore {
         self.shared.space.check_reserve()?;
         if self.memory().insert_log.is_full() {
             return Err(StoreError::Unavailable(
-                "the insert log is full because an owner has not read it; retry later".to_owned(),
+                "the insert log is full because the owner of a shard has not read its entries; retry later".to_owned(),
             ));
         }
         self.shared.wait_for_capacity().await;
@@ -275,7 +275,7 @@ macro_rules! join {
         for response in $responses {
             match response {
                 Response::$kind(part) => joined.extend(part),
-                other => unreachable!("the kind of the response must match the kind of the entry: {other:?}"),
+                other => unreachable!("the response must have the kind of its journal entry, but it is {other:?}"),
             }
         }
         joined

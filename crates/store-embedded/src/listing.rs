@@ -203,7 +203,7 @@ pub(crate) async fn build(index: &Arc<dyn Index>, synced: u64, memtable_bytes: u
         }
     }
     flush(&**index, before).await?;
-    tracing::info!(schedules = count, "listings created for the schedules of an earlier build");
+    tracing::info!(schedules = count, "listings created for the schedules that an earlier build stored");
     Ok(())
 }
 

@@ -217,18 +217,21 @@ impl Opening<'_> {
                 checkpoint.write(self.runtime, self.dir).await.map_err(|source| self.io(source))?;
             }
             None => {
-                return Err(self.damaged("the folder has a journal, but its checkpoint is from a backup without one"));
+                return Err(
+                    self.damaged("the folder has a journal, but its checkpoint is from a backup, which has no journal")
+                );
             }
         }
         let from = checkpoint.synced + 1 - checkpoint.base;
         if opened.next < from {
             let lost = from - opened.next;
-            return Err(self.damaged(format!("the last {lost} entries of the index are missing in the journal")));
+            return Err(self.damaged(format!("the journal lacks the last {lost} entries that the index contains")));
         }
         if opened.first > from {
             let lost = opened.first - from;
-            return Err(self
-                .damaged(format!("the {lost} entries after the last entry of the index are missing in the journal")));
+            return Err(self.damaged(format!(
+                "the journal lacks the {lost} entries after the last entry that the index contains"
+            )));
         }
         Ok(checkpoint)
     }
@@ -298,13 +301,15 @@ impl Options {
             return Err(OpenError::Options("entry_bytes must be at most half of the journal's entry_bytes_max"));
         }
         if self.readers == 0 {
-            return Err(OpenError::Options("readers must not be zero"));
+            return Err(OpenError::Options("the option `readers` must be at least 1"));
         }
         if self.history.is_zero() || self.history_period.is_zero() {
-            return Err(OpenError::Options("history and history_period must not be zero"));
+            return Err(OpenError::Options("the options `history` and `history_period` must be greater than zero"));
         }
         if self.memtable_bytes == 0 || self.checkpoint_bytes == 0 || self.arrivals_max == 0 {
-            return Err(OpenError::Options("memtable_bytes, checkpoint_bytes and arrivals_max must not be zero"));
+            return Err(OpenError::Options(
+                "`memtable_bytes`, `checkpoint_bytes` and `arrivals_max` must be at least 1",
+            ));
         }
         Ok(())
     }

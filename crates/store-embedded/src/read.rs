@@ -113,7 +113,8 @@ impl Rows {
             }
             // A concurrent deletion may have removed the schedule. Such a deletion removes the row of the id first.
             if self.get(Family::Points, &name_key, before)? == Some(value) {
-                return Err(self.malformed_reason(incarnation, "the row of the id names a schedule that is missing"));
+                let reason = "the row of the schedule id refers to a schedule that does not exist";
+                return Err(self.malformed_reason(incarnation, reason));
             }
         }
         let server_made = ScheduleId::new(id).ok().and_then(|id| id.to_incarnation());

@@ -99,7 +99,7 @@ impl Space {
     fn error(&self, floor: u64) -> StoreError {
         let (free, needed) = (self.free_bytes.get(), self.needed.load(Ordering::Relaxed));
         StoreError::Full(format!(
-            "only {free} bytes are free, writes in progress need {needed} of them, but {floor} bytes must stay free"
+            "the disk has {free} free bytes and current writes need {needed} of them, but {floor} bytes must stay free"
         ))
     }
 }
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn store_reads_the_free_space_before_writes_could_cross_the_floor() {
+    fn store_checks_disk_space_before_free_bytes_can_fall_below_minimum() {
         let space = Space::new(1_000);
         assert!(!space.update(1_500, 100), "the store accepts user writes");
         // 400 bytes are left, and each byte of a write takes three.
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn pending_and_unflushed_writes_count_toward_the_floor() {
+    fn free_space_check_subtracts_pending_and_unflushed_writes() {
         let space = Space::new(1_000);
         let (pending, _) = space.take(100);
         assert!(space.update(1_350, 100), "300 pending and 100 unflushed bytes exceed the 350 bytes above the floor");
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn reserve_below_the_floor_accepts_operators_changes() {
+    fn full_store_accepts_operator_changes_until_reserve_is_used() {
         let space = Space::new(1_000);
         space.update(999, 0);
         assert!(space.is_full() && space.check_reserve().is_ok());

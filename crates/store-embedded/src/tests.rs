@@ -167,7 +167,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn embedded_store_matches_memory_model_across_kills(
+    fn embedded_store_matches_memory_store_after_process_kills(
         operations in differential::operations(40),
         checkpoint_bytes in prop_oneof![Just(1_000), Just(10_000), Just(1 << 30)],
     ) {

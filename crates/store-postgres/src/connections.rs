@@ -86,7 +86,7 @@ impl Exclusive {
             return Err(Failure::Silent { server: self.server.to_string(), waited });
         };
         let slot = Slot { pool: self, link: Some(self.take_free()), _permit: permit };
-        let session = slot.link.as_ref().expect("a slot contains its link until its drop").session().await?;
+        let session = slot.link.as_ref().expect("a slot contains its link until the slot is dropped").session().await?;
         Ok(ConnectionGuard { session, in_transaction: false, _slot: slot })
     }
 }

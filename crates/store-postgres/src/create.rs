@@ -151,7 +151,7 @@ impl Inner {
         let rest: Vec<Insert> =
             part.iter().zip(&placed).filter(|(_, placed)| placed.is_none()).map(|(insert, _)| insert.clone()).collect();
         let mut rest = if rest.is_empty() { Vec::new() } else { self.insert_under_locks(&rest).await? }.into_iter();
-        let mut under_locks = || rest.next().expect("each insert that ran under locks has a result");
+        let mut under_locks = || rest.next().expect("`insert_under_locks` returns one result for each insert");
         Ok(placed.into_iter().map(|placed| placed.map_or_else(&mut under_locks, Inserted::Placed)).collect())
     }
 
@@ -188,7 +188,7 @@ pub(crate) async fn lane(
         let Some(batch) = batch else { return };
         // A panic drops the calls of the batch, so that their callers panic too.
         if AssertUnwindSafe(inner.create(&link, batch)).catch_unwind().await.is_err() {
-            tracing::error!("panic in a batch of creates; each call of the batch panics");
+            tracing::error!("panic in the transaction of a batch of creates; each caller of the batch panics");
         }
     }
 }

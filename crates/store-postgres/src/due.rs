@@ -126,7 +126,7 @@ impl Inner {
         let mut found = vec![BTreeSet::new(); reads.len()];
         for row in rows {
             let at = usize::try_from(row.get::<_, i64>(0))
-                .expect("the server returns the request number that the query contains");
+                .expect("the first column of each row is the index of its read in this call");
             found[at].insert(due_key_of(&row, 1));
         }
         Ok(reads.iter().zip(found).map(|(read, found)| page_of(read, found)).collect())

@@ -164,7 +164,9 @@ impl PostgresStore {
         let record = "update reveille.meta set coordination = coalesce(coordination, $1) returning coordination";
         let rows = self.inner.readers.query(record, &[&id]).await.map_err(store_error)?;
         let known = rows.first().map(|row| row.get(0));
-        known.ok_or_else(|| StoreError::Damaged("reveille.meta has no row".to_owned()))
+        known.ok_or_else(|| {
+            StoreError::Damaged("the table reveille.meta has no row; restore the row from a backup".to_owned())
+        })
     }
 
     /// Returns the current term of each shard.
@@ -225,7 +227,7 @@ async fn read_cluster(
     let cluster = schema::check(&session, server, expected).await?;
     let rows = query(&session, "select pg_current_snapshot()::text", &[]).await?;
     let snapshot = rows.first().and_then(|row| Snapshot::parse(row.get(0)));
-    Ok((cluster, snapshot.expect("PostgreSQL returns a snapshot in the documented form")))
+    Ok((cluster, snapshot.expect("PostgreSQL returns a snapshot in its documented text format")))
 }
 
 impl Store for PostgresStore {

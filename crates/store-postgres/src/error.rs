@@ -23,7 +23,9 @@ pub enum OpenError {
          use a build at least as new as the one that migrated the schema"
     )]
     Newer { server: String, found: i32, wanted: i32 },
-    #[error("{server} contains the cluster {found}, expected {expected}; check the database in the URL")]
+    #[error(
+        "the store in {server} belongs to the cluster {found} instead of {expected}; check the database in the URL"
+    )]
     OtherCluster { server: String, found: String, expected: String },
 }
 

@@ -60,14 +60,14 @@ impl<W, A> Queue<W, A> {
             Some(Err(_)) => return Err(closed()),
             None => {
                 return Err(StoreError::Unavailable(format!(
-                    "no slot in the queue of calls was free within {limit:?}; retry later"
+                    "the store's queue of calls was full for {limit:?}; retry later"
                 )));
             }
         }
         match receiver.await {
             Ok(response) => response,
             Err(_) if self.0.is_closed() => Err(closed()),
-            Err(_) => panic!("a bug caused a panic in the transaction of this call"),
+            Err(_) => panic!("a bug in the store caused a panic in the transaction of this call"),
         }
     }
 }
@@ -99,7 +99,7 @@ impl<W: Work, A> Waiting<W, A> {
     ) {
         while let Some(Some(calls)) = stop.run_until_cancelled(self.next(rows, bytes)).await {
             if AssertUnwindSafe(work(calls)).catch_unwind().await.is_err() {
-                tracing::error!("panic in a batch of calls; each call of the batch panics");
+                tracing::error!("panic in the transaction of a batch of calls; each caller of the batch panics");
             }
         }
     }
@@ -129,7 +129,7 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(10);
 
     #[test]
-    fn waiting_calls_form_batches_that_end_at_the_row_limit() {
+    fn queue_ends_a_batch_with_the_call_that_reaches_the_row_limit() {
         on_real(async |runtime| {
             let (queue, waiting) = queue::<Vec<u32>, usize>(100);
             let calls = (0..6).map(|_| queue.submit(&runtime, TIMEOUT, vec![0; 3]));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn panic_in_a_batch_reaches_only_the_callers_of_that_batch() {
+    fn only_the_callers_of_a_batch_panic_if_its_transaction_panics() {
         on_real(async |runtime| {
             let (queue, waiting) = queue::<Vec<u32>, u32>(100);
             let stop = CancellationToken::new();

@@ -99,7 +99,10 @@ impl Inner {
         for family in Family::DUE {
             for partition in existing(&session, family, Edge::Start, before).await? {
                 if is_true(&session, &has_work(&partition, before)).await? {
-                    tracing::warn!(partition, "old history not deleted because old due rows have no outcome");
+                    tracing::warn!(
+                        partition,
+                        "history not deleted because the partition contains old due rows without an outcome"
+                    );
                     return Ok(0);
                 }
             }
@@ -202,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn member_clock_ahead_of_database_deletes_no_extra_history() {
+    fn history_limit_uses_the_earlier_of_member_clock_and_database_clock() {
         let (database, month) = (Timestamp::from_millis(1_800_000_000_000), Duration::from_secs(30 * 86_400));
         let year_ahead = database + Duration::from_secs(365 * 86_400);
         assert_eq!(before_by_both(year_ahead, year_ahead - month, database), database - month);

@@ -197,8 +197,9 @@ impl Inner {
         let parameters = &[&received.end.to_string() as _, &open as _, &numbers as _, &limit_number(limit) as _];
         let rows = self.readers.query(READ, parameters).await.map_err(store_error)?;
         let seen = rows.first().and_then(|row| Snapshot::parse(row.get(0)));
-        let seen =
-            seen.ok_or_else(|| StoreError::Damaged("PostgreSQL returned a snapshot in an unknown form".to_owned()))?;
+        let seen = seen.ok_or_else(|| {
+            StoreError::Damaged("the snapshot from PostgreSQL does not have the documented text format".to_owned())
+        })?;
         let of_row = |row: &Row| {
             Some(InsertLogEntry { poller: poller_of(row.get::<_, Option<i64>>(1)?), key: due_key_of(row, 2) })
         };
@@ -211,7 +212,9 @@ impl Inner {
         }
         // The read reached its limit, so later transactions may have more rows.
         let last = rows.last().and_then(|row| row.get::<_, &str>(7).parse::<u64>().ok());
-        let last = last.ok_or_else(|| StoreError::Damaged("a row has a malformed transaction number".to_owned()))?;
+        let last = last.ok_or_else(|| {
+            StoreError::Damaged("a row of the insert log has a malformed transaction number".to_owned())
+        })?;
         Ok((arrivals, self.insert_log.issue(received.up_to(&seen, last + 1))))
     }
 }

@@ -113,9 +113,9 @@ pub(crate) async fn label_all(session: &Session) -> Result<(), OpenError> {
             let incarnation: Uuid = row.get(0);
             let spec = schedule::decode_spec(&bytes::Bytes::copy_from_slice(row.get(1)));
             // A damaged schedule must not prevent the migration. A later read of the schedule reports the damage.
-            let Ok(spec) = spec
-                .inspect_err(|error| tracing::warn!(%incarnation, %error, "labels of a damaged schedule not migrated"))
-            else {
+            let Ok(spec) = spec.inspect_err(
+                |error| tracing::warn!(%incarnation, %error, "labels not migrated because the schedule is damaged"),
+            ) else {
                 continue;
             };
             if let Some(column) = labels_column(&spec) {

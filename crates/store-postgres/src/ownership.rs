@@ -45,7 +45,7 @@ impl Inner {
             *next += 1;
             Some(Term((*next - 1).cast_unsigned()))
         };
-        let missing = || StoreError::Damaged("the row of a shard is missing".to_owned());
+        let missing = || StoreError::Damaged("the table reveille.shard has no row for a requested shard".to_owned());
         shards.iter().map(term).collect::<Option<Vec<Term>>>().ok_or_else(missing)
     }
 

@@ -290,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn partition_contains_the_position_of_its_row() {
+    fn partition_of_a_due_row_contains_the_position_of_the_row() {
         let now = Timestamp::from_millis(1_800_000_000_123);
         let soon = now + Duration::from_secs(3_600);
         let late = now + Duration::from_secs(400 * 86_400);

@@ -183,7 +183,10 @@ impl Plan {
     /// Adds a new schedule, which takes its id.
     fn create(&mut self, schedule: &Arc<Schedule>) {
         let incarnation = schedule.incarnation;
-        assert!(!self.heads.contains_key(&incarnation), "a new schedule has an unused incarnation: {incarnation:?}");
+        assert!(
+            !self.heads.contains_key(&incarnation),
+            "the incarnation of a new schedule belongs to no other schedule: {incarnation:?}"
+        );
         if let Some(before) = self.holder(schedule).map(|before| before.incarnation) {
             self.head(before).is_current = false;
             self.changes.freed.insert(before);
@@ -206,7 +209,7 @@ impl Plan {
                 requested
             }
         };
-        assert_eq!(planned.poller, poller, "only the owner of a schedule's poller puts the schedule");
+        assert_eq!(planned.poller, poller, "only the owner of a schedule's poller creates or replaces the schedule");
         due.occurrence.incarnation = planned.incarnation;
         due.occurrence.revision = planned.revision;
         self.changes.due.push((planned.poller, due));
@@ -301,9 +304,9 @@ impl Plan {
         assert_eq!(
             (of, under),
             (incarnation, revision),
-            "an advance writes a due row of the same schedule and revision"
+            "the due row of an `Advance` has the incarnation and revision of the `Advance`"
         );
-        assert_eq!((replay, due.attempt), (0, 1), "an advance writes the due row of a first attempt");
+        assert_eq!((replay, due.attempt), (0, 1), "the due row of an `Advance` is for a first attempt");
         let schedule = self.owned(poller, incarnation)?;
         let is_behind = schedule.next.is_some_and(|next| nominal < next);
         if schedule.is_live_at(revision) && !is_behind {
@@ -320,7 +323,7 @@ impl Plan {
         assert_eq!(
             (due.occurrence, due.attempt),
             (again, 1),
-            "a redrive writes the due row of the next replay's first attempt"
+            "the due row of a `Redrive` is for the first attempt of the next replay"
         );
         let dead = self.runs.get(&of).filter(|run| run.is_dead).copied().ok_or(WriteRejection::NotFound)?;
         self.owned(poller, of.incarnation)?;

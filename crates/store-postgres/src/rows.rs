@@ -167,7 +167,7 @@ fn status_of(number: i16) -> Result<Status, StoreError> {
         0 => Ok(Status::Active),
         1 => Ok(Status::Ended),
         2 => Ok(Status::Cancelled),
-        other => Err(StoreError::Damaged(format!("a schedule has the unknown status {other}"))),
+        other => Err(StoreError::Damaged(format!("a schedule row contains the unknown status number {other}"))),
     }
 }
 

@@ -238,7 +238,7 @@ impl Inner {
                     call.respond(Ok(responses.by_ref().take(count).collect()));
                 }
             }
-            Ok(Responses::Inserts(_)) => unreachable!("a batch of writes returns results of writes"),
+            Ok(Responses::Inserts(_)) => unreachable!("a batch of owner writes returns only results of owner writes"),
             Err(Failed { is_about_a_row: true, .. }) if calls.len() > 1 => {
                 let mut writes = writes.into_iter();
                 for (mut call, count) in calls.into_iter().zip(counts) {
@@ -265,7 +265,7 @@ impl Inner {
     pub(crate) async fn insert_under_locks(&self, inserts: &[Insert]) -> Result<Vec<Inserted>, StoreError> {
         match self.transact(&Batch::Inserts(inserts)).await {
             Ok(Responses::Inserts(responses)) => Ok(responses),
-            Ok(Responses::Writes(_)) => unreachable!("a batch of inserts returns results of inserts"),
+            Ok(Responses::Writes(_)) => unreachable!("a batch of inserts returns only results of inserts"),
             Err(Failed { error, .. }) => Err(error),
         }
     }
@@ -310,7 +310,10 @@ impl Inner {
         if !missing.is_empty()
             && let Err(failure) = self.make_partitions(&missing).await
         {
-            tracing::warn!(%failure, "partition for the runs of a day could not be created");
+            tracing::warn!(
+                %failure,
+                "partition for the runs of a day could not be created; its runs go to the default partition"
+            );
         }
     }
 
@@ -377,7 +380,7 @@ async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
         return Err(Stop::Again(Failure::Statement {
             server: "PostgreSQL".to_owned(),
             code: "40001".to_owned(),
-            reason: "another transaction took the id at the same time".to_owned(),
+            reason: "another transaction created a schedule with the same id at the same time".to_owned(),
         }));
     }
     plan_of(&term_rows, &schedule_rows, &names_now, &run_rows, &asked_rows).map_err(Stop::from)
@@ -423,7 +426,7 @@ async fn prepare<const N: usize>(session: &Session, texts: [&'static str; N]) ->
     for text in texts {
         statements.push(session.prepare(text).await?);
     }
-    Ok(statements.try_into().unwrap_or_else(|_| unreachable!("there is one statement for each text")))
+    Ok(statements.try_into().unwrap_or_else(|_| unreachable!("the loop prepares one statement for each SQL text")))
 }
 
 /// Statements of one transaction. The client pipelines them: it sends each statement without waiting for the response

@@ -125,7 +125,9 @@ impl StoreKey {
 /// Error when a member cannot decrypt a secret.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("the secret is encrypted with the key {0}, which is not in this member's key file")]
+    #[error(
+        "the secret is encrypted with the key {0}, which is not in this member's key file; add the key to the file"
+    )]
     UnknownKey(KeyId),
     /// The value is damaged, or comes from another place.
     #[error("the encrypted secret is damaged, or belongs to another tenant, schedule or name")]

@@ -29,13 +29,13 @@ impl StoreError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WriteRejection {
     /// Another member took the shard under a later term. The caller no longer owns the shard.
-    #[error("the shard was taken under a later term")]
+    #[error("another member took the shard with a later term")]
     Superseded,
     /// The schedule or run does not exist, or its state does not allow the change.
-    #[error("no schedule or run is in a state that allows this change")]
+    #[error("the schedule or run does not exist, or its state does not allow the change")]
     NotFound,
     /// The schedule that has the id does not match the precondition of the change.
-    #[error("the schedule does not match the precondition")]
+    #[error("the schedule does not match the precondition of the change")]
     Changed,
     /// The occurrence already has its final outcome.
     #[error("the occurrence already has a final outcome")]

@@ -93,7 +93,7 @@ pub async fn page<T, Turn: Future<Output = T>>(
 ) -> Result<Page, StoreError> {
     match (&listing.by, listing.after) {
         (By::Due { pollers, from, until }, after) => {
-            assert_eq!(listing.order, Order::Oldest, "a listing by due time has only one order");
+            assert_eq!(listing.order, Order::Oldest, "a listing by due time supports only `Order::Oldest`");
             let _turn = turn().await;
             due_page(store, listing, pollers, *from..*until, after).await
         }

@@ -105,7 +105,7 @@ impl MemoryStore {
 
     /// Panics if an earlier caller broke a rule of the port, because the state may then be wrong.
     fn model(&self) -> MutexGuard<'_, Model> {
-        self.data.model.lock().expect("no earlier caller broke a rule of the port")
+        self.data.model.lock().expect("no earlier call violated a precondition of the store port")
     }
 
     async fn insert_one(&self, call: &mut call::Call<'_>, insert: Insert) -> Result<Inserted, StoreError> {

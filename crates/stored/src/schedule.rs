@@ -135,7 +135,7 @@ fn put_spec(out: &mut Vec<u8>, spec: &Spec) {
 pub fn patch(row: &[u8], head: &Head) -> Vec<u8> {
     let mut out = Vec::with_capacity(row.len());
     head.put(&mut out);
-    assert_eq!(out.len(), HEAD_LEN, "a head has a fixed length");
+    assert_eq!(out.len(), HEAD_LEN, "an encoded head has exactly `HEAD_LEN` bytes");
     out.extend_from_slice(&row[HEAD_LEN..]);
     out
 }

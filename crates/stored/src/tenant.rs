@@ -190,7 +190,8 @@ pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
         |error: serde_json::Error| format!("tenant {}: malformed at byte {} of its row", id.0, error.column());
     let stored: Stored = serde_json::from_slice(stored).map_err(malformed)?;
     let key = |it: StoredKey| {
-        let secret_sha256 = it.secret_sha256.try_into().map_err(|_| format!("tenant {}: malformed key hash", id.0))?;
+        let secret_sha256 =
+            it.secret_sha256.try_into().map_err(|_| format!("tenant {}: malformed secret hash of an API key", id.0))?;
         let StoredKey { id, name, role, created_at, .. } = it;
         let expires_at = it.expires_at.map(Timestamp::from_millis);
         Ok(ApiKey { id, name, secret_sha256, role: role.take(), created_at, expires_at })
@@ -206,8 +207,10 @@ pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
         keys: stored.keys.into_iter().map(key).collect::<Result<_, String>>()?,
         quotas: quotas(&stored.quotas),
         ceilings: quotas(&stored.ceilings),
-        egress: stored.egress.take().ok_or_else(|| format!("tenant {}: unknown egress policy", id.0))?,
-        store_keys: store_keys.ok_or_else(|| format!("tenant {}: malformed store key", id.0))?,
+        egress: stored.egress.take().ok_or_else(|| {
+            format!("tenant {}: unknown address class or malformed network in the egress policy", id.0)
+        })?,
+        store_keys: store_keys.ok_or_else(|| format!("tenant {}: malformed id of a store key", id.0))?,
     })
 }
 

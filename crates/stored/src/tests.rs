@@ -313,7 +313,7 @@ fn hex(bytes: &[u8]) -> String {
 /// The golden file contains the encoded forms for engines with columns. The file never changes: a new form gets a new
 /// version and a new file.
 #[test]
-fn encoded_columns_match_the_golden_file_of_version_1() {
+fn encoded_column_values_match_the_golden_file_of_version_1() {
     let http = HttpTarget {
         url: "https://example.com/hook".to_owned(),
         method: "POST".to_owned(),

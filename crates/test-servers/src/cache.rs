@@ -22,7 +22,7 @@ pub(crate) fn provide(
     }
     let folder = cache.join(format!("{name}-{sum:08x}"));
     let lock = File::create(cache.join(format!("{name}.lock")))?;
-    lock.lock().context("cannot lock the cache entry")?;
+    lock.lock().context("cannot lock a cache entry in .cache/test-servers")?;
     let done = cache.join(format!("{name}-{sum:08x}.done"));
     if done.exists() {
         return Ok(folder);
@@ -40,8 +40,8 @@ pub(crate) fn provide(
 /// Creates the cache folder of the checkout and returns its path.
 pub(crate) fn root() -> anyhow::Result<PathBuf> {
     let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/test-servers");
-    fs::create_dir_all(&cache).context("cannot create the cache folder")?;
-    cache.canonicalize().context("cannot resolve the path of the cache folder")
+    fs::create_dir_all(&cache).context("cannot create the cache folder .cache/test-servers")?;
+    cache.canonicalize().context("cannot resolve the path of the cache folder .cache/test-servers")
 }
 
 /// Constants of the hash FNV-1a. The hash only has to distinguish versions of the sources.

@@ -53,11 +53,12 @@ impl Message {
 
     /// Parses the head of a message. The head ends with an empty line.
     fn of_head(head: &[u8]) -> io::Result<Self> {
-        let head = std::str::from_utf8(head).map_err(|_| invalid("the head of the message is not UTF-8"))?;
+        let head = std::str::from_utf8(head).map_err(|_| invalid("the head of the HTTP message is not UTF-8"))?;
         let mut lines = head.trim_end().split("\r\n");
         let first_line = lines.next().unwrap_or_default().to_owned();
         let header = |line: &str| {
-            let (name, value) = line.split_once(':').ok_or_else(|| invalid("a header line has no colon"))?;
+            let (name, value) =
+                line.split_once(':').ok_or_else(|| invalid("a header line of the HTTP message has no colon"))?;
             Ok((name.to_ascii_lowercase(), value.trim().to_owned()))
         };
         let headers = lines.map(header).collect::<io::Result<_>>()?;
@@ -96,7 +97,7 @@ impl Unread {
         let line_end = self.line_end(b"\r\n")?;
         let line = String::from_utf8_lossy(&self.0[..line_end]).trim().to_owned();
         let Ok(length) = usize::from_str_radix(&line, 16) else {
-            return Some(Err(invalid("a chunk does not start with a valid length")));
+            return Some(Err(invalid("a chunk of the HTTP body does not start with a hexadecimal length")));
         };
         let whole = self.take(line_end + length + 2)?;
         Some(Ok(whole[line_end..line_end + length].to_vec()))
@@ -129,7 +130,7 @@ impl Unread {
                 let length = head.header("content-length").map_or(Ok(0), str::parse::<usize>);
                 return length
                     .map(|length| Some(head_end + length))
-                    .map_err(|_| invalid("the content length is not a number"));
+                    .map_err(|_| invalid("the value of the header content-length is not a number"));
             }
             let mut rest = Unread(self.0[head_end..].to_vec());
             loop {
@@ -151,7 +152,7 @@ impl Unread {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         self.0.extend_from_slice(piece);
-        if self.0.len() > MESSAGE_BYTES_MAX { Err(invalid("the message is too long")) } else { Ok(()) }
+        if self.0.len() > MESSAGE_BYTES_MAX { Err(invalid("the HTTP message is longer than 64 MiB")) } else { Ok(()) }
     }
 }
 

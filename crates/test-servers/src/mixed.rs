@@ -115,7 +115,7 @@ impl Mixed {
         let mut stdin = self.stdin.lock().unwrap_or_else(PoisonError::into_inner);
         stdin.1 += 1;
         let id = stdin.1;
-        writeln!(stdin.0, "{id} {command}").context("the process has ended")?;
+        writeln!(stdin.0, "{id} {command}").context("the child process has ended")?;
         stdin.0.flush()?;
         Ok(Asked { id, command: command.to_owned(), output: self.output.clone() })
     }
@@ -225,7 +225,7 @@ impl Output {
             if let Some(taken) = take(&mut received) {
                 return Ok(taken);
             }
-            ensure!(!received.is_over, "the process has ended");
+            ensure!(!received.is_over, "the child process has ended");
             let left = end.saturating_duration_since(Instant::now());
             ensure!(!left.is_zero(), "no answer within {limit:?}");
             received = self.more.wait_timeout(received, left).unwrap_or_else(PoisonError::into_inner).0;

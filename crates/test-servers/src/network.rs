@@ -40,7 +40,7 @@ impl Namespace {
             }
         });
         let Some(number) = created else {
-            let failure = failure.context("at least one number was tried")?;
+            let failure = failure.context("the search tries at least one number of a namespace")?;
             bail!(
                 "cannot create a network namespace; install iproute2 and grant CAP_NET_ADMIN and \
                  CAP_SYS_ADMIN: {failure:#}"
@@ -98,7 +98,10 @@ fn name(number: u8) -> String {
 }
 
 fn ip(arguments: &str) -> anyhow::Result<()> {
-    let output = Command::new("ip").args(arguments.split(' ')).output().context("cannot start ip; install iproute2")?;
+    let output = Command::new("ip")
+        .args(arguments.split(' '))
+        .output()
+        .context("cannot start the program `ip`; install iproute2")?;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "ip {arguments}: {}", errors.trim());
     Ok(())

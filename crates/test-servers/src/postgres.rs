@@ -141,7 +141,7 @@ impl Postgres {
     /// # Errors
     /// Returns an error if the server cannot create the database.
     pub fn copy_database(&self, template: &str) -> anyhow::Result<String> {
-        let name = format!("test_{:016x}", getrandom::u64().context("the system returned no random number")?);
+        let name = format!("test_{:016x}", getrandom::u64().context("the operating system returned no random number")?);
         self.sql("postgres", &format!("create database {name} template {template}"))?;
         Ok(self.url(&name))
     }
@@ -195,7 +195,10 @@ impl Postgres {
             // The processes use the shared memory until they have ended. A new server cannot start before that.
             let start = Instant::now();
             while children.iter().any(|child| is_running(*child)) {
-                ensure!(start.elapsed() < START_MAX, "processes of PostgreSQL are still running after SIGKILL");
+                ensure!(
+                    start.elapsed() < START_MAX,
+                    "processes of PostgreSQL are still running {START_MAX:?} after SIGKILL"
+                );
                 std::thread::sleep(PERIOD);
             }
         }
@@ -320,7 +323,7 @@ fn signal_all(postmaster: &Child, signal: Signal) -> anyhow::Result<()> {
 fn wait_if_stopping(pid: Pid, signal: Signal) -> anyhow::Result<()> {
     let start = Instant::now();
     while signal == Signal::STOP && is_running(pid) && state_of(pid) != Some('T') {
-        ensure!(start.elapsed() < START_MAX, "processes of PostgreSQL are still running after SIGSTOP");
+        ensure!(start.elapsed() < START_MAX, "a process of PostgreSQL did not stop within {START_MAX:?} after SIGSTOP");
         std::thread::sleep(PERIOD);
     }
     Ok(())

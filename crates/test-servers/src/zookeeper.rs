@@ -229,13 +229,13 @@ impl Server {
         stream.shutdown(Shutdown::Write)?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
-        ensure!(!text.is_empty(), "the server does not support the command {command}");
+        ensure!(!text.is_empty(), "ZooKeeper returned no response to the command {command}");
         Ok(text)
     }
 
     fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let process = self.process();
-        let pid = Pid::from_child(process.as_ref().context("the server is stopped")?);
+        let pid = Pid::from_child(process.as_ref().context("the process of the ZooKeeper server is not running")?);
         rustix::process::kill_process(pid, signal).context("cannot signal ZooKeeper")
     }
 }

@@ -45,7 +45,7 @@ fn cargo(checkout: &Path, target: &Path) -> anyhow::Result<()> {
     let mut command = Command::new(CARGO);
     command.args(["build", "--release", "--package", "reveille", "--bin", "reveille", "--target-dir"]).arg(target);
     let status = command.current_dir(checkout).status().context("cannot start cargo")?;
-    ensure!(status.success(), "the binary does not build");
+    ensure!(status.success(), "cargo could not build the program reveille; its output shows the error");
     Ok(())
 }
 
@@ -64,7 +64,7 @@ fn copy_checkout(copy: &Path) -> anyhow::Result<()> {
         if !from.is_file() {
             continue;
         }
-        std::fs::create_dir_all(to.parent().context("a path has no parent folder")?)?;
+        std::fs::create_dir_all(to.parent().context("the destination path of a copied file has no parent folder")?)?;
         std::fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
     }
     Ok(())

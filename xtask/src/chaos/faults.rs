@@ -119,7 +119,7 @@ impl Cluster {
                 return stopped.map(|()| end_ms);
             }
             _ => {
-                assert_eq!(member.name, GUEST, "only the guest member joins");
+                assert_eq!(member.name, GUEST, "only the guest member may join during the test");
                 member.start()?;
                 self.show(member);
                 thread::sleep(step.lasts);
@@ -158,7 +158,12 @@ impl Cluster {
     pub(super) fn restart_dead_members(&self) {
         for member in &self.members[..MEMBERS.len()] {
             if member.has_died() {
-                self.fail(format!("member {} exited by itself; see {}", member.name, member.log_path().display()));
+                self.fail(format!(
+                    "member {} exited although the test did not stop it; \
+                     see its log {}",
+                    member.name,
+                    member.log_path().display()
+                ));
                 self.hide(member);
                 match member.start() {
                     Ok(()) => self.show(member),

@@ -22,8 +22,8 @@ pub(super) const RUNS: &str = "runs.jsonl";
 /// Returns the milliseconds since 1970 of this machine's clock, which all members read.
 pub(super) fn now_millis() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    u64::try_from(since.expect("the clock is after 1970").as_millis())
-        .expect("the clock is before the year 500,000,000")
+    u64::try_from(since.expect("this machine's clock shows a time after 1970").as_millis())
+        .expect("this machine's clock shows a time before the year 500,000,000")
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -196,17 +196,17 @@ impl Log {
     }
 
     pub(super) fn write(&self, record: &impl Serialize) {
-        let mut line = serde_json::to_vec(record).expect("every record can be written as JSON");
+        let mut line = serde_json::to_vec(record).expect("every log record can be serialized as JSON");
         line.push(b'\n');
         let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        file.write_all(&line).expect("the disk has space for the logs of a run");
+        file.write_all(&line).expect("the disk has space for the logs of the chaos test");
     }
 }
 
 pub(super) fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<Vec<T>> {
     let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
     let parse = |line: std::io::Result<String>| -> anyhow::Result<T> {
-        serde_json::from_str(&line?).with_context(|| format!("a line of {} is malformed", path.display()))
+        serde_json::from_str(&line?).with_context(|| format!("a line of {} is not a valid JSON record", path.display()))
     };
     BufReader::new(file).lines().map(parse).collect()
 }

@@ -86,12 +86,12 @@ impl Member {
                 return Ok(());
             }
             if let Some(status) = child.try_wait()? {
-                bail!("member {} exited ({status}); see {}", self.name, path.display());
+                bail!("member {} exited ({status}); see its log {}", self.name, path.display());
             }
             if Instant::now() >= deadline {
                 child.kill()?;
                 child.wait()?;
-                bail!("member {} is not ready after {READY_TIME:?}; see {}", self.name, path.display());
+                bail!("member {} is not ready after {READY_TIME:?}; see its log {}", self.name, path.display());
             }
             thread::sleep(POLL_INTERVAL);
         }
@@ -103,7 +103,7 @@ impl Member {
 
     /// Kills the process and waits until it has exited.
     pub(super) fn kill(&self) -> anyhow::Result<()> {
-        let mut child = self.lock().take().with_context(|| format!("member {} does not run", self.name))?;
+        let mut child = self.lock().take().with_context(|| format!("member {} is not running", self.name))?;
         child.kill()?;
         child.wait()?;
         Ok(())
@@ -111,18 +111,18 @@ impl Member {
 
     pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let child = self.lock();
-        let child = child.as_ref().with_context(|| format!("member {} does not run", self.name))?;
+        let child = child.as_ref().with_context(|| format!("member {} is not running", self.name))?;
         Ok(kill_process(Pid::from_child(child), signal)?)
     }
 
     /// Sends SIGTERM and waits until the process has exited.
     pub(super) fn stop(&self) -> anyhow::Result<()> {
         self.signal(Signal::TERM)?;
-        let mut child = self.lock().take().context("the member does not run")?;
+        let mut child = self.lock().take().context("the member is no longer running after the test sent SIGTERM")?;
         let deadline = Instant::now() + STOP_TIME;
         loop {
             if let Some(status) = child.try_wait()? {
-                ensure!(status.success(), "member {} exited with {status} after a graceful stop", self.name);
+                ensure!(status.success(), "member {} failed during its graceful stop: {status}", self.name);
                 return Ok(());
             }
             if Instant::now() >= deadline {
@@ -154,6 +154,7 @@ pub(super) fn migrate(binary: &Path, url: &str, folder: &Path) -> anyhow::Result
     let output = command.output().with_context(|| format!("cannot start {}", binary.display()))?;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "`reveille store migrate` failed: {}", errors.trim());
-    let key = std::fs::read_to_string(data.join("admin.key")).context("the schema command created no admin key")?;
+    let key = std::fs::read_to_string(data.join("admin.key"))
+        .context("cannot read admin.key, which `reveille store migrate` creates")?;
     Ok(key.trim().to_owned())
 }

@@ -25,7 +25,7 @@ impl Network {
             "only root may create the network namespaces of the members; run this command as root"
         );
         let Some(number) = (1..=200).find(|number| ip(&format!("link add rvl{number} type bridge")).is_ok()) else {
-            bail!("cannot create a bridge; install iproute2 and grant CAP_NET_ADMIN");
+            bail!("cannot create a network bridge; install iproute2 and grant the capability CAP_NET_ADMIN");
         };
         let network = Network { number, guard: Guard::start(number, members)? };
         ip(&format!("addr add {}/24 dev rvl{number}", network.host()))?;

@@ -24,7 +24,7 @@ impl Random {
 
     /// Returns a number from `low` to `high`, both inclusive.
     pub(super) fn between(&mut self, low: u64, high: u64) -> u64 {
-        assert!(low <= high, "low {low} is above high {high}");
+        assert!(low <= high, "the lower bound {low} must not be above the upper bound {high}");
         low + self.next() % (high - low + 1)
     }
 

@@ -35,7 +35,7 @@ struct Inner {
 
 impl Receiver {
     pub(super) fn start(at: Ipv4Addr, log: Log, random: Random) -> anyhow::Result<Self> {
-        let listener = TcpListener::bind((at, 0)).context("no port is free for the receiver")?;
+        let listener = TcpListener::bind((at, 0)).context("cannot open a port for the receiver of callbacks")?;
         let inner =
             Inner { log, random: Mutex::new(random), count: AtomicU64::new(0), unexpected: Mutex::new((0, None)) };
         let receiver = Receiver { address: listener.local_addr()?, inner: Arc::new(inner) };

@@ -41,12 +41,14 @@ pub(super) struct Response {
 pub(super) fn requests() -> anyhow::Result<Vec<Request>> {
     let mut requests: Vec<Request> = Vec::new();
     for (number, line) in (1..).zip(REQUESTS.lines()) {
-        let request = requests.last_mut().with_context(|| format!("line {number} does not belong to a request"));
+        let request =
+            requests.last_mut().with_context(|| format!("line {number} of requests.txt is before the first request"));
         match line.split_once(' ').unwrap_or((line, "")) {
             ("" | "#", _) => {}
             (">", capture) => {
-                let (name, pointer) =
-                    capture.split_once(' ').with_context(|| format!("line {number} has no pointer"))?;
+                let (name, pointer) = capture
+                    .split_once(' ')
+                    .with_context(|| format!("line {number} of requests.txt has no JSON pointer after the name"))?;
                 request?.captures.push((name.to_owned(), pointer.to_owned()));
             }
             ("~", text) => request?.until = Some(text.to_owned()),
@@ -95,7 +97,7 @@ pub(super) fn responses(binary: &Path, requests: &[Request]) -> anyhow::Result<V
             }
             ensure!(
                 start.elapsed() < WAIT_MAX,
-                "{}: the expected response did not arrive in time; the last response: {}",
+                "{}: no response contained the expected text within {WAIT_MAX:?}; the last response: {}",
                 context(),
                 response.body
             );
@@ -138,7 +140,7 @@ fn expand(text: &str, known: &BTreeMap<String, String>) -> anyhow::Result<String
     let mut done = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("{{") {
-        let (name, after) = after.split_once("}}").context("a placeholder has no closing braces")?;
+        let (name, after) = after.split_once("}}").context("a placeholder in requests.txt has no closing braces")?;
         done.push_str(before);
         match name.split_once('*') {
             Some((piece, times)) => done.push_str(&piece.repeat(times.parse()?)),
@@ -156,7 +158,7 @@ fn send(address: &str, request: &[u8]) -> anyhow::Result<Response> {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes)?;
     let text = String::from_utf8(bytes).context("the response is not UTF-8")?;
-    let (head, body) = text.split_once("\r\n\r\n").context("the response has no complete head")?;
+    let (head, body) = text.split_once("\r\n\r\n").context("the response has no empty line after its headers")?;
     let (status, fields) = head.split_once("\r\n").unwrap_or((head, ""));
     let headers = fields.split("\r\n").filter_map(|field| field.split_once(": "));
     let headers: Vec<_> = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
@@ -169,13 +171,17 @@ fn send(address: &str, request: &[u8]) -> anyhow::Result<Response> {
 fn unchunked(mut rest: &str) -> anyhow::Result<String> {
     let mut body = String::new();
     loop {
-        let (length, after) = rest.split_once("\r\n").context("a chunk has no length")?;
+        let (length, after) =
+            rest.split_once("\r\n").context("a chunk of the response has no complete line with its length")?;
         let length = usize::from_str_radix(length, 16)?;
         if length == 0 {
             return Ok(body);
         }
-        body.push_str(after.get(..length).context("a chunk is incomplete")?);
-        rest = after.get(length..).and_then(|after| after.strip_prefix("\r\n")).context("a chunk has no end")?;
+        body.push_str(after.get(..length).context("a chunk of the response is shorter than its declared length")?);
+        rest = after
+            .get(length..)
+            .and_then(|after| after.strip_prefix("\r\n"))
+            .context("a chunk of the response does not end with CRLF")?;
     }
 }
 
@@ -206,6 +212,6 @@ fn receive() -> anyhow::Result<String> {
     });
     match ADDRESS.set(address.clone()) {
         Ok(()) => Ok(address),
-        Err(_) => bail!("two sessions start at the same time"),
+        Err(_) => bail!("two sessions must not start the callback target at the same time"),
     }
 }

@@ -42,11 +42,15 @@ pub(super) fn prepare(binary: Option<PathBuf>, work: &Path) -> anyhow::Result<Pr
     let listed = stage::output_of(Command::new("ldd").arg(&path))?;
     let libraries = libraries(&listed);
     let names = names(&libraries);
-    ensure!(names == LIBRARIES, "the binary needs {names:?}, and its packages support only {LIBRARIES:?}");
+    ensure!(
+        names == LIBRARIES,
+        "the binary needs the libraries {names:?} instead of {LIBRARIES:?}; \
+         update LIBRARIES and the dependencies of the packages"
+    );
     let glibc = glibc(&stage::output_of(Command::new("objdump").arg("--private-headers").arg(&path))?)?;
     ensure!(
         glibc <= GLIBC_MAX,
-        "the binary needs glibc {}.{}, and Debian 12 has only {}.{}; build it on Debian 12",
+        "the binary needs glibc {}.{}, but Debian 12 has only glibc {}.{}; build the binary on Debian 12",
         glibc.0,
         glibc.1,
         GLIBC_MAX.0,
@@ -58,7 +62,7 @@ pub(super) fn prepare(binary: Option<PathBuf>, work: &Path) -> anyhow::Result<Pr
 fn build() -> anyhow::Result<PathBuf> {
     let mut command = Command::new(CARGO);
     command.args(["build", "--profile", "dist", "--locked", "--package", "reveille"]);
-    ensure!(stage::run_check(&mut command)?.failed == 0, "the binary does not compile");
+    ensure!(stage::run_check(&mut command)?.failed == 0, "cargo cannot build the binary of reveille");
     Ok(stage::target()?.join("dist/reveille"))
 }
 
@@ -86,7 +90,7 @@ fn glibc(headers: &str) -> anyhow::Result<Version> {
         let mut numbers = word.strip_prefix("GLIBC_")?.split('.').map(str::parse);
         Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
     };
-    headers.split_whitespace().filter_map(version).max().context("the binary uses no symbol of glibc")
+    headers.split_whitespace().filter_map(version).max().context("the headers of the binary contain no glibc version")
 }
 
 #[cfg(test)]
@@ -94,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn newest_symbol_version_is_the_required_version_of_glibc() {
+    fn binary_requires_the_newest_glibc_version_in_its_headers() {
         let headers = "required from libm.so.6:\n 0x0 0x00 06 GLIBC_2.29\n required from libc.so.6:\n\
             0x0 0x00 03 GLIBC_2.2.5\n 0x0 0x00 02 GLIBC_2.34\n 0x0 0x00 05 GCC_4.2.0\n 0x0 00 0 GLIBC_PRIVATE\n";
         assert_eq!(glibc(headers).expect("a version"), (2, 34));

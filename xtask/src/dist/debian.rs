@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_file_requires_the_glibc_of_the_binary() {
+    fn debian_control_file_requires_the_glibc_version_of_the_binary() {
         let control = control(&Release::example(), (2, 34), 7);
         assert!(control.contains("\nDepends: libc6 (>= 2.34), libgcc-s1\n"), "{control}");
         assert!(control.contains("\nVersion: 1.2.3\nArchitecture: amd64\n"), "{control}");

@@ -88,7 +88,7 @@ fn add_blob(blobs: &Path, file: &Path, media_type: &str) -> anyhow::Result<Value
 /// Returns the SHA-256 of a file in hexadecimal.
 fn digest(file: &Path) -> anyhow::Result<String> {
     let line = stage::output_of(Command::new("sha256sum").arg("--").arg(file))?;
-    let (digest, _) = line.split_once(' ').context("sha256sum prints a digest and a name")?;
+    let (digest, _) = line.split_once(' ').context("the output of sha256sum contains no digest and file name")?;
     ensure!(digest.len() == 64, "sha256sum printed an invalid digest: {digest}");
     Ok(digest.to_owned())
 }
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn layout_names_each_blob_by_its_digest() {
+    fn image_layout_names_each_blob_file_by_its_sha256_digest() {
         let work = tempfile::tempdir().expect("a folder");
         let (layer, layout) = (work.path().join("layer.tar"), work.path().join("layout"));
         std::fs::write(&layer, "a layer").expect("a file");
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn image_runs_as_the_user_of_the_containerfile() {
+    fn image_has_the_user_folder_and_ports_of_the_containerfile() {
         let containerfile = tree::source("Containerfile").expect("the file");
         let configuration = configuration(&Release::example(), "00");
         let config = &configuration["config"];

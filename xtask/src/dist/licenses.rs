@@ -60,7 +60,7 @@ fn built() -> anyhow::Result<BTreeSet<String>> {
     let tree = cargo(&["tree", "--package", "reveille", "--edges", "normal", "--prefix", "none", "--format", "{p}"])?;
     let id = |line: &str| Some(line.split(' ').take(2).collect::<Vec<_>>().join(" ")).filter(|id| !id.is_empty());
     let built: BTreeSet<String> = tree.lines().filter_map(id).collect();
-    ensure!(built.len() > 1, "cargo tree lists no dependency");
+    ensure!(built.len() > 1, "cargo tree lists no dependency of reveille");
     Ok(built)
 }
 
@@ -76,13 +76,17 @@ impl Package {
 
     /// Returns the texts of all licence files, or the known text of the licence.
     fn texts(&self) -> anyhow::Result<Vec<String>> {
-        let folder = self.manifest_path.parent().context("a manifest is in a folder")?;
+        let folder = self.manifest_path.parent().context("the manifest path of a dependency has no parent folder")?;
         let mut texts = Vec::new();
         read_licenses(folder, &mut texts).with_context(|| format!("cannot read the licences of {}", self.id()))?;
         if texts.is_empty() {
             let license = self.license.as_deref().unwrap_or_default();
             let known = KNOWN.iter().find(|(name, _)| *name == license).with_context(|| {
-                format!("{} contains no licence file; add the text of its licence `{license}` to KNOWN", self.id())
+                format!(
+                    "{} contains no licence file; add the text of its licence `{license}` to KNOWN in \
+                     xtask/src/dist/licenses.rs",
+                    self.id()
+                )
             })?;
             texts.push(known.1.to_owned());
         }
@@ -140,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn licence_files_are_found_in_nested_folders() {
+    fn search_finds_licence_files_in_nested_folders() {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::create_dir(folder.path().join("c")).expect("a folder");
         std::fs::write(folder.path().join("c/LICENSE.md"), "a text").expect("a file");
@@ -149,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn package_without_licence_text_is_rejected() {
+    fn package_without_file_or_known_text_of_its_licence_is_rejected() {
         let folder = tempfile::tempdir().expect("a folder");
         let error = package(folder.path(), "MIT").texts().expect_err("MIT names an author");
         assert!(error.to_string().contains("one v1.2.3") && error.to_string().contains("MIT"), "{error}");
@@ -157,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn licence_document_shows_a_shared_text_once() {
+    fn licence_document_contains_each_distinct_licence_text_once() {
         let packages = [package(Path::new("/"), "MIT")];
         let users = BTreeSet::from(["one v1.2.3".to_owned(), "two v2.0.0".to_owned()]);
         let document = document(&packages, &BTreeMap::from([("Permission is granted".to_owned(), users)]));

@@ -116,7 +116,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
 }
 
 fn create_parent(path: &Path) -> anyhow::Result<()> {
-    let parent = path.parent().context("a file is in a folder")?;
+    let parent = path.parent().context("the path of a file has no parent folder")?;
     std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))
 }
 
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn systemd_unit_starts_the_binary_under_the_prefix() {
+    fn systemd_unit_starts_the_binary_in_the_installation_prefix() {
         let text = source("reveille.service").expect("the unit");
         let start = |prefix| {
             let unit = unit(&text, prefix);

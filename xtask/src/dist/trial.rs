@@ -70,10 +70,15 @@ fn try_package(name: &str, base: Option<&Path>, install: Install, release: &Rele
     let took = began.elapsed();
     let output = await_callback(&installed)?;
     let total = began.elapsed();
-    ensure!(total < LIMIT, "the callback arrived after {} s", total.as_secs());
+    ensure!(total < LIMIT, "the callback arrived after {} s instead of within {LIMIT:?}", total.as_secs());
     let mut out = std::io::stdout();
     write!(out, "{output}")?;
-    writeln!(out, "{name}: installed in {:.1} s, callback after {:.1} s", took.as_secs_f64(), total.as_secs_f64())?;
+    writeln!(
+        out,
+        "{name}: the installation took {:.1} s, and the callback arrived after {:.1} s in total",
+        took.as_secs_f64(),
+        total.as_secs_f64()
+    )?;
     Ok(())
 }
 
@@ -102,12 +107,15 @@ fn install_debian_package(release: &Release, root: &Path) -> anyhow::Result<Inst
     inside(root, &["dpkg", "--install", &package])?;
     inside(root, &["dpkg", "--purge", "reveille"])?;
     for path in ["usr/bin/reveille", "etc/reveille"] {
-        ensure!(!root.join(path).exists(), "a purge of the package does not remove /{path}");
+        ensure!(!root.join(path).exists(), "`dpkg --purge reveille` did not remove /{path}");
     }
     inside(root, &["dpkg", "--install", &package])?;
     check_files(root, &root.join("usr"))?;
     let unit = std::fs::read_to_string(root.join("usr").join(tree::UNIT))?;
-    let start = unit.lines().find_map(|line| line.strip_prefix(START)).context("the unit has no ExecStart")?;
+    let start = unit
+        .lines()
+        .find_map(|line| line.strip_prefix(START))
+        .context("the systemd unit of the package has no line ExecStart")?;
     let server = start.split(' ').map(str::to_owned).collect();
     Ok(Installed { root: root.to_owned(), user: "0:0".to_owned(), server })
 }
@@ -120,14 +128,22 @@ fn unpack_image(release: &Release, folder: &Path) -> anyhow::Result<Installed> {
     std::fs::create_dir(&layout)?;
     stage::output_of(Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(&layout))?;
     let inspected = stage::output_of(Command::new("skopeo").args(["inspect", &format!("oci:{}", layout.display())]))?;
-    ensure!(inspected.contains(&release.created), "skopeo does not read the image: {inspected}");
+    ensure!(
+        inspected.contains(&release.created),
+        "`skopeo inspect` does not show the image's creation time: {inspected}"
+    );
     stage::output_of(Command::new("skopeo").args(["inspect", &format!("oci-archive:{}", archive.display())]))?;
     let image = format!("{}:{}", layout.display(), release.version);
     stage::output_of(Command::new("umoci").args(["unpack", "--image", &image]).arg(&bundle))?;
     let configuration = std::fs::read(bundle.join("config.json"))?;
-    let Runtime { process } = serde_json::from_slice(&configuration).context("cannot parse config.json of umoci")?;
+    let Runtime { process } =
+        serde_json::from_slice(&configuration).context("cannot parse the file config.json, which umoci created")?;
     ensure!(process.user.uid != 0, "the image runs the server as root");
-    ensure!(process.cwd == "/var/lib/reveille", "the image starts the server in the wrong folder {}", process.cwd);
+    ensure!(
+        process.cwd == "/var/lib/reveille",
+        "the image starts the server in the folder {} instead of /var/lib/reveille",
+        process.cwd
+    );
     let mut server = process.args;
     server.extend(["serve", "--data", &process.cwd].map(str::to_owned));
     let user = format!("+{}:+{}", process.user.uid, process.user.gid);
@@ -159,10 +175,10 @@ fn check_files(root: &Path, prefix: &Path) -> anyhow::Result<()> {
     let libraries = binary::libraries(&inside(root, &["ldd", &program.display().to_string()])?);
     ensure!(libraries.iter().all(|path| path.is_absolute()), "Debian 12 lacks libraries: {libraries:?}");
     let names = binary::names(&libraries);
-    ensure!(names == binary::LIBRARIES, "the binary needs {names:?} instead of {:?}", binary::LIBRARIES);
+    ensure!(names == binary::LIBRARIES, "the binary needs the libraries {names:?} instead of {:?}", binary::LIBRARIES);
     ensure!(
         !["cc", "gcc", "rustc"].iter().any(|compiler| root.join("usr/bin").join(compiler).exists()),
-        "the system is not clean"
+        "the test system contains a compiler (cc, gcc or rustc); the trial requires a system without compilers"
     );
     for page in ["reveille.1.gz", "reveille-serve.1.gz", "reveille-schedule-create.1.gz"] {
         let page = prefix.join(tree::MAN).join(page);
@@ -179,7 +195,10 @@ fn check_unit(root: &Path, prefix: &Path) -> anyhow::Result<()> {
     std::fs::write(&copy, unit.replace(START, &format!("{START}{}", root.display())))?;
     let verified = Command::new("systemd-analyze").arg("verify").arg(&copy).output()?;
     let warnings = String::from_utf8_lossy(&verified.stderr);
-    ensure!(verified.status.success() && warnings.is_empty(), "systemd-analyze rejects the unit: {warnings}");
+    ensure!(
+        verified.status.success() && warnings.is_empty(),
+        "systemd-analyze rejects the packaged systemd unit: {warnings}"
+    );
     Ok(())
 }
 

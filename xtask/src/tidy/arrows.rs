@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_finds_dependency_on_a_crate_of_a_higher_layer() {
+    fn rule_rejects_dependency_on_a_crate_of_a_higher_layer() {
         assert_eq!(count(package("scheduler", &[("store", None, true)])), 0);
         assert_eq!(count(package("store", &[("scheduler", None, true)])), 1);
         assert_eq!(count(package("scheduler", &[("store-embedded", None, true)])), 1);

@@ -113,7 +113,7 @@ impl Policy {
         let policy: Policy = toml::from_str(&file.text).context(POLICY)?;
         let without = policy.bans.skip.iter().chain(&policy.bans.deny).find(|named| named.reason.is_empty());
         ensure!(without.is_none(), "{POLICY}: {without:?} has no reason");
-        ensure!(policy.graph.targets.len() == 1, "{POLICY}: exactly one target is supported");
+        ensure!(policy.graph.targets.len() == 1, "{POLICY}: the list `targets` must contain exactly one target");
         ensure!(policy.sources.allow_git.is_empty(), "{POLICY}: git sources are not supported; leave allow-git empty");
         Ok(policy)
     }
@@ -157,9 +157,13 @@ pub(super) fn findings(file: &File, policy: &Policy, graph: &Graph) -> Vec<Findi
     }
     for (name, versions) in &versions {
         match (versions.len() > 1, policy.may_have_versions(name)) {
-            (true, false) => {
-                found.push(file.finding(0, format!("{name} is present in versions {}", versions.join(" and "))))
-            }
+            (true, false) => found.push(file.finding(
+                0,
+                format!(
+                    "{name} is a dependency in versions {}; use only one version, or add it to `skip`",
+                    versions.join(" and ")
+                ),
+            )),
             (false, true) => {
                 found.push(file.finding(0, format!("{name} has only one version now; remove it from `skip`")))
             }
@@ -256,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn check_finds_violations_of_the_policy() {
+    fn check_finds_dependencies_that_violate_the_policy() {
         const GOOD: &str = r#"{"name":"good","license":"MIT","source":"registry+https://registry.example"}"#;
         assert_eq!(found(&format!("[{GOOD}]")), [] as [&str; 0]);
         let bad = |field: &str, value: &str| {
@@ -276,11 +280,14 @@ mod tests {
             r#"[{"name":"ours","license":null,"source":null,"dependencies":[{"name":"a","req":"*","path":null}]}]"#;
         assert_eq!(found(ours), ["ours 1.0.0 accepts any version of the package a"]);
         let two = r#"{"name":"good","license":"MIT","source":"registry+https://registry.example","version":"2.0.0"}"#;
-        assert_eq!(found(&format!("[{GOOD},{two}]")), ["good is present in versions 1.0.0 and 2.0.0"]);
+        assert_eq!(
+            found(&format!("[{GOOD},{two}]")),
+            ["good is a dependency in versions 1.0.0 and 2.0.0; use only one version, or add it to `skip`"]
+        );
     }
 
     #[test]
-    fn policy_allows_licence_with_one_allowed_alternative() {
+    fn policy_allows_licence_expression_with_one_allowed_alternative() {
         let allowed = BTreeSet::from(["MIT".to_owned(), "ISC".to_owned()]);
         let good = [
             "MIT",

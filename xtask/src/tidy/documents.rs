@@ -50,7 +50,7 @@ fn guarantees(files: &[File]) -> Vec<Finding> {
     let mut section: Option<(usize, bool)> = None;
     let close = |section: Option<(usize, bool)>, found: &mut Vec<Finding>| {
         if let Some((line, false)) = section {
-            found.push(document.finding(line, "this section names no test"));
+            found.push(document.finding(line, "this guarantee names no test; name the test that checks it"));
         }
     };
     for (at, line) in document.lines() {
@@ -144,7 +144,10 @@ fn decisions(files: &[File]) -> Vec<Finding> {
     let mut found: Vec<Finding> = decision_pages(files)
         .filter(|page| !has_heading(page))
         .map(|(page, _)| {
-            page.finding(1, "a decision starts with `# NNNN: Title`, and `Status: ... Date: ... Area: ...`")
+            page.finding(
+                1,
+                "a decision must start with the lines `# NNNN: Title` and `Status: ... Date: ... Area: ...`",
+            )
         })
         .collect();
     let named: BTreeSet<&str> =
@@ -207,12 +210,20 @@ fn page_of(page: &File, files: &[File]) -> Result<String, Finding> {
         text.push('\n');
         let Some(place) = line.strip_prefix("<!-- code: ").and_then(|rest| rest.strip_suffix(" -->")) else { continue };
         let code = place.split_once(' ').and_then(|(path, name)| part(&file(files, path).ok()?.text, name));
-        let code = code.ok_or_else(|| page.finding(at, format!("there is no code `{place}`")))?;
+        let code = code.ok_or_else(|| {
+            page.finding(
+                at,
+                format!("the code `{place}` does not exist; expected `FILE NAME`, where FILE contains `// [NAME]`"),
+            )
+        })?;
         text.push_str(&format!("\n```rust\n{code}```\n"));
         let is_fence = |(_, line): &(usize, &str)| line.starts_with("```");
         let is_skipped = lines.find(is_fence).and_then(|_| lines.find(is_fence)).is_some();
         if !is_skipped {
-            return Err(page.finding(at, "no fenced block follows this line; write an empty block"));
+            return Err(page.finding(
+                at,
+                "no fenced code block follows this line; add an empty block, and run `cargo xtask index`",
+            ));
         }
     }
     Ok(text)
@@ -250,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn check_finds_crate_missing_in_the_architecture() {
+    fn check_finds_crate_that_the_architecture_document_does_not_name() {
         let files = [File::new(MAP, "`domain` is pure, and `crates/store` is a port; journal is not named")];
         let packages = ["domain", "store", "journal"].map(package);
         assert_eq!(messages(&map(&files, &packages)), ["the crate `journal` is missing in this document"]);
@@ -263,7 +274,8 @@ mod tests {
             "# All\n## One\nSee `it_holds_when_asked`.\n## Two\nSee `it_is_long_gone`, `a_word`.\n## Three\n";
         let code = "#[test]\nfn it_holds_when_asked() {}\n    pub(super) async fn it_is_in_a_suite() {}\n// fn it_is_long_gone()";
         let files = [File::new(GUARANTEES, promises), File::new("crates/a/src/tests.rs", code)];
-        let expected = ["there is no test `it_is_long_gone`", "this section names no test"];
+        let expected =
+            ["there is no test `it_is_long_gone`", "this guarantee names no test; name the test that checks it"];
         assert_eq!(messages(&guarantees(&files)), expected);
     }
 
@@ -292,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn check_finds_page_with_stale_or_missing_code() {
+    fn check_finds_document_with_outdated_or_missing_code() {
         let code = File::new("a.rs", "fn f() {\n    // [one]\n    let x = 1;\n\n    g(x);\n    // [end]\n}\n");
         let page =
             |block: &str| File::new("a.md", &format!("Text\n<!-- code: a.rs one -->\n\n```rust\n{block}```\nmore\n"));

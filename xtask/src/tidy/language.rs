@@ -39,8 +39,8 @@ const PHRASES: [(&str, &str); 27] = [
     ("stood still", "write: was paused"),
     ("stand still", "write: be paused"),
 ];
-const NOUN: &str = "name the thing itself: the rows, the outcome";
-const NOBODY: &str = "name the actor: no process, another member, unauthenticated callers";
+const NOUN: &str = "name the thing itself, for example: the rows, the outcome";
+const NOBODY: &str = "name the actor, for example: no process, another member, unauthenticated callers";
 const TOLD: &str = "write: is notified, receives, returns an error";
 const CONTINUES: &str = "write: continue";
 
@@ -53,8 +53,8 @@ const BEFORE_WHO: [&str; 14] =
 
 /// Exceptions: the end of a path, the allowed phrase, and the reason.
 const ALLOWED: [(&str, &str, &str); 3] = [
-    ("tidy/language.rs", "", "this file lists the phrases"),
-    ("src/prose.rs", "", "its tests quote prose"),
+    ("tidy/language.rs", "", "this file contains the list of forbidden phrases"),
+    ("src/prose.rs", "", "the tests of this file quote prose"),
     ("peers/src/secret.rs", "what is", "a test signs this text, and its expected signature is fixed"),
 ];
 
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn check_finds_each_phrase_in_every_kind_of_prose() {
+    fn check_finds_each_forbidden_phrase_in_every_kind_of_prose() {
         for (phrase, _) in PHRASES {
             let upper = phrase.to_uppercase();
             let name = phrase.replace(' ', "_");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn check_finds_phrase_over_two_lines_but_not_in_code() {
+    fn check_finds_phrase_across_two_lines_but_ignores_code() {
         assert_eq!(whats("a.rs", "// It goes\n// on.\n"), [(1, "goes on".to_owned())]);
         assert_eq!(whats("a.rs", "/// See `goes on`.\nlet anew = 1;"), []);
         assert_eq!(whats("a.rs", "// It goes. On Monday it ends."), []);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn check_finds_long_commit_subject_and_final_period() {
+    fn check_finds_commit_subject_that_is_too_long_or_ends_with_a_period() {
         assert_eq!(in_subject("1", "store: add the row"), []);
         assert_eq!(in_subject("1", &"a".repeat(73)).len(), 1);
         assert_eq!(in_subject("1", "store: add the row.").len(), 1);

@@ -21,13 +21,13 @@ const STAY: [(&str, &str, &str, &str); 2] = [
         "crates/coordination",
         "recipes/client.rs",
         "recipes/node.rs",
-        "a client creates the root of its nodes, and the code of nodes uses a client",
+        "`client.rs` creates nodes with functions of `node.rs`, and `node.rs` sends requests through a `Client`",
     ),
     (
         "crates/store-postgres",
         "engine.rs",
         "*",
-        "the engine's type has its methods in several files, a file for each group of calls",
+        "the methods of the engine's type are in several files, one file for each group of calls",
     ),
 ];
 
@@ -90,7 +90,7 @@ fn circles(folder: &str, modules: &BTreeMap<Module, &File>, stay: &[(&str, &str,
             };
             let names: Vec<String> = circle.iter().map(|user| used_by(user)).collect();
             let what = format!(
-                "modules use each other in a circle: {}; move the shared code to a module below them \
+                "modules depend on each other in a cycle: {}; move the shared code to a module below them \
                  (xtask/src/tidy/modules.rs)",
                 names.join(", ")
             );
@@ -112,13 +112,13 @@ fn resolve<'a>(
         let (module, rest) = (0..=path.len())
             .rev()
             .find_map(|len| Some((modules.get_key_value(&path[..len])?.0, &path[len..])))
-            .expect("every crate has a root");
+            .expect("every crate has a root module");
         match rest.first().and_then(|name| sources[module].exports.get(name)) {
             Some(target) => path = [target, &rest[1..]].concat(),
             None => return module,
         }
     }
-    modules.keys().next().expect("every crate has a root")
+    modules.keys().next().expect("every crate has a root module")
 }
 
 /// References of one file to other files.
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn check_counts_inline_paths_and_paths_from_the_parent() {
+    fn check_finds_cycle_through_inline_paths_and_super_paths() {
         let found = circles_of(&[
             ("lib.rs", ""),
             ("one.rs", "fn f() { crate::inner::two::g(); }"),
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn use_of_a_re_export_counts_for_the_defining_module() {
+    fn use_of_a_reexport_counts_as_use_of_the_defining_module() {
         let reexported = [
             ("lib.rs", "mod one; mod two; pub use one::One; pub(crate) use two::{Two as Second};"),
             ("one.rs", "use crate::Second;"),
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn file_and_the_files_of_its_folder_may_use_each_other() {
+    fn check_allows_a_module_and_its_submodules_to_use_each_other() {
         let found = circles_of(&[
             ("lib.rs", ""),
             ("one.rs", "mod part; use part::Part; struct Whole;"),
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn check_accepts_a_listed_pair_of_modules() {
+    fn check_accepts_cycle_of_two_modules_that_is_a_listed_exception() {
         let files =
             [File::new("crates/a/src/b.rs", "use crate::c::C;"), File::new("crates/a/src/c.rs", "use crate::b::B;")];
         let modules: BTreeMap<Module, &File> =

@@ -97,7 +97,7 @@ const MACHINE: [(&str, &str); 9] = [
 
 fn machine(file: &File) -> Vec<Finding> {
     let words = MACHINE.map(|(start, end)| format!("{start}{end}"));
-    on_lines(file, &words, "remove the path or host of one machine", |line| line)
+    on_lines(file, &words, "remove this path or host, which exists only on one machine", |line| line)
 }
 
 fn on_lines(file: &File, words: &[String], rule: &str, code_of: fn(&str) -> &str) -> Vec<Finding> {
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn check_finds_unfinished_work() {
+    fn check_finds_each_marker_of_unfinished_work() {
         for (start, end) in UNFINISHED {
             assert_eq!(
                 finding_lines("crates/a/src/lib.rs", &format!("fn a() {{}}\n{start}{end}")),

@@ -45,7 +45,7 @@ fn members_share_the_shards_and_every_run_fires_once() {
 }
 
 #[test]
-fn joining_member_takes_its_share_and_causes_no_duplicates() {
+fn joining_member_takes_its_share_of_the_shards_without_duplicates() {
     both_engines(async |sim, options| {
         let cluster = TestCluster::new(sim, options, slow).await;
         let a = cluster.join("a").await;
@@ -82,7 +82,7 @@ fn stopping_member_hands_over_all_its_shards() {
 }
 
 #[test]
-fn other_members_fire_runs_of_dead_member_after_its_lease() {
+fn other_members_fire_runs_of_dead_member_after_its_lease_expires() {
     both_engines(async |sim, options| {
         let cluster = TestCluster::new(sim, options, quick).await;
         let (a, b) = (cluster.join("a").await, cluster.join("b").await);
@@ -106,7 +106,7 @@ fn other_members_fire_runs_of_dead_member_after_its_lease() {
 }
 
 #[test]
-fn every_member_accepts_every_request() {
+fn every_member_accepts_requests_for_every_schedule() {
     both_engines(async |sim, options| {
         let failing = |delivery: &Delivery| match delivery.schedule.id.as_str().starts_with("dead") {
             true => (Duration::from_millis(1), AttemptResult::Answered(500)),
@@ -203,7 +203,7 @@ fn another_member_becomes_leader_after_leader_dies() {
 }
 
 #[test]
-fn member_with_a_wrong_clock_does_not_become_leader() {
+fn another_member_replaces_a_leader_with_a_wrong_clock() {
     let sim = Simulation::new(5);
     sim.run_until(async {
         let cluster = TestCluster::new(&sim, MemoryOptions::weak(), quick).await;
@@ -280,7 +280,7 @@ fn member_reads_the_tenants_at_once_if_a_request_has_an_unknown_tenant() {
 }
 
 #[test]
-fn many_requests_for_the_same_schedule_ids_do_not_delay_a_hand_over() {
+fn many_requests_for_the_same_ids_do_not_delay_the_hand_over_of_shards() {
     both_engines(async |sim, mut options| {
         options.latency = Some(Duration::ZERO..=Duration::from_millis(10));
         let cluster = TestCluster::new(sim, options, quick).await;
@@ -350,7 +350,7 @@ fn no_shard_has_two_owners_while_members_join() {
 }
 
 #[test]
-fn claimed_shard_that_has_no_owner_gets_an_owner() {
+fn every_shard_gets_an_owner_despite_intermittent_store_failures() {
     for_each_seed(8, async |sim| {
         let cluster =
             TestCluster::new(sim, MemoryOptions { fail_one_in: Some(8), ..MemoryOptions::default() }, quick).await;
@@ -364,7 +364,7 @@ fn claimed_shard_that_has_no_owner_gets_an_owner() {
 }
 
 #[test]
-fn cancellation_during_a_hand_over_sees_attempts_in_flight() {
+fn cancellation_during_hand_over_is_not_confirmed_if_attempt_is_in_flight() {
     for_each_seed(6, async |sim| {
         let slower = |_: &Delivery| (Duration::from_secs(4), AttemptResult::Answered(200));
         let cluster = TestCluster::new(sim, slow_store(), slower).await;
@@ -390,7 +390,7 @@ fn cancellation_during_a_hand_over_sees_attempts_in_flight() {
 }
 
 #[test]
-fn stop_of_a_member_during_a_hand_over_repeats_no_attempt() {
+fn member_that_stops_during_a_hand_over_repeats_no_attempt() {
     for_each_seed(8, async |sim| {
         let slower = |_: &Delivery| (Duration::from_secs(4), AttemptResult::Answered(200));
         let cluster = TestCluster::new(sim, slow_store(), slower).await;
@@ -440,7 +440,7 @@ fn next_owner_applies_cancellation_record_appended_during_hand_over() {
 }
 
 #[test]
-fn owner_resumed_after_its_lease_deletes_no_insert_log_rows() {
+fn owner_that_resumes_after_its_lease_expired_deletes_no_insert_log_rows() {
     for_each_seed(12, async |sim| {
         let options = MemoryOptions { latency: slow_store().latency, ..MemoryOptions::default() };
         let cluster = TestCluster::new(sim, options, quick).await;

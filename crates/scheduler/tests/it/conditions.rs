@@ -40,7 +40,7 @@ async fn add_label(scheduler: Scheduler, request: Create, label: String) -> Opti
 }
 
 #[test]
-fn concurrent_changes_at_several_members_all_survive() {
+fn concurrent_changes_through_several_members_all_take_effect() {
     both_engines(async |sim, options| {
         let cluster = TestCluster::new(sim, options, quick).await;
         let members = [("a", cluster.join("a").await), ("b", cluster.join("b").await)];
@@ -64,7 +64,7 @@ fn concurrent_changes_at_several_members_all_survive() {
 }
 
 #[test]
-fn cancellation_wins_over_a_concurrent_change() {
+fn concurrent_change_does_not_undo_a_cancellation() {
     both_engines(async |sim, options| {
         let cluster = TestCluster::new(sim, options, quick).await;
         let (a, b) = (cluster.join("a").await, cluster.join("b").await);

@@ -69,7 +69,7 @@ fn metric_counts_the_active_schedules_of_all_tenants() {
 }
 
 #[test]
-fn run_that_fails_all_attempts_becomes_redrivable_dead_letter() {
+fn run_whose_attempts_all_fail_becomes_a_dead_letter_that_can_be_redriven() {
     simulate(|runtime| async move {
         let behaviour = |delivery: &scheduler::Delivery| match delivery.occurrence.replay {
             0 => (Duration::from_millis(3), AttemptResult::Answered(500)),
@@ -100,7 +100,7 @@ fn run_that_fails_all_attempts_becomes_redrivable_dead_letter() {
 }
 
 #[test]
-fn cancelled_schedule_does_not_fire_unless_attempt_is_in_flight() {
+fn cancellation_prevents_every_attempt_that_is_not_already_in_flight() {
     simulate(|runtime| async move {
         let slow = |_: &scheduler::Delivery| (Duration::from_secs(2), AttemptResult::Answered(500));
         let harness = Harness::open(runtime, Options::default(), slow).await;
@@ -142,7 +142,7 @@ fn put_replaces_the_old_instant_of_a_schedule() {
 }
 
 #[test]
-fn slow_target_delays_no_other_target() {
+fn slow_target_does_not_delay_callbacks_to_other_targets() {
     simulate(|runtime| async move {
         let options = Options {
             in_flight_per_target: 4,

@@ -99,7 +99,7 @@ fn tenant_above_its_rate_quota_gets_late_callbacks_but_loses_none() {
 }
 
 #[test]
-fn tenant_far_above_its_quota_delays_no_other_tenant() {
+fn tenant_far_above_its_rate_quota_does_not_delay_other_tenants() {
     simulate(async |runtime| {
         let harness = Harness::open(runtime, Options::default(), ok).await;
         let busy = harness.set_quotas(2, Quotas::NONE.with(Quota::CallbacksPerMinute, 600)).await;
@@ -117,7 +117,7 @@ fn tenant_far_above_its_quota_delays_no_other_tenant() {
 }
 
 #[test]
-fn all_due_rows_fire_if_their_number_exceeds_the_window_size() {
+fn all_due_rows_fire_even_if_their_number_exceeds_the_window_size() {
     simulate(async |runtime| {
         let options = Options { window_keys_max: 4_096, ..Options::default() };
         let harness = Harness::open(runtime, options, ok).await;
@@ -138,7 +138,7 @@ fn all_due_rows_fire_if_their_number_exceeds_the_window_size() {
 }
 
 #[test]
-fn quota_change_with_pending_rows_loses_and_repeats_no_run() {
+fn quota_change_neither_loses_nor_repeats_runs_of_pending_rows() {
     simulate(async |runtime| {
         let harness = Harness::open(runtime, Options::default(), ok).await;
         let mut pending = 0;
@@ -163,7 +163,7 @@ fn quota_change_with_pending_rows_loses_and_repeats_no_run() {
 }
 
 #[test]
-fn rows_that_wait_because_of_a_rate_quota_fire_after_a_restart() {
+fn rows_delayed_by_a_rate_quota_fire_after_a_restart() {
     simulate(async |runtime| {
         let harness = Harness::open(runtime.clone(), Options::default(), ok).await;
         let busy = harness.set_quotas(2, Quotas::NONE.with(Quota::CallbacksPerMinute, 600)).await;

@@ -61,7 +61,7 @@ fn member_rejects_unknown_operation_and_malformed_request() {
 }
 
 #[test]
-fn process_without_peers_rejects_every_operation() {
+fn process_without_peers_rejects_every_peer_operation() {
     simulate(async |runtime| {
         let harness = Harness::open(runtime, Options::default(), ok).await;
         assert_eq!(harness.scheduler.handle("nudge", &[1]).await, Err(InvalidRequest::UnknownOperation));

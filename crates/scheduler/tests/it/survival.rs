@@ -51,7 +51,7 @@ fn runs_due_during_store_outage_fire_after_the_outage() {
 }
 
 #[test]
-fn intermittent_store_failures_lose_and_repeat_no_run() {
+fn intermittent_store_failures_neither_lose_nor_repeat_runs() {
     for seed in 0..20 {
         let sim = Simulation::new(seed);
         sim.run_until(async {

@@ -190,7 +190,7 @@ fn check_id(sent: Option<&str>, named: Option<&ScheduleId>, errors: &mut Errors<
 fn check_when(fields: &ScheduleFields<'_>, now: Timestamp, errors: &mut Errors<'_>) -> When {
     let stand_in = When::At(now);
     if fields.zone.is_some() && fields.cron.is_none() && !errors.at("cron").has_error_here() {
-        let hint = "leave the zone out; an instant contains its own offset";
+        let hint = "leave the zone out; `at` contains its own offset, and `every` needs no zone";
         note(&mut errors.at("zone"), "zone_without_cron", "a zone requires a cron expression", Some(hint));
     }
     match (&fields.at, &fields.cron, &fields.every) {
@@ -206,7 +206,7 @@ fn check_when(fields: &ScheduleFields<'_>, now: Timestamp, errors: &mut Errors<'
             stand_in
         }
         _ => {
-            let hint = "keep one of them, and create a separate schedule for each of the others";
+            let hint = "keep one of these fields, and create a separate schedule for each of the others";
             note(errors, "conflicting_fields", "at, cron and every exclude each other", Some(hint));
             stand_in
         }
@@ -214,9 +214,9 @@ fn check_when(fields: &ScheduleFields<'_>, now: Timestamp, errors: &mut Errors<'
 }
 
 fn check_at(text: &str, errors: &mut Errors<'_>) -> Option<Timestamp> {
-    const HINT: &str = "RFC 3339 with an offset, like 2030-01-02T03:04:05Z or 2030-01-02T03:04:05.678+01:00";
+    const HINT: &str = "send RFC 3339 with an offset, like 2030-01-02T03:04:05Z or 2030-01-02T03:04:05.678+01:00";
     if !is_rfc3339(text.as_bytes()) {
-        note(errors, "invalid_time", "the value is not an instant", Some(HINT));
+        note(errors, "invalid_time", "the value is not an instant in the format of RFC 3339", Some(HINT));
         return None;
     }
     match text.parse::<jiff::Timestamp>() {
@@ -376,7 +376,7 @@ fn note_violation(violation: &Violation, errors: &mut Errors<'_>) {
         [a, b] => note_with_hint(&mut errors.at(a).at(b), code, &text),
         [a, b, c] => note_with_hint(&mut errors.at(a).at(b).at(c), code, &text),
         [a, b, c, d] => note_with_hint(&mut errors.at(a).at(b).at(c).at(d), code, &text),
-        _ => unreachable!("no field is deeper"),
+        _ => unreachable!("the path of a field has one to four names"),
     };
     match violation.field() {
         Field::At => note_at(&["at"]),

@@ -106,7 +106,7 @@ pub(crate) fn timed_out(app: &AppState) -> Rejected {
 }
 
 pub(crate) fn incomplete(error: &axum::Error) -> Rejected {
-    reject(Code::BodyBroken, format!("the body is incomplete: {error}"))
+    reject(Code::BodyBroken, format!("the body is incomplete: {error}; send the request again"))
 }
 
 fn too_large(bytes_max: usize) -> Rejected {

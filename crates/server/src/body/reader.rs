@@ -156,7 +156,7 @@ struct PairsReader<'e>(Errors<'e>);
 
 impl<'de> Reader<'de> for PairsReader<'_> {
     type Value = Pairs<'de>;
-    const EXPECTED: &'static str = "an object of strings";
+    const EXPECTED: &'static str = "an object whose values are strings";
 
     fn wrong(self, found: &'static str) {
         wrong_type(self.0, Self::EXPECTED, found);

@@ -29,13 +29,13 @@ fn parser_accepts_valid_bodies() {
 }
 
 #[test]
-fn instant_before_the_epoch_is_in_the_past() {
+fn parser_reports_an_instant_before_the_epoch_as_past() {
     let body = VALID[0].replace("2035", "0001");
     assert_eq!(read(body.as_bytes()).unwrap_err().errors[0].code, "time_in_past");
 }
 
 #[test]
-fn parser_rounds_fraction_of_a_millisecond_up() {
+fn parser_rounds_an_instant_up_to_the_next_millisecond() {
     let body = VALID[0].replace("05Z", "05.000000001Z");
     let When::At(at) = read(body.as_bytes()).unwrap().spec.when else { panic!("the body has an instant") };
     assert_eq!(at.as_millis() % 1_000, 1);
@@ -187,7 +187,7 @@ proptest! {
     }
 
     #[test]
-    fn parser_accepts_the_mangled_bodies_that_serde_accepts(bytes in mangled()) {
+    fn parser_accepts_the_bodies_with_changed_bytes_that_serde_accepts(bytes in mangled()) {
         match std::str::from_utf8(&bytes) {
             Ok(text) => agrees_with_the_wire_types(text),
             Err(_) => prop_assert_eq!(read(&bytes).unwrap_err().code, "not_utf8"),

@@ -22,7 +22,7 @@ fn matching(values: &[&str]) -> Option<Option<Tags>> {
 }
 
 #[test]
-fn parser_returns_the_tag_that_the_server_wrote() {
+fn condition_parser_returns_the_etag_that_the_server_wrote() {
     assert_eq!(etag(EDITION), TAG);
     assert_eq!(matching(&[TAG]), Some(Some(Tags::These(vec![EDITION]))));
     assert_eq!(matching(&[]), Some(None));
@@ -88,7 +88,7 @@ proptest! {
 
     /// The test generator accepts only a pattern without anchors.
     #[test]
-    fn parser_accepts_headers_of_the_documented_pattern(value in PATTERN.trim_matches(['^', '$'])) {
+    fn parser_accepts_every_header_that_matches_the_documented_pattern(value in PATTERN.trim_matches(['^', '$'])) {
         prop_assert!(read(&IF_MATCH, &[value.as_bytes()]).is_some());
     }
 }

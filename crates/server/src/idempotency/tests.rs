@@ -49,7 +49,7 @@ fn idempotency_key_parser_accepts_visible_ascii_with_or_without_quotes() {
 
 /// A request that is repeated after an upgrade must find the schedule of the first request.
 #[test]
-fn idempotency_key_always_yields_the_same_schedule_id() {
+fn idempotency_key_of_a_tenant_always_produces_the_same_schedule_id() {
     let key = Key("8e03978e-40d5-43dd-bc93-6894a57f9324".to_owned());
     let id = key.id(TenantId(1));
     assert_ne!(id, key.id(TenantId(2)));
@@ -62,7 +62,7 @@ fn idempotency_key_always_yields_the_same_schedule_id() {
 proptest! {
     /// The test generator accepts only a pattern without anchors.
     #[test]
-    fn parser_accepts_keys_of_the_documented_pattern(value in PATTERN.trim_matches(['^', '$'])) {
+    fn parser_accepts_every_key_that_matches_the_documented_pattern(value in PATTERN.trim_matches(['^', '$'])) {
         prop_assert!(matches!(read(&[value.as_bytes()]), Ok(Some(_))), "{value}");
     }
 }

@@ -76,12 +76,14 @@ impl Schemas {
             Parameter::DueUntil => {
                 ("due_until", "End of the due range, exclusive; at most 24 hours after the start", instant())
             }
-            Parameter::IfMatch => {
-                ("If-Match", "Requires that the schedule has one of these tags; `*` requires that it exists", tags())
-            }
+            Parameter::IfMatch => (
+                "If-Match",
+                "Requires that the schedule's ETag is in this list; `*` requires that the schedule exists",
+                tags(),
+            ),
             Parameter::IfNoneMatch => (
                 "If-None-Match",
-                "Requires that the schedule has none of these tags; `*` requires that it does not exist",
+                "Requires that the schedule's ETag is not in this list; `*` requires that the schedule does not exist",
                 tags(),
             ),
             Parameter::Label => {
@@ -102,7 +104,7 @@ impl Schemas {
             }
             Parameter::State => {
                 let schema = json!({ "type": "string", "enum": ["active", "ended", "cancelled"] });
-                ("state", "State of the schedules", schema)
+                ("state", "State of the schedules to list", schema)
             }
         };
         let required = parameter == Parameter::DeadLetter;

@@ -8,7 +8,7 @@ use super::simplify::{LISTS, visit};
 pub(super) fn render(mut document: Value) -> Value {
     document["openapi"] = json!("3.0.3");
     // Version 3.0 has neither webhooks nor these fields of `info`.
-    let fields = document.as_object_mut().expect("a document is an object");
+    let fields = document.as_object_mut().expect("an OpenAPI document is a JSON object");
     fields.remove("webhooks");
     if let Some(info) = fields.get_mut("info").and_then(Value::as_object_mut) {
         info.remove("summary");
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn conversion_removes_parts_that_version_3_0_does_not_have() {
+    fn conversion_removes_parts_that_openapi_3_0_does_not_support() {
         let document = json!({
             "openapi": "3.1.0",
             "info": { "title": "T", "summary": "S", "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" } },

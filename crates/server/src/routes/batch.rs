@@ -225,7 +225,7 @@ impl Batch {
                 Line::Text(_) if number > lines_max => {
                     self.lines.end();
                     let detail = format!(
-                        "the batch has more than {lines_max} lines; send the rest, from this line on, in another batch"
+                        "the batch exceeds the limit of {lines_max} lines; send this and later lines in another batch"
                     );
                     Err(reject(Code::BatchTooLong, detail))
                 }

@@ -150,7 +150,7 @@ fn timing_of(names_timing: bool, found: &Schedule, now: Timestamp) -> Result<Tim
     let is_due = |next: Timestamp| matches!(found.spec.when, When::At(_)) && next <= now;
     match found.next {
         Some(next) if !is_due(next) => Ok(Timing::Kept),
-        Some(_) => Err(reject(Code::ScheduleOver, "the only occurrence is already due; set a new `at`")),
+        Some(_) => Err(reject(Code::ScheduleOver, "the schedule's only occurrence is already due; set a new `at`")),
         None => {
             Err(reject(Code::ScheduleOver, "the schedule has no further occurrence; set a new `at`, `cron` or `every`"))
         }

@@ -42,17 +42,18 @@ pub(super) fn may_exist<T>(response: &Result<T, CreateRejection>) -> bool {
 
 pub(super) fn reject_create(rejection: CreateRejection, when: &'static str) -> Rejected {
     match rejection {
-        CreateRejection::Exists => {
-            reject(Code::ScheduleExists, "choose another id, or replace the schedule with PUT /v1/schedules/{id}")
-        }
+        CreateRejection::Exists => reject(
+            Code::ScheduleExists,
+            "the id is in use; choose another id, or replace the schedule with PUT /v1/schedules/{id}",
+        ),
         CreateRejection::Unreachable => {
-            reject(Code::StoreUnavailable, "the request may or may not have had an effect; send it again")
+            reject(Code::StoreUnavailable, "the request may or may not have taken effect; send it again")
         }
         CreateRejection::NeverFires => {
             let error = FieldError {
                 pointer: Some(when.to_owned()),
                 code: "never_fires".into(),
-                detail: "the timing has no future instant".into(),
+                detail: "the schedule's timing has no instant in the future".into(),
                 ..FieldError::default()
             };
             reject_fields(Code::InvalidSchedule, "the schedule would never fire", vec![error])

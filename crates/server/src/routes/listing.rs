@@ -106,10 +106,14 @@ impl<'a> Parameters<'a> {
             };
             match decoded(value) {
                 Some(value) if slot.is_none() => *slot = Some(value),
-                Some(_) => {
-                    errors.push(parameter_error(name, "conflicting_parameters", "the parameter is repeated".to_owned()))
+                Some(_) => errors.push(parameter_error(
+                    name,
+                    "conflicting_parameters",
+                    "the query contains the parameter more than once".to_owned(),
+                )),
+                None => {
+                    errors.push(parameter_error(name, "wrong_type", "the decoded value is not valid UTF-8".to_owned()))
                 }
-                None => errors.push(parameter_error(name, "wrong_type", "the value is not UTF-8".to_owned())),
             }
         }
         parameters
@@ -139,7 +143,7 @@ impl ListQuery {
                 _ => errors.push(parameter_error(
                     "limit",
                     "out_of_range",
-                    format!("the value must be a number from 1 to {PAGE_LIMIT_MAX}"),
+                    format!("the value must be a whole number from 1 to {PAGE_LIMIT_MAX}"),
                 )),
             }
         }
@@ -147,7 +151,7 @@ impl ListQuery {
         if let Some(text) = &parameters.page_token {
             after = parse_token(&filter, order, text);
             if after.is_none() {
-                let detail = "the value is not a next_page_token of this listing; keep the other parameters unchanged";
+                let detail = "the value is not a next_page_token of a listing with the same filter and order";
                 errors.push(parameter_error("page_token", "invalid_token", detail.to_owned()));
             }
         }
@@ -163,7 +167,7 @@ fn filter(parameters: &Parameters<'_>, errors: &mut Vec<FieldError>) -> Filter {
     let Parameters { state, label, due_from, due_until, .. } = parameters;
     let is_due = due_from.is_some() || due_until.is_some();
     if [state.is_some(), label.is_some(), is_due].into_iter().filter(|is_there| *is_there).count() > 1 {
-        let detail = "use only one of a state, a label and a due range";
+        let detail = "the query has more than one filter; use only one of state, label and due range";
         errors.push(parameter_error("query", "conflicting_parameters", detail.to_owned()));
         return Filter::None;
     }
@@ -200,7 +204,7 @@ fn filter(parameters: &Parameters<'_>, errors: &mut Vec<FieldError>) -> Filter {
 fn order(parameters: &Parameters<'_>, errors: &mut Vec<FieldError>) -> Order {
     let Some(order) = &parameters.order else { return Order::default() };
     if parameters.due_from.is_some() || parameters.due_until.is_some() {
-        let detail = "a due range is listed by the due time, the earliest first; omit the order";
+        let detail = "a listing of a due range is always in the order of the due times; omit the parameter `order`";
         errors.push(parameter_error("order", "conflicting_parameters", detail.to_owned()));
     }
     match &**order {
@@ -228,7 +232,7 @@ fn due_range(from: Option<&str>, until: Option<&str>, errors: &mut Vec<FieldErro
         let instant = parsed.map(|parsed| Timestamp::from_millis(parsed.as_millisecond()));
         let instant = instant.filter(|instant| (Timestamp::MIN..=Timestamp::MAX).contains(instant));
         if instant.is_none() {
-            let detail = "the value must be an RFC 3339 instant with an offset, from 1970 on";
+            let detail = "the value must be an RFC 3339 instant with a UTC offset, and not before 1970";
             errors.push(parameter_error(name, "invalid_time", detail.to_owned()));
         }
         instant
@@ -335,7 +339,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn listing_accepts_only_its_own_page_tokens(
+        fn page_token_is_valid_only_for_the_same_filter_and_order(
             (incarnation, position, nominal) in (any::<u128>(), 0..1_i64 << 40, 0..1_i64 << 40),
             (revision, replay, attempt, target) in any::<(u32, u16, u16, u32)>(),
             cut in any::<prop::sample::Index>(),

@@ -124,7 +124,7 @@ async fn find_first(
     for id in ids {
         if let Some(found) = app.scheduler.get(tenant.id, id.clone()).await? {
             if found.incarnation.fingerprint() != fingerprint(body) {
-                let detail = "the key was used with another body; send a new key with each new request";
+                let detail = "the Idempotency-Key was used with another body; send a new key with each new request";
                 return Err(reject(Code::IdempotencyKeyReused, detail));
             }
             return Ok(Some((found.incarnation, as_created(&found, body))));
@@ -152,8 +152,11 @@ fn id_and_key() -> Rejected {
     let error = FieldError {
         pointer: Some("/id".to_owned()),
         code: "conflicting_fields".into(),
-        detail: "an Idempotency-Key determines the id".to_owned(),
-        hint: Some("send the request without the key; a POST of an existing id returns 409".to_owned()),
+        detail: "the body must not contain an id, because the server derives the id from the Idempotency-Key"
+            .to_owned(),
+        hint: Some(
+            "omit the id or the Idempotency-Key; without the key, a POST with an existing id returns 409".to_owned(),
+        ),
         ..FieldError::default()
     };
     reject_fields(Code::InvalidSchedule, "the body has 1 error; see errors", vec![error])

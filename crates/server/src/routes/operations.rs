@@ -28,9 +28,14 @@ pub(super) async fn ready(State(app): App) -> HandlerResult {
         Health::Ready => "ready",
         Health::Full => "storage_full",
         Health::Unreachable => {
-            return Err(reject(Code::StoreUnavailable, "the store's server is unreachable; this server retries"));
+            return Err(reject(
+                Code::StoreUnavailable,
+                "the database server of the store is unreachable; this member retries",
+            ));
         }
-        Health::Closed => return Err(reject(Code::StoreUnavailable, "the store is closed or has failed")),
+        Health::Closed => {
+            return Err(reject(Code::StoreUnavailable, "the store is closed or has failed; see the server's log"));
+        }
     };
     Ok(wire::json(StatusCode::OK, &json!({ "status": status })))
 }

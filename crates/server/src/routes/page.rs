@@ -68,7 +68,7 @@ pub(super) async fn asset(part: Result<Path<String>, PathRejection>) -> HandlerR
         "index.css" => ("text/css; charset=utf-8", packed!("index.css")),
         "favicon-32x32.png" => ("image/png", packed!("favicon-32x32.png")),
         _ => {
-            return Err(reject(Code::RouteNotFound, "unknown file of the API page; the page is at /docs"));
+            return Err(reject(Code::RouteNotFound, "the API page has no file with this name; open the page at /docs"));
         }
     };
     let mut response = file(media, Bytes::from_static(bytes));

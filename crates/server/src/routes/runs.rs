@@ -55,9 +55,10 @@ pub(super) async fn redrive(State(app): App, Caller { tenant, .. }: Caller, Id(i
     let occurrence = RunId::parse(&id).ok_or_else(run_not_found)?;
     match app.scheduler.redrive(tenant.id, occurrence).await? {
         RedriveResponse::NotFound => Err(run_not_found()),
-        RedriveResponse::NotDead => {
-            Err(reject(Code::NotDeadLetter, "only a failed run that no request has redriven yet can be redriven"))
-        }
+        RedriveResponse::NotDead => Err(reject(
+            Code::NotDeadLetter,
+            "the run has not failed or was already redriven; only a failed run can be redriven, and only once",
+        )),
         RedriveResponse::Redriven(occurrence) => {
             let run_id = occurrence.run_id().as_str().to_owned();
             Ok(wire::json(StatusCode::OK, &Redriven { run_id }))

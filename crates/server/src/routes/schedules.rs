@@ -42,7 +42,7 @@ pub(super) async fn create(
         return would_create(&app, request).await;
     }
     let responses = app.scheduler.create(vec![request]).await?;
-    let response = responses.into_iter().next().expect("the scheduler returns a result for every request of a call");
+    let response = responses.into_iter().next().expect("the scheduler returns one result for each create request");
     app.pending.finish(&reservation, may_exist(&response));
     let schedule = response.map_err(|rejection| reject_create(rejection, when))?;
     spans::record_schedule(&schedule);

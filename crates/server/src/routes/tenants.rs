@@ -43,7 +43,7 @@ async fn stored_tenants(app: &AppState, actor: &str) -> Result<Vec<Tenant>, Reje
     if tenants.iter().flat_map(|tenant| &tenant.keys).any(|key| key.id == actor) {
         return Ok(tenants);
     }
-    Err(reject(Code::InvalidCredentials, "the key was revoked"))
+    Err(reject(Code::InvalidCredentials, "the API key was revoked; send the request with a valid key"))
 }
 
 /// Changes the stored state of the tenant.
@@ -151,7 +151,7 @@ pub(super) async fn create_key(
 ) -> HandlerResult {
     let role = role_from(request.role);
     if (role == Role::Operator) != (tenant.id == Tenant::OPERATOR) {
-        let detail = "keys of the tenant `operator` have the role `operator`, and other keys cannot have it";
+        let detail = "keys of the tenant `operator` must have the role `operator`, and keys of other tenants must not";
         return Err(reject(Code::InvalidRequest, detail));
     }
     if request.name.len() > KEY_NAME_BYTES_MAX {
@@ -162,13 +162,13 @@ pub(super) async fn create_key(
     }
     let expires_at = request.expires_at.map(|end| Timestamp::from_millis(end.0));
     if expires_at.is_some_and(|end| end <= app.runtime.now()) {
-        return Err(reject(Code::InvalidRequest, "`expires_at` is in the past"));
+        return Err(reject(Code::InvalidRequest, "`expires_at` must be in the future"));
     }
     let (key, bearer) = new_key(&app.runtime, role, &request.name, expires_at);
     let created = api::KeyCreated { key: key_of(&key), secret: api::Secret(bearer) };
     change(&app, tenant.id, &actor.id, "key.create", |tenant| {
         if tenant.keys.len() >= KEYS_MAX {
-            return Err(reject(Code::TooMany, format!("a tenant has at most {KEYS_MAX} keys; revoke one first")));
+            return Err(reject(Code::TooMany, format!("the tenant already has {KEYS_MAX} keys; revoke a key first")));
         }
         tenant.keys.push(key.clone());
         Ok((key.id.clone(), ()))
@@ -203,7 +203,10 @@ pub(super) async fn revoke_key(
 
 pub(super) async fn create_secret(State(app): App, Caller { tenant, key: actor }: Caller) -> HandlerResult {
     if tenant.id == Tenant::OPERATOR {
-        return Err(reject(Code::InvalidRequest, "operators have no callbacks to sign"));
+        return Err(reject(
+            Code::InvalidRequest,
+            "the tenant `operator` sends no callbacks, and therefore has no signing secrets",
+        ));
     }
     let (secret, text) = new_signing_secret(&app.runtime);
     change(&app, tenant.id, &actor.id, "signing_secret.create", |tenant| {
@@ -211,7 +214,7 @@ pub(super) async fn create_secret(State(app): App, Caller { tenant, key: actor }
             return Err(reject(
                 Code::TooMany,
                 format!(
-                    "the tenant already has {SIGNING_SECRETS_MAX} secrets; delete the secret that is no longer in use"
+                    "the tenant already has {SIGNING_SECRETS_MAX} signing secrets; delete the secret that is not in use"
                 ),
             ));
         }
@@ -236,7 +239,10 @@ pub(super) async fn delete_secret(
         let known = tenant.signing_secrets.iter().position(|secret| secret.id == secret_id);
         let at = known.ok_or_else(|| reject(Code::KeyNotFound, "the tenant has no signing secret with this id"))?;
         if tenant.signing_secrets.len() == 1 {
-            return Err(reject(Code::LastOne, "callbacks need a signing secret; create another secret first"));
+            return Err(reject(
+                Code::LastOne,
+                "this is the tenant's last signing secret; create another secret before you delete it",
+            ));
         }
         let secret = tenant.signing_secrets.remove(at);
         Ok((secret.id.clone(), secret))

@@ -113,7 +113,7 @@ async fn response_lists_all_invalid_fields() {
 }
 
 #[tokio::test]
-async fn response_to_malformed_json_has_line_and_column() {
+async fn rejection_of_malformed_json_contains_line_and_column() {
     let world = World::start().await;
     check(
         &world,
@@ -253,7 +253,7 @@ async fn response_to_empty_object_names_the_required_fields() {
 }
 
 #[tokio::test]
-async fn each_invalid_time_has_its_code() {
+async fn server_returns_the_specific_code_of_each_timing_error() {
     let world = World::start().await;
     let target = r#""target":{"http":{"url":"http://127.0.0.1/"}}"#;
     for (when, pointer, code) in [
@@ -292,7 +292,7 @@ async fn each_invalid_time_has_its_code() {
 }
 
 #[tokio::test]
-async fn each_invalid_field_has_its_code() {
+async fn server_returns_the_specific_code_of_each_field_error() {
     let world = World::start().await;
     let long = "x".repeat(10_000);
     let many: Vec<String> = (0..40).map(|n| format!(r#""n{n}":"v""#)).collect();
@@ -342,7 +342,7 @@ async fn each_invalid_field_has_its_code() {
 }
 
 #[tokio::test]
-async fn response_to_very_many_errors_is_short() {
+async fn response_lists_at_most_32_field_errors() {
     let world = World::start().await;
     let fields: Vec<String> = (0..20_000).map(|n| format!("\"f{n}\":1")).collect();
     let response = world.send("POST", "/v1/schedules", &format!("{{{}}}", fields.join(","))).await;
@@ -414,7 +414,7 @@ async fn server_rejects_request_without_a_valid_key() {
         content-type: application/problem+json
         {
           "code": "invalid_credentials",
-          "detail": "the key is wrong or revoked",
+          "detail": "the API key is wrong or revoked; ask the tenant's admin for a valid key",
           "request_id": "REQUEST",
           "status": 401,
           "title": "The API key is invalid",

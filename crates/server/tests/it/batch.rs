@@ -10,7 +10,7 @@ fn lines(response: &Response) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn batch_results_are_in_order_despite_a_bad_line() {
+async fn batch_results_are_in_line_order_despite_an_invalid_line() {
     let world = World::start().await;
     let batch = [
         body(r#","id":"a""#),
@@ -87,7 +87,7 @@ async fn result_of_a_line_arrives_before_the_next_line_is_sent() {
 }
 
 #[tokio::test]
-async fn batch_rejects_too_long_line_and_accepts_the_next_line() {
+async fn server_rejects_too_long_batch_line_and_accepts_the_next_line() {
     let world = World::start_with(Options { body_bytes_max: 4_096, ..Options::default() }).await;
     let long = body(&format!(r#","labels":{{"a":"{}"}}"#, "x".repeat(300_000)));
     let batch = [body(""), long.clone(), body(""), long].join("\n");
@@ -98,7 +98,7 @@ async fn batch_rejects_too_long_line_and_accepts_the_next_line() {
 }
 
 #[tokio::test]
-async fn batch_with_too_many_lines_stops_at_the_limit() {
+async fn server_ends_a_batch_at_the_first_line_above_the_line_limit() {
     let world = World::start_with(Options { batch_lines_max: 3, ..Options::default() }).await;
     let batch: String = (0..10).map(|_| body("") + "\n").collect();
     let response = world.send("POST", "/v1/schedules:batch", &batch).await;
@@ -111,7 +111,7 @@ async fn batch_with_too_many_lines_stops_at_the_limit() {
 }
 
 #[tokio::test]
-async fn server_reads_the_rest_of_a_batch_after_its_rejection() {
+async fn server_reads_the_remaining_lines_of_a_rejected_batch() {
     let world = World::start_with(Options { batch_lines_max: 3, ..Options::default() }).await;
     let mut connection = world.connect().await;
     let line = body("") + "\n";
@@ -205,7 +205,7 @@ async fn server_ends_a_stalled_batch_after_it_processed_the_complete_lines() {
 }
 
 #[tokio::test]
-async fn batch_reports_full_disk_on_each_line() {
+async fn each_batch_line_gets_an_error_if_the_disk_is_full() {
     let world = World::start().await;
     world.store.set_health(store::Health::Full);
     let response = world.send("POST", "/v1/schedules:batch", &[body(""), body("")].join("\n")).await;

@@ -80,7 +80,7 @@ async fn recurring_schedule_keeps_its_etag_when_it_fires() {
 }
 
 #[tokio::test]
-async fn if_match_accepts_only_changes_to_the_current_version() {
+async fn change_with_if_match_succeeds_only_if_the_current_version_matches() {
     let world = World::start().await;
     let first = create_schedule(&world).await;
     let second = etag(&world.send_if("PUT", PATH, &[("if-match", &first)], &body("")).await);
@@ -137,7 +137,7 @@ async fn precondition_on_missing_schedule_follows_rfc_9110() {
 }
 
 #[tokio::test]
-async fn if_none_match_creates_a_schedule_only_if_its_id_is_free() {
+async fn put_with_if_none_match_creates_schedule_only_if_its_id_is_unused() {
     let world = World::start().await;
     let only_new = [("if-none-match", "*")];
     let sent = body("");
@@ -164,7 +164,7 @@ async fn if_none_match_creates_a_schedule_only_if_its_id_is_free() {
 }
 
 #[tokio::test]
-async fn reader_gets_304_if_the_schedule_has_not_changed() {
+async fn conditional_get_returns_304_if_the_schedule_has_not_changed() {
     let world = World::start().await;
     let first = create_schedule(&world).await;
     for tag in [first.clone(), format!("W/{first}"), format!("\"x\", {first}"), "*".to_owned()] {
@@ -179,7 +179,7 @@ async fn reader_gets_304_if_the_schedule_has_not_changed() {
 }
 
 #[tokio::test]
-async fn server_rejects_change_with_unreadable_precondition() {
+async fn server_rejects_request_with_malformed_precondition_header() {
     let world = World::start().await;
     let first = create_schedule(&world).await;
     let bare = first.trim_matches('"').to_owned();
@@ -202,7 +202,7 @@ async fn server_rejects_change_with_unreadable_precondition() {
 }
 
 #[tokio::test]
-async fn patch_changes_only_the_named_fields() {
+async fn patch_changes_only_the_fields_in_its_body() {
     let world = World::start().await;
     let sent = r#"{"every":"1h","payload":{ "n" : 1.50 },"labels":{"a":"1","b":"2"},
         "target":{"http":{"url":"http://127.0.0.1:9/a","headers":{"x-token":"secret"}}}}"#;
@@ -231,7 +231,7 @@ async fn patch_changes_only_the_named_fields() {
 }
 
 #[tokio::test]
-async fn server_checks_a_patch_like_a_put() {
+async fn server_rejects_invalid_patch_of_a_schedule() {
     let world = World::start().await;
     create_schedule(&world).await;
     let long = format!(r#"{{"payload":"{}"}}"#, "x".repeat(64 * 1024));
@@ -294,7 +294,7 @@ async fn patch_of_an_ended_schedule_requires_a_new_timing() {
 }
 
 #[tokio::test]
-async fn patch_of_an_overdue_one_shot_returns_code_schedule_over() {
+async fn patch_of_an_overdue_one_shot_schedule_returns_code_schedule_over() {
     let world = World::start().await;
     create_schedule(&world).await;
     let tenant = world.store.tenants().await.unwrap().into_iter().find(|tenant| tenant.name == "tenant-1").unwrap();

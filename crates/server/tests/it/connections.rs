@@ -11,14 +11,14 @@ fn short_timeouts() -> Options {
 }
 
 #[tokio::test]
-async fn server_closes_silent_connection() {
+async fn server_closes_connection_that_sends_no_request() {
     let world = World::start_with(short_timeouts()).await;
     assert!(world.connect().await.is_closed().await);
     world.stop().await;
 }
 
 #[tokio::test]
-async fn server_closes_connection_with_endless_head() {
+async fn server_closes_connection_with_incomplete_request_head() {
     let world = World::start_with(short_timeouts()).await;
     let mut connection = world.connect().await;
     connection.write(b"POST /v1/schedules HTTP/1.1\r\nhost: te").await;
@@ -36,7 +36,7 @@ async fn server_closes_idle_http2_connection() {
 }
 
 #[tokio::test]
-async fn server_rejects_missing_body_and_closes_connection() {
+async fn server_rejects_incomplete_body_and_closes_connection() {
     let world = World::start_with(Options { idle_timeout: Duration::from_secs(30), ..short_timeouts() }).await;
     let mut connection = world.connect().await;
     let head = format!(
@@ -50,7 +50,7 @@ async fn server_rejects_missing_body_and_closes_connection() {
 }
 
 #[tokio::test]
-async fn connection_serves_many_requests() {
+async fn server_serves_many_requests_on_one_connection() {
     let world = World::start().await;
     let mut connection = world.connect().await;
     let headers = format!("authorization: bearer {KEY}\r\n");
@@ -63,7 +63,7 @@ async fn connection_serves_many_requests() {
 }
 
 #[tokio::test]
-async fn server_accepts_body_that_arrives_in_pieces() {
+async fn server_accepts_body_that_arrives_in_many_chunks() {
     let world = World::start().await;
     let mut connection = world.connect().await;
     let head = format!(
@@ -80,7 +80,7 @@ async fn server_accepts_body_that_arrives_in_pieces() {
 }
 
 #[tokio::test]
-async fn request_in_progress_gets_its_response_after_the_stop() {
+async fn stopping_server_completes_the_request_in_progress() {
     let world = World::start().await;
     let mut connection = world.connect().await;
     let body = body("");
@@ -99,7 +99,7 @@ async fn request_in_progress_gets_its_response_after_the_stop() {
 }
 
 #[tokio::test]
-async fn stop_does_not_wait_for_idle_connections() {
+async fn server_stops_without_waiting_for_idle_connections() {
     let world = World::start().await;
     let mut idle = world.connect().await;
     let served = idle.request("GET", "/healthz", "", b"").await;
@@ -109,7 +109,7 @@ async fn stop_does_not_wait_for_idle_connections() {
 }
 
 #[tokio::test]
-async fn server_closes_unfinished_connection_after_drain_timeout() {
+async fn server_closes_connection_with_unfinished_request_after_drain_timeout() {
     let world = World::start_with(Options { drain_timeout: Duration::from_millis(50), ..Options::default() }).await;
     let mut connection = world.connect().await;
     let head = format!(
@@ -122,7 +122,7 @@ async fn server_closes_unfinished_connection_after_drain_timeout() {
 }
 
 #[tokio::test]
-async fn connections_above_the_limit_wait() {
+async fn connection_above_the_limit_waits_until_another_connection_closes() {
     let world = World::start_with(Options { connections_max: 1, ..Options::default() }).await;
     let mut first = world.connect().await;
     assert_eq!(first.status_with_key().await, 200);
@@ -216,7 +216,7 @@ async fn http1_and_http2_work_on_the_same_port() {
 }
 
 #[tokio::test]
-async fn server_disconnects_client_that_does_not_read_its_results() {
+async fn server_disconnects_client_that_does_not_read_its_batch_results() {
     // The file with unread results reaches its limit.
     let options = Options { idle_timeout: Duration::from_secs(1), batch_files_max: 4 << 20, ..Options::default() };
     let world = World::start_with(options).await;

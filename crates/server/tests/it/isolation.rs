@@ -150,7 +150,7 @@ async fn no_route_shows_or_changes_data_of_another_tenant() {
 }
 
 #[tokio::test]
-async fn no_user_route_responds_without_a_valid_key() {
+async fn every_user_route_rejects_requests_without_a_valid_key() {
     let world = World::start().await;
     let other_tenant = OtherTenant::create(&world).await;
     let before = other_tenant.everything(&world).await;

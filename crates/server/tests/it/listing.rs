@@ -77,7 +77,7 @@ async fn listing_accepts_one_filter_and_returns_full_schedules() {
 }
 
 #[tokio::test]
-async fn rejection_of_a_query_lists_every_reason() {
+async fn rejection_of_a_query_contains_error_code_and_parameter() {
     let world = World::start().await;
     create_schedule(&world, "a", "2031-01-01T12:00:00Z", r#"{"team":"blue"}"#).await;
     create_schedule(&world, "b", "2031-01-01T12:00:00Z", r#"{"team":"blue"}"#).await;
@@ -121,7 +121,7 @@ async fn rejection_of_a_query_lists_every_reason() {
 }
 
 #[tokio::test]
-async fn count_contains_only_the_active_schedules_of_the_tenant() {
+async fn count_includes_only_the_active_schedules_of_the_tenant() {
     let world = World::start().await;
     let count = async |key| world.send_as(key, "GET", "/v1/schedules:count", "").await.body;
     assert_eq!(count(KEY).await, r#"{"active":0}"#);

@@ -26,7 +26,7 @@ fn is_replayed(response: &Response) -> bool {
 }
 
 #[tokio::test]
-async fn repeated_request_gets_the_same_response() {
+async fn repeated_request_with_same_idempotency_key_gets_the_same_response() {
     let world = World::start().await;
     let sent = r#"{"every":"1h","target":{"http":{"url":"http://127.0.0.1:9/200"}}}"#;
     let first = post(&world, "key-1", sent).await;
@@ -55,7 +55,7 @@ async fn repeated_request_gets_the_same_response() {
 }
 
 #[tokio::test]
-async fn server_accepts_repeated_request_after_the_instant_of_its_schedule() {
+async fn server_accepts_repeated_request_after_the_schedule_has_become_too_old() {
     let world = World::start().await;
     let soon = domain::Timestamp::from_millis(world.runtime.now().as_millis() - 59_700).to_string();
     let sent = body("").replace("2035-01-02T03:04:05Z", &soon).replace("/hook", "/200");
@@ -88,7 +88,7 @@ async fn server_rejects_idempotency_key_with_another_body() {
 }
 
 #[tokio::test]
-async fn concurrent_requests_with_one_key_create_one_schedule() {
+async fn concurrent_requests_with_one_idempotency_key_create_one_schedule() {
     let world = World::start().await;
     for round in 0..5 {
         let (key, sent) = (format!("key-{round}"), body(""));

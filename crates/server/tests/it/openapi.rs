@@ -100,7 +100,7 @@ async fn openapi_document_is_complete_and_contains_limits_and_problem_codes() {
 }
 
 #[tokio::test]
-async fn api_page_shows_document_and_loads_nothing_from_other_hosts() {
+async fn api_page_shows_openapi_document_and_loads_no_file_from_other_hosts() {
     let world = World::start().await;
     let page = get(&world, "/docs").await;
     assert_eq!((page.status, page.header("content-type")), (200, Some("text/html; charset=utf-8")));

@@ -44,7 +44,7 @@ async fn stopping_server_is_not_ready_but_serves_other_requests() {
 }
 
 #[tokio::test]
-async fn metrics_count_requests_by_route_and_not_by_path() {
+async fn metrics_label_requests_with_the_route_and_not_with_the_path() {
     let world = World::start().await;
     world.send("GET", "/v1/schedules/of-a-tenant", "").await;
     let metrics = world.send("GET", "/metrics", "").await;

@@ -190,7 +190,7 @@ async fn cancellation_frees_capacity_of_the_pending_quota() {
 }
 
 #[tokio::test]
-async fn request_that_creates_no_schedule_keeps_no_reservation() {
+async fn request_that_creates_no_schedule_keeps_no_quota_reservation() {
     let world = World::start().await;
     assert_eq!(set(&world, r#"{"pending_max":2}"#).await, (200, String::new()));
     assert_eq!(world.send("POST", "/v1/schedules", &body_with_id("a")).await.status, 201);

@@ -80,7 +80,7 @@ async fn client_lists_dead_letter_and_redrives_it_once() {
         content-type: application/problem+json
         {
           "code": "not_dead_letter",
-          "detail": "only a failed run that no request has redriven yet can be redriven",
+          "detail": "the run has not failed or was already redriven; only a failed run can be redriven, and only once",
           "request_id": "REQUEST",
           "status": 409,
           "title": "The run is not a dead letter",
@@ -109,7 +109,7 @@ async fn client_reads_a_run_by_its_webhook_id() {
           "detail": "the tenant has no run with this id",
           "request_id": "REQUEST",
           "status": 404,
-          "title": "There is no such run",
+          "title": "The run does not exist",
           "type": "urn:reveille:problem:run_not_found"
         }
     "#]]
@@ -164,7 +164,7 @@ async fn page_continues_after_the_last_run_of_the_previous_page() {
 }
 
 #[tokio::test]
-async fn invalid_query_is_rejected_with_every_reason() {
+async fn response_to_invalid_run_query_lists_all_errors() {
     let world = World::start().await;
     expect![[r#"
         400
@@ -175,12 +175,12 @@ async fn invalid_query_is_rejected_with_every_reason() {
           "errors": [
             {
               "code": "out_of_range",
-              "detail": "the value must be a number from 1 to 1000",
+              "detail": "the value must be a whole number from 1 to 1000",
               "parameter": "limit"
             },
             {
               "code": "invalid_token",
-              "detail": "the value is not a next_page_token",
+              "detail": "the value is not a page token; send the next_page_token of the previous page",
               "parameter": "page_token"
             },
             {

@@ -117,7 +117,7 @@ async fn read_returns_all_fields_of_the_request() {
 }
 
 #[tokio::test]
-async fn payload_keeps_its_exact_bytes() {
+async fn server_returns_the_exact_bytes_of_a_payload() {
     let payloads = [
         "null",
         "{}",
@@ -155,7 +155,7 @@ async fn put_creates_a_schedule_with_the_given_id() {
 }
 
 #[tokio::test]
-async fn post_of_an_existing_id_is_a_conflict() {
+async fn server_rejects_post_with_the_id_of_an_existing_schedule() {
     let world = World::start().await;
     assert_eq!(world.send("POST", "/v1/schedules", &body(r#","id":"mine""#)).await.status, 201);
     let second = world.send("POST", "/v1/schedules", &body(r#","id":"mine""#)).await;
@@ -164,7 +164,7 @@ async fn post_of_an_existing_id_is_a_conflict() {
         content-type: application/problem+json
         {
           "code": "schedule_exists",
-          "detail": "choose another id, or replace the schedule with PUT /v1/schedules/{id}",
+          "detail": "the id is in use; choose another id, or replace the schedule with PUT /v1/schedules/{id}",
           "request_id": "REQUEST",
           "status": 409,
           "title": "A schedule with this id exists",
@@ -191,7 +191,7 @@ async fn tenant_does_not_see_schedules_of_another_tenant() {
 }
 
 #[tokio::test]
-async fn server_never_rounds_an_instant_down() {
+async fn server_rounds_instants_up_to_the_next_millisecond() {
     let world = World::start().await;
     for (sent, kept) in [
         ("2035-01-02T03:04:05.0001Z", "2035-01-02T03:04:05.001Z"),

@@ -114,7 +114,7 @@ async fn tenant_is_visible_only_to_its_admins_and_operators() {
 }
 
 #[tokio::test]
-async fn role_has_exactly_its_permissions() {
+async fn each_role_permits_only_its_own_operations() {
     let world = World::start().await;
     let forbidden = (403, "role_forbidden".to_owned());
     let writer = key(&world, &json!({"role": "writer", "name": "the night shift's"})).await;
@@ -149,7 +149,7 @@ async fn role_has_exactly_its_permissions() {
 }
 
 #[tokio::test]
-async fn key_is_invalid_after_revocation_and_after_expiry() {
+async fn api_key_is_invalid_after_its_revocation_or_expiry() {
     let world = World::start().await;
     let invalid = (401, "invalid_credentials".to_owned());
     let revoked = key(&world, &json!({"role": "reader"})).await;
@@ -198,7 +198,7 @@ async fn key_that_another_member_has_revoked_cannot_change_a_tenant() {
 }
 
 #[tokio::test]
-async fn store_has_all_concurrently_created_keys() {
+async fn store_contains_all_concurrently_created_api_keys() {
     let world = World::start().await;
     let reader = json!({"role": "reader"});
     let keys = futures_util::future::join_all((0..12).map(|_| key(&world, &reader))).await;
@@ -211,7 +211,7 @@ async fn store_has_all_concurrently_created_keys() {
 }
 
 #[tokio::test]
-async fn rotation_keeps_two_live_signing_secrets() {
+async fn tenant_has_one_or_two_signing_secrets_during_a_rotation() {
     let world = World::start().await;
     let path = "/v1/tenants/tenant-1/signing-secrets";
     let old = world.send("GET", path, "").await.text("/signing_secrets/0/id");
@@ -271,7 +271,7 @@ async fn audit_log_has_every_change_with_its_actor_and_no_secret() {
 }
 
 #[tokio::test]
-async fn server_limits_the_number_of_keys() {
+async fn server_limits_the_number_of_api_keys_of_a_tenant() {
     let world = World::start().await;
     let mut tenant = world.store.tenants().await.unwrap().remove(1);
     let spare = ApiKey { role: Role::Reader, ..ApiKey::admin("spare", [0; 32], world.runtime.now()) };

@@ -37,7 +37,7 @@ fn main() -> std::process::ExitCode {
         Err(error) => {
             eprintln!("{error}");
             if matches!(error, SuiteError::Unknown(..)) {
-                eprintln!("run the scenario paxos with `cargo xtask simulate --scenario paxos`");
+                eprintln!("only `cargo xtask simulate --scenario paxos` can run the scenario paxos");
             }
             std::process::ExitCode::FAILURE
         }

@@ -90,13 +90,14 @@ impl<'a> Client<'a> {
 
     fn new_id(&mut self) -> ScheduleId {
         self.created += 1;
-        ScheduleId::new(&format!("c{}-{}", self.number, self.created)).expect("an id of this form is valid")
+        ScheduleId::new(&format!("c{}-{}", self.number, self.created))
+            .expect("the letter c and two numbers form a valid schedule id")
     }
 
     async fn create_generated(&mut self) {
         match self.create(self.request(None)).await {
             CreateResult::Created(schedule) => self.record_created(&schedule),
-            CreateResult::Exists => panic!("a member rejected a generated id"),
+            CreateResult::Exists => panic!("a member reported that a newly generated id already exists"),
             CreateResult::Unknown => self.cluster.history.create_without_response(),
         }
     }
@@ -106,7 +107,7 @@ impl<'a> Client<'a> {
         let request = self.request(Some(id));
         match self.create(request.clone()).await {
             CreateResult::Created(schedule) => self.record_created(&schedule),
-            CreateResult::Exists => panic!("a member rejected a new id"),
+            CreateResult::Exists => panic!("a member reported that an unused id already exists"),
             CreateResult::Unknown => self.unanswered.push(request),
         }
     }
@@ -117,12 +118,17 @@ impl<'a> Client<'a> {
         let (one, other) = (self.request(Some(id.clone())), self.request(Some(id.clone())));
         match join(self.create(one.clone()), self.create(other)).await {
             (CreateResult::Created(one), CreateResult::Created(other)) => {
-                panic!("two members created {id}, as incarnations {:?} and {:?}", one.incarnation, other.incarnation)
+                panic!(
+                    "two members created schedule {id}, as incarnations {:?} and {:?}",
+                    one.incarnation, other.incarnation
+                )
             }
             (CreateResult::Created(schedule), _) | (_, CreateResult::Created(schedule)) => {
                 self.record_created(&schedule)
             }
-            (CreateResult::Exists, CreateResult::Exists) => panic!("both members rejected a new id"),
+            (CreateResult::Exists, CreateResult::Exists) => {
+                panic!("both members reported that an unused id already exists")
+            }
             (CreateResult::Unknown, _) | (_, CreateResult::Unknown) => self.unanswered.push(one),
         }
     }
@@ -134,11 +140,11 @@ impl<'a> Client<'a> {
         match self.create(request.clone()).await {
             CreateResult::Created(schedule) => self.record_created(&schedule),
             CreateResult::Exists => {
-                let id = request.id.clone().expect("the client repeats only creates with chosen ids");
+                let id = request.id.clone().expect("the client retries only create requests that contain an id");
                 match self.find(&id).await {
                     Some(found) => {
                         let found = found.unwrap_or_else(|| {
-                            panic!("lost: a create reported that {id} exists, but a read did not find it")
+                            panic!("lost: a member reported that schedule {id} exists, but a read did not find it")
                         });
                         self.record_created(&found);
                     }
@@ -182,7 +188,7 @@ impl<'a> Client<'a> {
     async fn create_again(&mut self) {
         let Some((id, _)) = self.pick() else { return };
         if let CreateResult::Created(created) = self.create(self.request(Some(id.clone()))).await {
-            panic!("lost: {id} was acknowledged, but a member created it again, as {created:?}");
+            panic!("lost: the creation of {id} was acknowledged, but a member created it again, as {created:?}");
         }
     }
 
@@ -190,7 +196,7 @@ impl<'a> Client<'a> {
         let Some((id, incarnation)) = self.pick() else { return };
         let Some(found) = self.find(&id).await else { return };
         let is_there = |found: &Arc<Schedule>| found.incarnation == incarnation && found.status != Status::Cancelled;
-        assert!(found.as_ref().is_some_and(is_there), "lost: {id} was acknowledged, but the store contains {found:?}");
+        assert!(found.as_ref().is_some_and(is_there), "lost: {id} was created, but a read returned {found:?}");
     }
 
     async fn put(&mut self) {
@@ -198,7 +204,7 @@ impl<'a> Client<'a> {
         let request = self.request(Some(id.clone()));
         match self.cluster.call(&member, |scheduler| async move { scheduler.put(request).await }).await {
             Some(Ok(Ok(response))) => {
-                assert!(!response.created, "lost: {id} was acknowledged, but a put found no schedule");
+                assert!(!response.created, "lost: the creation of {id} was acknowledged, but a put found no schedule");
                 if response.too_late {
                     // The history knows only the start of the attempt in flight, so the client waits for the attempt's
                     // end.
@@ -226,7 +232,7 @@ impl<'a> Client<'a> {
                 history.cancelled_too_late(incarnation);
             }
             Some(Ok(CancelResponse::NotFound)) => {
-                panic!("lost: {id} was acknowledged, but a cancellation did not find it")
+                panic!("lost: the creation of {id} was acknowledged, but a cancellation did not find it")
             }
             Some(Ok(CancelResponse::Pending { decided_by })) => {
                 // `decided_by` is an instant by the clock of the member that handled the request.

@@ -190,7 +190,7 @@ async fn assert_no_row_left(cluster: &TestCluster, until: Timestamp) {
         for key in page.keys {
             assert!(
                 !is_live(cluster, &key).await,
-                "left behind: {key:?} of {poller:?} has no outcome, but `closed` is {}",
+                "left behind: the due row {key:?} of {poller:?} has no outcome, but `closed` is already at {}",
                 positions.closed
             );
         }

@@ -167,7 +167,7 @@ impl Store for RemoteStore {
             for (response, is_old) in responses.iter().zip(is_old) {
                 if is_old && !matches!(response, Err(WriteRejection::Superseded)) {
                     let violation = format!(
-                        "old term: the store accepted a write under {}, with the result {response:?}",
+                        "old term: a write of {} under an old term was not rejected, but returned {response:?}",
                         self.name
                     );
                     self.record.record_violation(violation);

@@ -138,7 +138,7 @@ impl TestCluster {
 
     fn schedule_start(&self, name: &str, from: Duration) {
         let mut members = self.lock();
-        let state = members.get_mut(name).expect("the test cluster knows the member");
+        let state = members.get_mut(name).expect("the test cluster contains the member");
         if *state != State::Removed {
             *state = State::Wanted { from };
         }
@@ -233,7 +233,7 @@ impl TestCluster {
             }
             // The member went down during the stop.
             Some(None) => false,
-            None => panic!("stuck: {name} does not stop"),
+            None => panic!("stuck: member {name} does not stop within {STOP_TIME_MAX:?}"),
         }
     }
 

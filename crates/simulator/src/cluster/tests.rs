@@ -10,13 +10,13 @@ fn run_seeds_of(name: &str, kind: StoreKind) -> Coverage {
 }
 
 #[test]
-fn cluster_keeps_its_promises_on_the_weakest_store() {
+fn cluster_passes_all_checks_on_a_store_with_the_weakest_guarantees() {
     let coverage = run_seeds_of("cluster-weak", StoreKind::Weak);
     coverage.assert_happened(&[Incident::Crash, Incident::Kill, Incident::Pause, Incident::ClockJump]);
 }
 
 #[test]
-fn cluster_keeps_its_promises_on_an_atomic_store() {
+fn cluster_passes_all_checks_on_a_store_with_atomic_writes() {
     run_seeds_of("cluster-atomic", StoreKind::Atomic);
 }
 
@@ -25,7 +25,7 @@ fn assert_mutant_caught(mutant: Mutant, kind: StoreKind, symptom: &str) {
 }
 
 #[test]
-fn checkers_detect_hand_over_without_the_attempts_in_flight() {
+fn checkers_detect_hand_over_that_omits_the_attempts_in_flight() {
     assert_mutant_caught(Mutant::HandsOverNothing, StoreKind::Atomic, "duplicate");
 }
 
@@ -35,7 +35,7 @@ fn checkers_detect_store_that_ignores_terms() {
 }
 
 #[test]
-fn checkers_detect_creator_that_reads_closed_too_early() {
+fn checkers_detect_creator_that_reads_closed_before_its_row_is_durable() {
     assert_mutant_caught(Mutant::ReadsClosedBeforeItsRow, StoreKind::Weak, "lost");
 }
 

@@ -136,7 +136,7 @@ impl Volume {
         let target = self.folders.get_mut(to_folder).ok_or_else(|| not_found(to_folder))?;
         target.names.insert(to.to_owned(), inode);
         if (from_folder, from) != (to_folder, to) {
-            self.folders.get_mut(from_folder).expect("an existing file is in an existing folder").names.remove(from);
+            self.folders.get_mut(from_folder).expect("the folder of an existing file exists").names.remove(from);
         }
         let (from_folder, from, to) = (from_folder.to_owned(), from.to_owned(), to.to_owned());
         let kind = Naming::Rename { from_folder, from, to, inode };
@@ -148,7 +148,7 @@ impl Volume {
     pub(crate) fn remove(&mut self, path: &Path) -> Result<()> {
         self.find(path)?;
         let (folder, name) = split_path(path)?;
-        self.folders.get_mut(folder).expect("an existing file is in an existing folder").names.remove(name);
+        self.folders.get_mut(folder).expect("the folder of an existing file exists").names.remove(name);
         let kind = Naming::Unlink { name: name.to_owned() };
         self.name_changes.push(NameChange { folder: folder.to_owned(), kind });
         self.forget_unreachable();
@@ -224,7 +224,7 @@ impl Volume {
         if whole {
             Ok(())
         } else {
-            Err(Error::new(ErrorKind::UnexpectedEof, "the read ends after the end of the file"))
+            Err(Error::new(ErrorKind::UnexpectedEof, "the requested range ends after the end of the file"))
         }
     }
 
@@ -379,7 +379,7 @@ impl Volume {
     }
 
     fn inode(&mut self, id: InodeId) -> &mut Inode {
-        self.inodes.get_mut(&id).expect("an inode exists while it has a name or a handle")
+        self.inodes.get_mut(&id).expect("the volume keeps an inode that has a name or a handle")
     }
 }
 
@@ -471,7 +471,8 @@ impl std::fmt::Display for NameChange {
 
 fn split_path(path: &Path) -> Result<(&Path, &str)> {
     let name = path.file_name().and_then(|name| name.to_str());
-    let name = name.ok_or_else(|| Error::new(ErrorKind::InvalidInput, "the path does not end in a file name"))?;
+    let name =
+        name.ok_or_else(|| Error::new(ErrorKind::InvalidInput, format!("{} has no UTF-8 file name", path.display())))?;
     Ok((path.parent().unwrap_or(Path::new("")), name))
 }
 

@@ -191,7 +191,11 @@ impl Core {
 
     pub(crate) fn boot(&mut self, index: MemberIndex) {
         let member = &mut self.members[index];
-        assert!(member.state == MemberState::Down, "the member {} is up; crash or kill it first", member.name);
+        assert!(
+            member.state == MemberState::Down,
+            "cannot start the member {}, which is up; crash or kill it first",
+            member.name
+        );
         member.state = MemberState::Up;
         member.boot += 1;
         if let Some(down) = member.interruptions.last_mut().filter(|last| *last.end() == Duration::MAX) {

@@ -97,7 +97,7 @@ fn verdict_accepts_callback_on_time_with_an_outcome() {
 }
 
 #[test]
-fn acknowledged_occurrence_without_an_outcome_is_lost() {
+fn verdict_reports_acknowledged_occurrence_without_an_outcome_as_lost() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.breaks(|found| *found == Violation::Lost { occurrence: occurrence(once()), callbacks: 0 });
@@ -141,7 +141,7 @@ fn verdict_uses_the_members_clock_to_detect_early_callbacks() {
 }
 
 #[test]
-fn repeated_attempt_is_duplicate_unless_member_was_interrupted() {
+fn verdict_permits_duplicate_only_if_the_member_was_interrupted() {
     let twice = |between: &dyn Fn(&Fixture)| {
         let fixture = Fixture::new();
         fixture.until(10);
@@ -172,7 +172,7 @@ fn verdict_reports_callback_after_a_durable_success_as_duplicate() {
 }
 
 #[test]
-fn verdict_accepts_only_a_later_attempt_after_a_failure_as_retry() {
+fn verdict_accepts_retry_only_after_failure_and_with_higher_attempt_number() {
     let then = |accepted: bool, attempt: u16| {
         let fixture = Fixture::new();
         fixture.until(10);
@@ -187,7 +187,7 @@ fn verdict_accepts_only_a_later_attempt_after_a_failure_as_retry() {
 }
 
 #[test]
-fn attempt_of_crashed_member_is_not_in_flight_at_a_cancel() {
+fn verdict_does_not_treat_attempt_of_crashed_member_as_in_flight_at_cancel() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.history.callback_began("a", occurrence(once()), 1);
@@ -198,7 +198,7 @@ fn attempt_of_crashed_member_is_not_in_flight_at_a_cancel() {
 }
 
 #[test]
-fn unrelated_crash_permits_no_duplicate() {
+fn crash_that_does_not_interrupt_the_attempt_permits_no_duplicate() {
     let fixture = Fixture::new();
     fixture.crash();
     let _b = fixture.sim.member("b");
@@ -210,7 +210,7 @@ fn unrelated_crash_permits_no_duplicate() {
 }
 
 #[test]
-fn callback_after_an_observed_outcome_is_a_violation() {
+fn callback_after_an_observed_final_outcome_is_a_violation() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.succeed(occurrence(once()));
@@ -231,7 +231,7 @@ fn callback_that_starts_after_a_cancel_is_a_violation() {
 }
 
 #[test]
-fn verdict_rejects_response_cancelled_while_an_attempt_is_in_flight() {
+fn cancelled_response_with_an_attempt_in_flight_is_a_violation() {
     let cancel_in_flight = |cancel: fn(&History, Incarnation)| {
         let fixture = Fixture::new();
         fixture.until(10);
@@ -253,7 +253,7 @@ fn verdict_rejects_response_cancelled_while_an_attempt_is_in_flight() {
 }
 
 #[test]
-fn callback_of_a_cancelled_schedule_needs_an_outcome() {
+fn occurrence_with_a_callback_needs_an_outcome_even_after_its_cancel() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.call(occurrence(once()), 1, false);
@@ -266,7 +266,7 @@ fn callback_of_a_cancelled_schedule_needs_an_outcome() {
 }
 
 #[test]
-fn changed_final_outcome_is_a_violation() {
+fn change_of_a_final_outcome_is_a_violation() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.succeed(occurrence(once()));
@@ -277,7 +277,7 @@ fn changed_final_outcome_is_a_violation() {
 }
 
 #[test]
-fn recorded_success_without_accepted_callback_is_a_violation() {
+fn success_is_a_violation_if_no_receiver_accepted_the_callback() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.call(occurrence(once()), 1, false);
@@ -286,7 +286,7 @@ fn recorded_success_without_accepted_callback_is_a_violation() {
 }
 
 #[test]
-fn recorded_cancellation_without_a_request_is_a_violation() {
+fn recorded_cancellation_is_a_violation_if_no_client_requested_it() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.history.outcome(occurrence(once()), RunState::Cancelled);
@@ -303,7 +303,7 @@ fn callback_at_an_instant_outside_the_schedule_is_a_violation() {
 }
 
 #[test]
-fn verdict_accepts_unknown_schedule_only_after_create_without_a_response() {
+fn verdict_accepts_unknown_schedule_only_if_a_create_got_no_response() {
     let fixture = Fixture::empty();
     fixture.until(10);
     fixture.succeed(occurrence(once()));
@@ -313,7 +313,7 @@ fn verdict_accepts_unknown_schedule_only_after_create_without_a_response() {
 }
 
 #[test]
-fn verdict_requires_outcomes_only_up_to_the_stated_instant_of_a_series() {
+fn verdict_requires_outcomes_only_up_to_the_expected_end_of_a_series() {
     let fixture = Fixture::series();
     for second in 1..=6 {
         fixture.until(second);
@@ -323,7 +323,7 @@ fn verdict_requires_outcomes_only_up_to_the_stated_instant_of_a_series() {
 }
 
 #[test]
-fn missed_instant_has_one_outcome_and_no_callback() {
+fn verdict_rejects_second_outcome_and_callback_of_a_missed_instant() {
     let fixture = Fixture::series();
     fixture.until(5);
     fixture.history.outcome(occurrence(1), RunState::Missed { last: nominal(4), count: 4 });
@@ -337,7 +337,7 @@ fn missed_instant_has_one_outcome_and_no_callback() {
 }
 
 #[test]
-fn store_may_record_attempt_in_flight_at_crash_as_missed() {
+fn occurrence_in_flight_at_a_crash_may_be_recorded_as_missed() {
     let fixture = Fixture::series();
     fixture.until(3);
     fixture.history.callback_began("a", occurrence(3), 1);

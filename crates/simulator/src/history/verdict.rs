@@ -14,7 +14,7 @@ use super::{AcknowledgedSchedule, Callback, Cancel, Entries, Interruptions, Obse
 pub enum Violation {
     #[error("lost: {occurrence:?} was acknowledged, but has no final outcome after {callbacks} callbacks")]
     Lost { occurrence: Occurrence, callbacks: usize },
-    #[error("unresolved: {0:?} had a callback without an interruption, but has no final outcome")]
+    #[error("unresolved: {0:?} had a callback that was not interrupted, but has no final outcome")]
     Unresolved(Occurrence),
     #[error(
         "two outcomes: {occurrence:?} has the outcome {own:?}, and is also one of the missed instants from {first} \
@@ -23,36 +23,36 @@ pub enum Violation {
     TwoOutcomes { occurrence: Occurrence, own: RunState, first: Timestamp, last: Timestamp },
     #[error("changed: the final outcome of {occurrence:?} changed from {before:?} to {after:?}")]
     OutcomeChanged { occurrence: Occurrence, before: RunState, after: RunState },
-    #[error("early: {occurrence:?} started at {clock} by the clock of {member}")]
+    #[error("early: {occurrence:?} started before its instant, at {clock} by the clock of the member {member}")]
     Early { occurrence: Occurrence, member: String, clock: Timestamp },
     #[error(
-        "after the cancel: {occurrence:?} started at {began_at:?}, but its cancel was acknowledged at \
+        "after the cancel: {occurrence:?} started at {began_at:?}, after its cancel was acknowledged at \
          {acknowledged_at:?}"
     )]
     AfterCancel { occurrence: Occurrence, began_at: Duration, acknowledged_at: Duration },
     #[error(
-        "in flight at the cancel: {occurrence:?} started at {began_at:?}, but its cancel was acknowledged at \
-         {acknowledged_at:?}"
+        "in flight at the cancel: the attempt of {occurrence:?} that started at {began_at:?} had not ended when its \
+         cancel was acknowledged at {acknowledged_at:?}"
     )]
     InFlightAtCancel { occurrence: Occurrence, began_at: Duration, acknowledged_at: Duration },
     #[error(
-        "old revision: {occurrence:?} started at {began_at:?}, but a later revision was acknowledged at \
+        "old revision: {occurrence:?} started at {began_at:?}, after a later revision was acknowledged at \
          {acknowledged_at:?}"
     )]
     OldRevision { occurrence: Occurrence, began_at: Duration, acknowledged_at: Duration },
     #[error(
-        "duplicate: {occurrence:?}, attempt {attempt}, started at {began_at:?} after attempt {earlier} at \
-         {earlier_at:?}, without an interruption"
+        "duplicate: attempt {attempt} of {occurrence:?} started at {began_at:?}, after attempt {earlier}, which \
+         started at {earlier_at:?} and was not interrupted"
     )]
     Duplicate { occurrence: Occurrence, attempt: u16, began_at: Duration, earlier: u16, earlier_at: Duration },
     #[error(
-        "after the outcome: {occurrence:?} started at {began_at:?}, but its final outcome was observed at \
+        "after the outcome: {occurrence:?} started at {began_at:?}, after its final outcome was observed at \
          {observed_at:?}"
     )]
     AfterOutcome { occurrence: Occurrence, began_at: Duration, observed_at: Duration },
-    #[error("missed and called: {0:?} is recorded as missed, but had a callback")]
+    #[error("missed and called: {0:?} is recorded as missed, but had a callback that was not interrupted")]
     MissedAndCalled(Occurrence),
-    #[error("unaccepted success: {0:?} is recorded as succeeded, but no receiver accepted it")]
+    #[error("unaccepted success: {0:?} is recorded as succeeded, but no receiver accepted its callback")]
     SucceededUnaccepted(Occurrence),
     #[error(
         "unrequested cancellation: {0:?} is recorded as cancelled, but no client requested a cancellation or a change"
@@ -61,7 +61,8 @@ pub enum Violation {
     #[error("unexpected: {0:?} is not an occurrence of its schedule")]
     Unexpected(Occurrence),
     #[error(
-        "unrequested: {schedules} unknown schedules had callbacks, but only {creates} create requests got no response"
+        "unrequested: {schedules} schedules without an acknowledged create had callbacks, but only {creates} create \
+         requests got no response"
     )]
     Unrequested { schedules: usize, creates: usize },
 }
@@ -86,7 +87,8 @@ impl fmt::Display for Verdict {
         write!(f, "{} violations; ", violations.len())?;
         write!(
             f,
-            "{expected} occurrences expected, {callbacks} callbacks, {duplicates} duplicates, {missed} missed instants"
+            "{expected} occurrences expected, {callbacks} callbacks, {duplicates} permitted duplicates, {missed} \
+             missed instants"
         )?;
         for violation in violations.iter().take(SHOWN_MAX) {
             write!(f, "\n  {violation}")?;

@@ -60,12 +60,12 @@ impl<'a> Client<'a> {
         self.created += 1;
         let id = format!("c{}-{}", self.number, self.created);
         let chosen = self.sim.draw(|random| random.coin());
-        let request = self.request(chosen.then(|| ScheduleId::new(&id).expect("an id of this form is valid")));
+        let request = self.request(chosen.then(|| ScheduleId::new(&id).expect("letters, digits and `-` are valid")));
         let response = self.engine.call(|scheduler| async move { scheduler.create(vec![request]).await }).await;
         match response {
             Some(Ok(mut responses)) => match responses.pop().expect("a create returns one result per request") {
                 Ok(schedule) => self.record_created(&schedule),
-                Err(refusal) => panic!("the member rejected a new id: {refusal}"),
+                Err(refusal) => panic!("the member rejected the create of a new schedule: {refusal}"),
             },
             Some(Err(_)) | None => self.history.create_without_response(),
         }
@@ -87,7 +87,7 @@ impl<'a> Client<'a> {
             let response = responses.pop().expect("a create returns one result per request");
             assert!(
                 response == Err(CreateRejection::Exists),
-                "lost: {id} was acknowledged, but the member did not reject another create: {response:?}"
+                "lost: the schedule {id} was acknowledged, but another create of the id was not rejected: {response:?}"
             );
         }
     }
@@ -98,7 +98,7 @@ impl<'a> Client<'a> {
         let response = self.engine.call(|scheduler| async move { scheduler.put(request).await }).await;
         match response {
             Some(Ok(Ok(response))) => {
-                assert!(!response.created, "lost: {id} was acknowledged, but a put found no schedule");
+                assert!(!response.created, "lost: the schedule {id} was acknowledged, but a put did not find it");
                 if response.too_late {
                     // The history knows only the start of the attempt in flight, so the client waits for the attempt's
                     // end.
@@ -107,7 +107,7 @@ impl<'a> Client<'a> {
                 let Schedule { incarnation, revision, .. } = *response.schedule;
                 self.history.revised(incarnation, revision, expected(&response.schedule, series_end()));
             }
-            Some(Ok(Err(refusal))) => panic!("the member rejected a schedule that has a next instant: {refusal}"),
+            Some(Ok(Err(refusal))) => panic!("the member rejected a put of a schedule with a next instant: {refusal}"),
             Some(Err(_)) | None => self.abandon_schedule(incarnation),
         }
     }
@@ -124,7 +124,7 @@ impl<'a> Client<'a> {
                 self.history.cancelled_too_late(incarnation);
             }
             Some(Ok(CancelResponse::NotFound)) => {
-                panic!("lost: {id} was acknowledged, but a cancellation did not find it")
+                panic!("lost: the schedule {id} was acknowledged, but a cancellation did not find it")
             }
             Some(Ok(CancelResponse::Pending { .. })) => panic!("a single node never returns a pending cancellation"),
             Some(Err(_)) | None => return self.abandon_schedule(incarnation),

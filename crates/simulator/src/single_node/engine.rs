@@ -105,7 +105,7 @@ impl Engine {
                 }
             }
         }
-        panic!("lost: the member does not start after 1,000 attempts");
+        panic!("lost: the member did not start in 1,000 attempts");
     }
 
     async fn boot(&self) -> Option<Instance> {
@@ -185,7 +185,7 @@ impl Engine {
     pub(super) async fn stop(&self) {
         self.call(|scheduler| async move { scheduler.stop().await })
             .await
-            .expect("lost: the orderly stop of the member did not return");
+            .expect("lost: the member went down or did not stop its scheduler within 30 s");
     }
 
     /// Reports the stored runs of these schedules to the history.
@@ -194,7 +194,7 @@ impl Engine {
             let incarnation = *incarnation;
             let runs = loop {
                 self.start().await;
-                let store = self.lock().clone().expect("the call of `start` has started the member").store;
+                let store = self.lock().clone().expect("`start` returns after the member has started").store;
                 let operation = move |_: Scheduler| async move { store.runs(incarnation, None, RUNS_MAX).await };
                 if let Some(Ok(runs)) = self.call(operation).await {
                     break runs;
@@ -235,7 +235,7 @@ async fn open_embedded(sim: &Handle, runtime: &Runtime, tasks: &TaskSet) -> Opti
                     | store_embedded::OpenError::Journal(store_embedded::journal::OpenError::Damaged { .. })
             );
             sim.note(&format!("cannot open the store: {error}"));
-            assert!(!damaged, "lost: the scenario flipped no bit, but the store reports damage: {error}");
+            assert!(!damaged, "lost: the store reports damage, although the scenario flipped no bit: {error}");
             None
         }
     }

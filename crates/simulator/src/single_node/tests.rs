@@ -10,7 +10,7 @@ fn run_seeds_of(name: &str, kind: EngineKind) -> crate::Coverage {
 }
 
 #[test]
-fn single_node_keeps_its_promises_on_the_weakest_store() {
+fn single_node_keeps_its_promises_on_store_with_weakest_guarantees() {
     let coverage = run_seeds_of("spine-weak", EngineKind::Weak);
     coverage.assert_happened(&[Incident::Crash, Incident::Kill, Incident::Pause, Incident::ClockJump]);
 }
@@ -41,12 +41,12 @@ fn checkers_detect_watermark_written_before_the_outcome() {
 }
 
 #[test]
-fn checkers_detect_owner_that_skips_the_second_read() {
+fn checkers_detect_owner_that_skips_the_second_read_of_a_range() {
     assert_mutant_caught(Mutant::SkipsTheSecondRead, EngineKind::Weak, "lost");
 }
 
 #[test]
-fn checkers_detect_creator_that_reads_closed_too_early() {
+fn checkers_detect_creator_that_reads_closed_before_its_row_is_durable() {
     assert_mutant_caught(Mutant::ReadsClosedBeforeItsRow, EngineKind::Weak, "lost");
 }
 

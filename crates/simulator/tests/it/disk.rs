@@ -31,7 +31,7 @@ fn crash_after_writes(sim: &Simulation, parts: &[&[u8]], synced: usize) -> Vec<u
 }
 
 #[test]
-fn crash_retains_synced_bytes_and_any_part_of_unsynced_bytes() {
+fn crash_retains_synced_bytes_and_a_random_part_of_unsynced_bytes() {
     let parts: [&[u8]; 3] = [&[1; 700], &[2; 5_000], &[3; 100]];
     let mut lengths = std::collections::BTreeSet::new();
     for seed in 0..200 {
@@ -83,7 +83,7 @@ fn torn_write_keeps_or_loses_whole_sectors() {
 }
 
 #[test]
-fn torn_write_may_lose_sector_between_written_sectors() {
+fn torn_write_may_lose_a_sector_before_a_surviving_sector() {
     let holes = seeds_where(200, |sim| {
         let remaining = crash_after_writes(sim, &[&[7; 4_096]], usize::MAX);
         let first_lost = remaining.iter().position(|byte| *byte == 0);
@@ -93,7 +93,7 @@ fn torn_write_may_lose_sector_between_written_sectors() {
 }
 
 #[test]
-fn regrown_part_of_a_truncated_file_reads_as_zeros() {
+fn truncated_part_of_a_file_reads_as_zeros_after_the_file_grows_again() {
     let sim = Simulation::new(0);
     sim.run_until(async {
         let file = durable_file(&sim.member("a"), LOG).await;
@@ -116,7 +116,7 @@ fn later_unsynced_write_may_survive_without_an_earlier_write() {
 }
 
 #[test]
-fn kill_retains_written_data_that_is_not_durable() {
+fn kill_retains_unsynced_writes_that_a_later_crash_may_lose() {
     for seed in 0..20 {
         let sim = Simulation::new(seed);
         sim.run_until(async {
@@ -205,7 +205,7 @@ fn crash_after_rename_leaves_old_or_new_file() {
 }
 
 #[test]
-fn second_sync_does_not_repair_a_failed_sync() {
+fn successful_sync_does_not_make_writes_of_a_failed_sync_durable() {
     let lost = seeds_where(100, |sim| {
         sim.run_until(async {
             let file = durable_file(&sim.member("a"), LOG).await;
@@ -322,7 +322,7 @@ fn simulator_cuts_the_power_during_the_chosen_disk_operation() {
 }
 
 #[test]
-fn lock_excludes_others_until_guard_drops_or_owner_crashes() {
+fn file_lock_excludes_other_handles_until_guard_drops_or_member_crashes() {
     let sim = Simulation::new(0);
     sim.run_until(async {
         let disk = sim.member("a").disk();
@@ -340,7 +340,7 @@ fn lock_excludes_others_until_guard_drops_or_owner_crashes() {
 }
 
 #[test]
-fn simulated_disk_returns_the_errors_of_a_file_system() {
+fn simulated_disk_returns_the_same_error_kinds_as_a_file_system() {
     let sim = Simulation::new(0);
     sim.run_until(async {
         let disk = sim.member("a").disk();
@@ -368,7 +368,7 @@ fn simulated_disk_returns_the_errors_of_a_file_system() {
 }
 
 #[test]
-fn disk_operations_fail_with_the_set_probability() {
+fn disk_operations_fail_with_the_configured_probability() {
     let sim = Simulation::new(5);
     sim.run_until(async {
         let file = durable_file(&sim.member("a"), LOG).await;

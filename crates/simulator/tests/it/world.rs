@@ -48,7 +48,7 @@ fn busy(sim: &Simulation) -> Vec<u64> {
 }
 
 #[test]
-fn equal_seeds_give_equal_traces_but_different_seeds_do_not() {
+fn equal_seeds_give_equal_traces_and_different_seeds_different_traces() {
     let (first, again, other) = (Simulation::new(1), Simulation::new(1), Simulation::new(2));
     let orders = [busy(&first), busy(&again), busy(&other)];
     assert_eq!(orders[0], orders[1]);
@@ -183,7 +183,7 @@ fn halt_ends_the_member_and_records_the_reason() {
 }
 
 #[test]
-fn tasks_and_timers_of_an_earlier_member_start_have_no_effect() {
+fn tasks_and_timers_from_before_a_member_restart_have_no_effect() {
     let sim = Simulation::new(0);
     let old = sim.member("a");
     sim.crash("a");
@@ -220,7 +220,7 @@ fn paused_member_runs_no_task_while_time_advances() {
 }
 
 #[test]
-fn restart_ends_the_pause_of_the_previous_start() {
+fn restart_of_a_crashed_member_ends_its_earlier_pause() {
     let sim = Simulation::new(3);
     let _a = sim.member("a");
     sim.pause("a", SECOND * 3_600);
@@ -267,7 +267,7 @@ fn deadlock_message_names_the_waiting_tasks() {
 }
 
 #[test]
-fn endless_wake_loop_ends_the_run() {
+fn run_fails_if_a_task_wakes_itself_endlessly() {
     let sim = Simulation::new(0);
     sim.member("a").spawn("spinner", async {
         let again = Notify::new();
@@ -286,7 +286,7 @@ fn endless_wake_loop_ends_the_run() {
 }
 
 #[test]
-fn time_limit_ends_a_run() {
+fn run_fails_if_it_exceeds_its_time_limit() {
     let sim = Simulation::new(0);
     sim.set_time_limit(SECOND * 60);
     let message = panic_of(|| sim.run_for(SECOND * 61));
@@ -294,7 +294,7 @@ fn time_limit_ends_a_run() {
 }
 
 #[test]
-fn poll_limit_ends_a_loop_that_advances_time() {
+fn run_fails_if_a_loop_that_advances_time_exceeds_the_poll_limit() {
     let sim = Simulation::new(0);
     sim.set_poll_limit(10_000);
     let a = sim.member("a");

@@ -44,7 +44,7 @@ fn with_header(number: u128) -> Insert {
 }
 
 #[test]
-fn engine_receives_only_encrypted_secrets() {
+fn encrypted_store_passes_only_encrypted_secrets_to_its_engine() {
     on_real(async |runtime| {
         let engine = Arc::new(MemoryStore::new(runtime.clone(), MemoryOptions::default()));
         let store = encrypting(&runtime, engine.clone());

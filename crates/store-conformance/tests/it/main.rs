@@ -41,12 +41,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn two_atomic_models_return_the_same_results(operations in differential::operations(30)) {
+    fn two_atomic_memory_stores_return_the_same_results(operations in differential::operations(30)) {
         agree(&operations, &MemoryOptions::default());
     }
 
     #[test]
-    fn two_weak_models_return_the_same_results(operations in differential::operations(30)) {
+    fn two_non_atomic_memory_stores_return_the_same_results(operations in differential::operations(30)) {
         agree(&operations, &MemoryOptions::weak());
     }
 }

@@ -13,7 +13,7 @@ use store::{Cancellation, Change, Cursor, Health, Insert, Inserted, OwnerWrite, 
 use crate::support::{POLLER, TENANT, has_row, has_schedule, insert, minute, on_real, weak_and_slow};
 
 #[test]
-fn weak_engine_can_show_a_due_row_before_its_schedule() {
+fn non_atomic_memory_store_can_show_a_due_row_before_its_schedule() {
     let mut rows_alone = 0;
     for seed in 0..40 {
         let sim = Simulation::new(seed);
@@ -36,7 +36,7 @@ fn weak_engine_can_show_a_due_row_before_its_schedule() {
 }
 
 #[test]
-fn atomic_engine_shows_due_row_and_schedule_together() {
+fn atomic_memory_store_shows_due_row_and_schedule_together() {
     for seed in 0..40 {
         let sim = Simulation::new(seed);
         sim.run_until(async {
@@ -54,7 +54,7 @@ fn atomic_engine_shows_due_row_and_schedule_together() {
 }
 
 #[test]
-fn insert_future_dropped_midway_leaves_the_effects_of_its_first_steps() {
+fn insert_whose_future_is_dropped_keeps_its_completed_steps() {
     let mut left = Vec::new();
     for (polls, seed) in (0..8).flat_map(|polls| (0..8).map(move |seed| (polls, seed))) {
         let sim = Simulation::new(seed);
@@ -80,7 +80,7 @@ fn insert_future_dropped_midway_leaves_the_effects_of_its_first_steps() {
 }
 
 #[test]
-fn injected_failure_can_follow_any_step_of_a_call() {
+fn injected_failure_can_occur_after_any_step_of_an_insert() {
     let mut left = Vec::new();
     for seed in 0..60 {
         let sim = Simulation::new(seed);
@@ -100,7 +100,7 @@ fn injected_failure_can_follow_any_step_of_a_call() {
 }
 
 #[test]
-fn same_seed_gives_same_results_at_the_same_times() {
+fn memory_store_repeats_results_and_times_for_the_same_seed() {
     let history = |seed| {
         let sim = Simulation::new(seed);
         sim.run_until(async {
@@ -121,7 +121,7 @@ fn same_seed_gives_same_results_at_the_same_times() {
 }
 
 #[test]
-fn reopened_store_has_the_data_from_before_a_member_crash() {
+fn reopened_memory_store_keeps_data_after_a_member_crash() {
     let sim = Simulation::new(1);
     sim.run_until(async {
         let first = MemoryStore::new(sim.member("a"), weak_and_slow());
@@ -138,7 +138,7 @@ fn full_store_rejects_user_writes_and_closed_store_rejects_reads() {
     on_real(async |runtime| {
         let store = MemoryStore::new(runtime, MemoryOptions::default());
         let insert = insert(1, Some("invoice-7"));
-        let term = store.take(vec![POLLER.shard()]).await.expect("the store mints terms")[0];
+        let term = store.take(vec![POLLER.shard()]).await.expect("the store assigns a new term")[0];
         store.set_health(Health::Full);
         assert_eq!(store.health(), Health::Full);
         let rejected = store.insert(vec![insert.clone()]).await;
@@ -164,13 +164,13 @@ async fn keeps_the_rules<T>(call: impl Future<Output = T>) -> bool {
 }
 
 #[test]
-fn call_that_breaks_a_rule_of_the_store_port_panics() {
+fn memory_store_panics_if_a_call_breaks_a_rule_of_the_store_port() {
     let breaks = |what: &str, changes: &dyn Fn(&Insert) -> Vec<Change>, term: Option<Term>| {
         on_real(async |runtime| {
             let store = MemoryStore::new(runtime, MemoryOptions::default());
             let insert = insert(1, None);
             store.insert(vec![insert.clone()]).await.expect("the store accepts inserts");
-            let minted = store.take(vec![POLLER.shard()]).await.expect("the store mints terms")[0];
+            let minted = store.take(vec![POLLER.shard()]).await.expect("the store assigns a new term")[0];
             let write = |change| OwnerWrite { term: term.unwrap_or(minted), poller: POLLER, change };
             let writes = changes(&insert).into_iter().map(write).collect();
             assert!(!keeps_the_rules(store.write(writes)).await, "{what}");

@@ -94,7 +94,7 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
 ];
 
 #[test]
-fn each_deliberate_bug_fails_its_conformance_case() {
+fn each_deliberate_bug_is_detected_by_its_conformance_case() {
     let missed: Vec<_> =
         CAUGHT_BY.iter().filter(|(bug, case)| !(0..20).any(|seed| detects(*bug, case, seed))).collect();
     assert!(missed.is_empty(), "no seed catches {missed:?}");
@@ -126,7 +126,7 @@ const SEEN_BY_THE_MODEL: &[Bug] = &[
 ];
 
 #[test]
-fn comparison_with_the_model_detects_bugs_that_sequential_calls_show() {
+fn comparison_with_memory_store_detects_bugs_in_sequential_calls() {
     let sequences = sequences(200);
     let missed: Vec<_> =
         SEEN_BY_THE_MODEL.iter().filter(|bug| !sequences.iter().any(|it| differs(**bug, it))).collect();

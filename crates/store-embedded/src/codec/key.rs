@@ -218,7 +218,7 @@ pub(crate) fn labelled(tenant: TenantId, label: LabelKey, incarnation: Incarnati
 }
 
 pub(crate) fn parse_labelled(key: &[u8]) -> Result<Incarnation, Malformed> {
-    let mut take = Take::new("a labelled schedule's key", key);
+    let mut take = Take::new("the key of a row that lists a schedule under a label", key);
     take.version(LABEL)?;
     let _tenant_and_label = take.bytes(12)?;
     let incarnation = Incarnation(u128::from_be_bytes(take.array()?));

@@ -173,7 +173,7 @@ fn same_change(item: &ChangeItem<'_>, change: &Change) -> bool {
 
 proptest! {
     #[test]
-    fn bucket_decodes_only_a_row_that_it_encoded(
+    fn listing_bucket_decodes_its_own_rows_and_rejects_other_rows(
         tenant: u32,
         first: u128,
         others in vec(0..1_u128 << 84, 0..40),
@@ -195,7 +195,7 @@ proptest! {
     }
 
     #[test]
-    fn reader_returns_the_owner_writes_of_a_journal_entry(
+    fn decoded_journal_entry_contains_the_encoded_owner_writes(
         writes in vec((any::<u64>(), poller(), change()), 1..8)
     ) {
         let writes: Vec<_> = writes
@@ -214,7 +214,7 @@ proptest! {
     }
 
     #[test]
-    fn batch_split_into_entries_keeps_all_items_in_order(
+    fn batch_split_into_journal_entries_keeps_its_items_in_order(
         inserts in vec(insert(), 1..20), entry_len_max in 1..2000usize
     ) {
         let mut builder = Builder::new(Kind::Insert, entry_len_max);
@@ -231,7 +231,7 @@ proptest! {
     }
 
     #[test]
-    fn reader_returns_the_item_of_each_single_item_journal_entry(
+    fn decoded_single_item_journal_entry_contains_the_encoded_item(
         id in "[A-Za-z0-9_-]{1,128}", tenant in any::<u32>(), poller in poller(), due in due(), shard in any::<u16>()
     ) {
         let mark = Cancellation { tenant: TenantId(tenant), id: ScheduleId::new(&id).unwrap() };
@@ -275,7 +275,7 @@ proptest! {
     }
 
     #[test]
-    fn index_keys_sort_in_the_order_of_the_store_port(
+    fn encoded_index_keys_sort_like_the_values_that_they_encode(
         a in (poller(), due(), occurrence()), b in (poller(), due(), occurrence()), tenant in any::<u32>()
     ) {
         prop_assert_eq!((a.0, a.1).cmp(&(b.0, b.1)), key::due(a.0, &a.1).cmp(&key::due(b.0, &b.1)));
@@ -289,7 +289,7 @@ proptest! {
     }
 
     #[test]
-    fn key_bounds_contain_exactly_the_keys_of_their_rows(
+    fn key_range_of_a_scan_contains_the_keys_of_its_rows(
         of in poller(), due in due(), at in timestamp(), run in occurrence()
     ) {
         let key = key::due(of, &due);

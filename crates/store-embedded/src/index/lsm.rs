@@ -152,7 +152,7 @@ impl Tree {
         let hurry = Arc::new(AtomicBool::new(false));
         let factory = Trickling { tables: files::tables(&dir), factory: filter, hurry: hurry.clone() };
         let config = config.with_compaction_filter_factory(Some(Arc::new(factory)));
-        let tree = config.open().map_err(|error| damage(family, "its manifest or tables", &error))?;
+        let tree = config.open().map_err(|error| damage(family, "the manifest or a table", &error))?;
         let strategy = Arc::new(Leveled::default().with_table_target_size(table_bytes).with_l0_threshold(merged));
         Ok(Tree { family, dir, tree, strategy, merged, hurry, manifests, sealed: Mutex::new(VecDeque::new()) })
     }
@@ -226,7 +226,7 @@ impl Tree {
             match is_live {
                 Ok(is_live) => verified.rows[self.family as usize] += u64::from(is_live),
                 Err(error) => {
-                    verified.damages.push(damage(self.family, "a scan of all rows", &error).to_string());
+                    verified.damages.push(damage(self.family, "row found by a scan of all rows", &error).to_string());
                     break;
                 }
             }
@@ -338,7 +338,7 @@ impl Index for LsmIndex {
     }
 
     fn remove(&self, family: Family, key: &[u8], at: Sequence) {
-        assert!(family != Family::Due, "callers drop due rows only in ranges");
+        assert!(family != Family::Due, "callers remove due rows only with `retire`");
         // In `Family::Rows`, the length of a value identifies a removal, because the value of every row is longer.
         self.tree(family).tree.insert(key, versions::wrap(None, at), at.as_u64());
     }

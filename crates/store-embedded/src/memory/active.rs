@@ -89,7 +89,7 @@ impl Active {
         }
         self.changed = self.counts.keys().copied().collect();
         if counted > 0 {
-            tracing::info!(schedules = counted, "active schedules counted for a store of an earlier build");
+            tracing::info!(schedules = counted, "active schedules counted, because an earlier build stored no counts");
         }
         Ok(())
     }

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn cache_rejects_state_that_was_read_before_a_change() {
+    fn schedule_cache_rejects_state_that_was_read_before_a_change() {
         let states = States::default();
         let begun = states.begin(Incarnation(1));
         states.change(Incarnation(1), changed(2));

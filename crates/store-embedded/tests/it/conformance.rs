@@ -108,7 +108,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn embedded_store_with_lsm_index_matches_memory_model(operations in differential::operations(30)) {
+    fn embedded_store_with_lsm_index_matches_memory_store(operations in differential::operations(30)) {
         let dir = tempfile::tempdir().unwrap();
         on_real(async |runtime| {
             let model = MemoryStore::new(runtime.clone(), MemoryOptions::default());
@@ -119,7 +119,7 @@ proptest! {
     }
 
     #[test]
-    fn embedded_store_with_map_index_matches_memory_model(
+    fn embedded_store_with_map_index_matches_memory_store(
         operations in differential::operations(30), seed in any::<u64>()
     ) {
         let sim = simulator::Simulation::new(seed);

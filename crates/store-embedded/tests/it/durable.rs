@@ -21,7 +21,7 @@ fn acknowledged_writes_survive_a_restart_with_map_index() {
 }
 
 #[test]
-fn acknowledged_writes_survive_a_restart_after_uneven_flushes() {
+fn acknowledged_writes_survive_restart_if_only_rows_are_flushed() {
     // The store flushes the family `rows` many times and the other families never. A replay therefore finds rows of
     // later entries.
     let options = Options { memtable_bytes: 20_000, checkpoint_bytes: 1 << 30, ..small(IndexKind::Lsm) };
@@ -62,7 +62,7 @@ async fn restarts(runtime: &Runtime, options: Options) {
 }
 
 #[test]
-fn store_opens_if_no_entry_of_its_journal_wrote_a_row() {
+fn store_opens_if_no_journal_entry_wrote_a_row() {
     let sim = simulator::Simulation::new(1);
     sim.run_until(async {
         let runtime = sim.member("a");

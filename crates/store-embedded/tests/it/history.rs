@@ -101,7 +101,7 @@ fn simulate(test: impl AsyncFn(Runtime)) {
 }
 
 #[test]
-fn history_sweep_deletes_only_old_schedules_with_their_rows() {
+fn history_sweep_deletes_old_schedules_and_keeps_other_schedules() {
     simulate(async |runtime| {
         let owned = Owned::open(&runtime).await;
         let fired = owned.insert(1, Some("fired")).await;
@@ -138,7 +138,7 @@ fn history_sweep_deletes_only_old_schedules_with_their_rows() {
 }
 
 #[test]
-fn history_sweep_deletes_all_rows_but_keeps_a_reused_id() {
+fn history_sweep_deletes_rows_of_old_schedule_but_keeps_reused_id() {
     simulate(async |runtime| {
         let owned = Owned::open(&runtime).await;
         let first = owned.insert(1, Some("name")).await;
@@ -160,7 +160,7 @@ fn history_sweep_deletes_all_rows_but_keeps_a_reused_id() {
 }
 
 #[test]
-fn history_sweep_waits_for_the_watermark_and_for_redriven_runs() {
+fn history_sweep_keeps_schedules_after_the_watermark_or_with_redriven_runs() {
     simulate(async |runtime| {
         let owned = Owned::open(&runtime).await;
         let behind = owned.insert(1, Some("behind")).await;

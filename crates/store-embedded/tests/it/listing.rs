@@ -71,7 +71,7 @@ async fn check(store: &dyn Store, limits: &[usize]) {
 }
 
 #[test]
-fn listing_is_complete_and_in_order_across_a_kill() {
+fn listing_is_complete_and_in_order_after_a_process_kill() {
     for (seed, index, checkpoint_bytes) in [(1, IndexKind::Map, 1 << 30), (2, IndexKind::Map, 300_000)] {
         let sim = Simulation::new(seed);
         let open = async |runtime: &Runtime| {

@@ -54,7 +54,7 @@ fn nearly_full_disk_rejects_only_user_writes_and_recovers() {
 }
 
 #[test]
-fn fast_writer_does_not_cross_the_floor_of_free_bytes() {
+fn fast_writes_never_use_the_disk_space_that_must_stay_free() {
     const FLOOR: u64 = 4 << 20;
     const CAPACITY: u64 = 32 << 20;
     let sim = Simulation::new(1);

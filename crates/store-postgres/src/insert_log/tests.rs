@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn parser_accepts_only_snapshot_text_of_postgresql() {
+fn snapshot_parser_accepts_only_the_text_format_of_postgresql() {
     let snapshot = |end, open: &[u64]| Some(Snapshot { end, open: open.iter().copied().collect() });
     assert_eq!(Snapshot::parse("10:20:10,14,15"), snapshot(20, &[10, 14, 15]));
     assert_eq!(Snapshot::parse("10:10:"), snapshot(10, &[]));

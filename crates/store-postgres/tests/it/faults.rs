@@ -143,7 +143,7 @@ fn server_restarts_under_load_lose_no_acknowledged_write() {
 }
 
 #[test]
-fn calls_to_paused_database_server_fail_in_time_and_later_succeed() {
+fn calls_to_paused_server_fail_within_their_timeout_and_later_succeed() {
     let postgres = Postgres::start().unwrap();
     let url = migrated(&postgres);
     on_real(async |runtime| {
@@ -233,7 +233,7 @@ async fn poll_some<'a, T: 'a>(runtime: &Runtime, write: &mut Answer<'a, T>, poll
 }
 
 #[test]
-fn dropped_write_releases_its_lock_on_the_shard() {
+fn dropping_the_future_of_a_write_releases_its_shard_lock() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -282,7 +282,7 @@ fn owner_paused_in_a_transaction_does_not_block_a_new_owner() {
 }
 
 #[test]
-fn damaged_schedule_does_not_prevent_other_cancellations() {
+fn damaged_schedule_does_not_prevent_cancellation_of_other_schedules() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;

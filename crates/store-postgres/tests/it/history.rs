@@ -150,7 +150,7 @@ fn store_deletes_only_old_history_of_ended_schedules() {
 
 /// The owner of the older row needs the run record to recognise that the row has fired.
 #[test]
-fn store_keeps_history_until_done_has_passed_every_older_row() {
+fn store_keeps_history_until_watermark_reaches_every_older_due_row() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -282,7 +282,7 @@ fn run_without_day_partition_goes_to_the_default_partition() {
 }
 
 #[test]
-fn outcome_written_during_drop_of_its_partition_survives() {
+fn outcome_written_while_its_partition_is_dropped_is_not_lost() {
     let url = database();
     on_real(async |runtime| {
         let (one, other) = (Home::open(&runtime, &url).await, Home::open(&runtime, &url).await);

@@ -81,7 +81,7 @@ fn inbox_functions_reject_malformed_requests() {
 }
 
 #[test]
-fn client_role_can_only_schedule_and_cancel() {
+fn client_role_can_only_create_and_cancel_schedules() {
     // The test needs its own server, because a role exists in all databases of a PostgreSQL server.
     let postgres = Postgres::start().unwrap();
     let url = migrated(&postgres);

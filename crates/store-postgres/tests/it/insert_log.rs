@@ -32,7 +32,7 @@ fn insert_statement(insert: &Insert) -> String {
 }
 
 #[test]
-fn open_transaction_does_not_delay_the_insert_log() {
+fn open_transaction_does_not_delay_insert_log_entries_of_others() {
     let url = database();
     on_real(async |runtime| {
         let tasks = TaskSet::new(&runtime);

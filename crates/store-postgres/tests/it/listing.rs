@@ -34,7 +34,7 @@ const UNDO: &str = "drop table reveille.schedule_label; drop function reveille.k
     update reveille.meta set version = 4";
 
 #[test]
-fn migration_creates_listings_for_schedules_of_earlier_builds() {
+fn migration_creates_label_rows_for_schedules_of_earlier_builds() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;

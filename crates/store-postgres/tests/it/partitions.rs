@@ -18,7 +18,7 @@ fn partitions_of(url: &str) -> Vec<String> {
 }
 
 #[test]
-fn store_creates_needed_and_drops_unneeded_partitions() {
+fn store_creates_partitions_for_new_rows_and_drops_completed_partitions() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -92,7 +92,7 @@ fn member_recreates_partition_that_another_member_dropped() {
 /// A member can write a row long before its time and place it again shortly before its time. Such a row is in a wide
 /// partition and in the partition of its day.
 #[test]
-fn read_returns_a_row_of_two_partition_families_only_once() {
+fn read_returns_a_row_once_if_two_partition_families_contain_it() {
     let url = database();
     on_real(async |runtime| {
         let tasks = TaskSet::new(&runtime);

@@ -22,7 +22,7 @@ async fn open_error(runtime: &Runtime, url: &str, options: Options) -> OpenError
 }
 
 #[test]
-fn open_error_names_an_unreachable_or_rejecting_server() {
+fn open_error_explains_an_unreachable_server_or_a_rejected_login() {
     let url = database();
     on_real(async |runtime| {
         let quick = || Options { connect_timeout: Duration::from_millis(300), ..Options::default() };
@@ -46,7 +46,7 @@ fn open_error_names_an_unreachable_or_rejecting_server() {
 }
 
 #[test]
-fn open_error_of_a_wrong_schema_names_the_next_step() {
+fn open_error_names_the_next_step_for_missing_or_wrong_schema() {
     let (url, empty) = (database(), shared().create_database().unwrap());
     on_real(async |runtime| {
         let open = async |url: &str| open_error(&runtime, url, Options::default()).await;
@@ -97,7 +97,7 @@ fn repeated_or_concurrent_migrations_create_one_schema() {
 }
 
 #[test]
-fn unprivileged_database_owner_can_migrate_and_use_store() {
+fn database_owner_without_superuser_rights_can_migrate_and_use_store() {
     let url = shared().create_database().unwrap();
     let name = name_of(&url);
     let make = format!("create role plain login password 'secret'; alter database {name} owner to plain");

@@ -23,7 +23,7 @@ fn id(text: &str) -> ScheduleId {
 
 proptest! {
     #[test]
-    fn encrypted_value_decrypts_and_hides_its_plaintext(value in prop::collection::vec(any::<u8>(), 8..200)) {
+    fn ciphertext_does_not_contain_its_plaintext_and_decrypts_to_it(value in prop::collection::vec(any::<u8>(), 8..200)) {
         let [key] = keys();
         let keyring = Keyring::new(vec![key]);
         let schedule = id("a");
@@ -71,7 +71,7 @@ fn secret_decrypts_only_for_its_own_tenant_schedule_and_name() {
 }
 
 #[test]
-fn first_key_encrypts_and_every_key_of_the_ring_decrypts() {
+fn keyring_encrypts_with_its_first_key_and_decrypts_with_every_key() {
     let [old, new] = keys();
     let (before, after) = (Keyring::new(vec![old.clone()]), Keyring::new(vec![new.clone(), old.clone()]));
     let place = Place::SigningSecret { tenant: TenantId(1), id: "first" };
@@ -85,7 +85,7 @@ fn first_key_encrypts_and_every_key_of_the_ring_decrypts() {
 }
 
 #[test]
-fn keyring_returns_plaintext_and_encrypts_a_value_only_once() {
+fn keyring_returns_plaintext_as_is_and_never_encrypts_a_value_twice() {
     let [key] = keys();
     let keyring = Keyring::new(vec![key]);
     let place = Place::SigningSecret { tenant: TenantId(1), id: "first" };
@@ -95,7 +95,7 @@ fn keyring_returns_plaintext_and_encrypts_a_value_only_once() {
 }
 
 #[test]
-fn two_ciphertexts_of_one_value_have_no_common_bytes() {
+fn encrypting_a_value_twice_returns_unrelated_ciphertexts() {
     let [key] = keys();
     let keyring = Keyring::new(vec![key]);
     let place = Place::SigningSecret { tenant: TenantId(1), id: "first" };
@@ -108,7 +108,7 @@ fn two_ciphertexts_of_one_value_have_no_common_bytes() {
 }
 
 #[test]
-fn parser_reads_generated_key_and_rejects_invalid_text() {
+fn store_key_parser_reads_generated_key_and_rejects_invalid_text() {
     let (key, text) = StoreKey::generate(&real_runtime());
     assert_eq!(StoreKey::parse(&text).unwrap().id(), key.id());
     for wrong in ["", "rvsk_", "rvsk_AAAA", &text[5..], &text[..text.len() - 4], &format!("{text}AAAA")] {

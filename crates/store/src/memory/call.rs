@@ -42,12 +42,12 @@ impl MemoryStore {
             Health::Closed => return Err(unavailable("closed")),
             Health::Unreachable => return Err(unavailable("unreachable")),
             Health::Full if access == Access::User => {
-                return Err(StoreError::Full("set_health simulates a full disk".to_owned()));
+                return Err(StoreError::Full("`set_health` simulates a full disk".to_owned()));
             }
             Health::Full | Health::Ready => {}
         }
         if failure == Failure::AfterSteps(0) {
-            return Err(unavailable("the call failed before any effect"));
+            return Err(unavailable("simulated failure before any effect of the call"));
         }
         let whole = if self.options.atomic { Some(self.data.whole.lock().await) } else { None };
         let pause_one_in = u64::try_from(steps.div_ceil(PAUSES)).unwrap_or(u64::MAX).max(1);
@@ -88,7 +88,7 @@ impl Call<'_> {
         if let Failure::AfterSteps(left) = &mut self.failure {
             *left -= 1;
             if *left == 0 {
-                return Err(unavailable("the call failed between two steps"));
+                return Err(unavailable("simulated failure between two steps of the call"));
             }
         }
         if self.store.runtime.random().is_multiple_of(self.pause_one_in) {
@@ -104,7 +104,9 @@ impl Call<'_> {
         store.travel().await;
         match failure {
             Failure::Never => Ok(response),
-            Failure::AfterSteps(_) | Failure::AfterEffect => Err(unavailable("the call failed after its effect")),
+            Failure::AfterSteps(_) | Failure::AfterEffect => {
+                Err(unavailable("simulated failure after the effect of the call"))
+            }
         }
     }
 }

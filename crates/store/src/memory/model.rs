@@ -75,7 +75,7 @@ impl Model {
             schedule.poller.tenant, schedule.tenant,
             "the poller of a schedule belongs to the schedule's tenant"
         );
-        assert_eq!(schedule.incarnation, incarnation, "a due row names the incarnation of its schedule");
+        assert_eq!(schedule.incarnation, incarnation, "a due row contains the incarnation of its schedule");
         assert_eq!(schedule.revision, revision, "a due row contains the revision of its schedule");
         assert_eq!(schedule.next, Some(nominal), "the `next` of a new schedule equals the instant of its due row");
         assert_eq!((replay, due.attempt), (0, 1), "the due row of a new schedule is for a first attempt");
@@ -88,7 +88,7 @@ impl Model {
             let named = (same.tenant, &same.id) == (schedule.tenant, &schedule.id);
             assert!(
                 named,
-                "a new schedule has an unused incarnation, but {:?} belongs to {}",
+                "the incarnation of a new schedule is unused, but {:?} belongs to the schedule {}",
                 same.incarnation, same.id
             );
         }
@@ -120,7 +120,11 @@ impl Model {
 
     pub(super) fn write_due(&mut self, poller: PollerId, key: DueKey, writer: Writer) {
         if key.position <= self.positions(poller).done {
-            assert_eq!(writer, Writer::Creator, "an owner writes due rows only after `done`: {key:?}");
+            assert_eq!(
+                writer,
+                Writer::Creator,
+                "the position of a due row that an owner writes is after `done`: {key:?}"
+            );
             return; // The port allows an engine to drop rows at or before `done`, so the model drops this row.
         }
         self.due.entry(poller).or_default().insert(key);
@@ -165,10 +169,13 @@ impl Model {
     }
 
     /// # Panics
-    /// Panics if `term` was never minted.
+    /// Panics if the store has never assigned `term`.
     pub(super) fn check_term(&self, shard: ShardId, term: Term) -> Result<(), WriteRejection> {
         let newest = self.terms.get(&shard).copied().unwrap_or(Term(0));
-        assert!(term <= newest, "the store has never minted {term:?} of {shard:?}: the newest term is {newest:?}");
+        assert!(
+            term <= newest,
+            "the store has never assigned {term:?} to an owner of {shard:?}: the newest term is {newest:?}"
+        );
         if term == newest { Ok(()) } else { Err(WriteRejection::Superseded) }
     }
 
@@ -217,7 +224,7 @@ impl Model {
         positions.closed = positions.closed.max(to.closed);
         positions.done = positions.done.max(to.done);
         assert!(positions.done <= positions.closed, "`done` of {poller:?} exceeds `closed`: {positions:?}");
-        assert!(positions.closed < Timestamp::MAX, "`closed` is below the last instant: {positions:?}");
+        assert!(positions.closed < Timestamp::MAX, "`closed` is before the maximum timestamp: {positions:?}");
         if let Some(rows) = self.due.get_mut(&poller) {
             let done = positions.done;
             while rows.first().is_some_and(|first| first.position <= done) {
@@ -359,7 +366,7 @@ impl<T: Copy> Stream<T> {
 
     /// Reads entries after `cursor`, and deletes the entries of `shards` at or before `cursor`.
     pub(super) fn read(&mut self, shards: &[ShardId], cursor: Cursor, limit: usize) -> (Vec<(ShardId, T)>, Cursor) {
-        assert!(cursor.0 <= self.last, "a caller presents only a cursor from an earlier call: {cursor:?}");
+        assert!(cursor.0 <= self.last, "a caller passes only a cursor that an earlier call returned: {cursor:?}");
         self.entries.retain(|at, (shard, _)| *at > cursor.0 || !shards.contains(shard));
         let of_shards = self.entries.range(cursor.0 + 1..).filter(|(_, (shard, _))| shards.contains(shard));
         let mut entries = Vec::new();

@@ -112,7 +112,10 @@ impl MemoryStore {
                         return Err(WriteRejection::Changed);
                     }
                     let planned = plan_put(seen.as_deref(), &schedule, model.is_used(schedule.incarnation))?;
-                    assert_eq!(planned.poller, owner.poller, "only the owner of a schedule's poller puts the schedule");
+                    assert_eq!(
+                        planned.poller, owner.poller,
+                        "only the owner of a schedule's poller creates or replaces the schedule"
+                    );
                     let mut due = due;
                     due.occurrence.incarnation = planned.incarnation;
                     due.occurrence.revision = planned.revision;
@@ -201,9 +204,9 @@ impl MemoryStore {
         assert_eq!(
             (of, under),
             (incarnation, revision),
-            "an advance writes a due row of the same schedule and revision"
+            "the due row of an `Advance` has the incarnation and revision of the `Advance`"
         );
-        assert_eq!((replay, due.attempt), (0, 1), "an advance writes the due row of a first attempt");
+        assert_eq!((replay, due.attempt), (0, 1), "the due row of an `Advance` is for a first attempt");
         let advances = self
             .try_step(call, owner, |model| {
                 let schedule = model.check_owned(owner.poller, incarnation)?;
@@ -241,7 +244,7 @@ impl MemoryStore {
         assert_eq!(
             (due.occurrence, due.attempt),
             (again, 1),
-            "a redrive writes the due row of the next replay's first attempt"
+            "the due row of a `Redrive` is for the first attempt of the next replay"
         );
         self.try_step(call, owner, |model| {
             model.check_dead(owner.poller, &of)?;

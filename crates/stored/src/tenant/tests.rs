@@ -11,14 +11,14 @@ fn tenant() -> Tenant {
 const PLAIN: &str = r#"{"name":"billing","version":1,"generations":[4],"signing_secrets":[{"id":"first","secret":"AAECAwQFBgcICQoLDA0ODxAREhMUFRYX","created_at":5}],"keys":[]}"#;
 
 #[test]
-fn decoder_gives_a_tenant_without_egress_policy_the_default_policy() {
+fn decoder_uses_the_default_policy_for_a_tenant_without_egress_policy() {
     assert_eq!(decode(TenantId(7), PLAIN.as_bytes()), Ok(tenant()));
     assert_eq!(tenant().egress, Egress::default());
     assert_eq!(encode(&tenant()), PLAIN.as_bytes());
 }
 
 #[test]
-fn stored_egress_policy_contains_names_of_its_address_classes() {
+fn stored_egress_policy_contains_the_names_of_allowed_address_classes() {
     let egress = Egress {
         allow: Class::ALL.into(),
         allow_networks: vec!["10.1.0.0/16".parse().unwrap(), "fd00:ec2::254".parse().unwrap()],
@@ -30,11 +30,14 @@ fn stored_egress_policy_contains_names_of_its_address_classes() {
     assert_eq!(encode(&tenant), stored.as_bytes());
     assert_eq!(decode(TenantId(7), stored.as_bytes()), Ok(tenant));
     let unknown = stored.replace("shared", "galaxy");
-    assert_eq!(decode(TenantId(7), unknown.as_bytes()), Err("tenant 7: unknown egress policy".to_owned()));
+    assert_eq!(
+        decode(TenantId(7), unknown.as_bytes()),
+        Err("tenant 7: unknown address class or malformed network in the egress policy".to_owned())
+    );
 }
 
 #[test]
-fn stored_tenant_contains_encrypted_secret_and_store_keys() {
+fn stored_tenant_contains_encrypted_secret_and_ids_of_store_keys() {
     let (mut tenant, bytes) = (tenant(), vec![255; 60]);
     tenant.signing_secrets[0].secret = Secret::Encrypted(bytes.into());
     tenant.store_keys = vec![KeyId::parse("0123456789abcdef").unwrap()];
@@ -43,5 +46,5 @@ fn stored_tenant_contains_encrypted_secret_and_store_keys() {
     assert!(stored.contains(&text) && stored.ends_with(r#","store_keys":["0123456789abcdef"]}"#), "{stored}");
     assert_eq!(decode(TenantId(7), stored.as_bytes()), Ok(tenant));
     let wrong = stored.replace("0123456789abcdef", "0123");
-    assert_eq!(decode(TenantId(7), wrong.as_bytes()), Err("tenant 7: malformed store key".to_owned()));
+    assert_eq!(decode(TenantId(7), wrong.as_bytes()), Err("tenant 7: malformed id of a store key".to_owned()));
 }

@@ -22,7 +22,7 @@ impl Programs {
     pub(super) fn find() -> anyhow::Result<Programs> {
         let folder = newest_in(Path::new(FOLDER)).or_else(folder_from_pg_config);
         let folder = folder.context(
-            "PostgreSQL's server is not installed; on Debian: sudo apt-get update && sudo apt-get install postgresql",
+            "the PostgreSQL server is not installed; install it, on Debian with `sudo apt-get install postgresql`",
         )?;
         Ok(Programs { folder, is_root: rustix::process::geteuid().is_root() })
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use test_servers::postgres::{Options, Postgres, shared};
 
 #[test]
-fn rows_survive_a_kill_and_a_drop_deletes_the_server_folder() {
+fn server_keeps_rows_after_a_kill_and_deletes_its_folder_when_dropped() {
     let postgres = Postgres::start().unwrap();
     let folder = postgres.folder().to_owned();
     postgres.sql("postgres", "create table kept (number int); insert into kept values (42)").unwrap();
@@ -24,7 +24,7 @@ fn rows_survive_a_kill_and_a_drop_deletes_the_server_folder() {
 }
 
 #[test]
-fn databases_of_one_server_are_separate() {
+fn table_exists_only_in_the_database_that_created_it() {
     let postgres = shared();
     let one = postgres.create_database().unwrap();
     let other = postgres.create_database().unwrap();
@@ -37,7 +37,7 @@ fn databases_of_one_server_are_separate() {
 }
 
 #[test]
-fn full_disk_of_one_table_does_not_affect_other_disks() {
+fn table_on_a_full_disk_does_not_affect_tables_on_other_disks() {
     let postgres = Postgres::start_with(Options { disk_bytes: Some(1 << 20), ..Options::default() }).unwrap();
     let disk = postgres.folder().join("disk").display().to_string();
     postgres.sql("postgres", &format!("create tablespace small location '{disk}'")).unwrap();
@@ -48,13 +48,13 @@ fn full_disk_of_one_table_does_not_affect_other_disks() {
 }
 
 #[test]
-fn server_with_tls_writes_its_root_certificate() {
+fn server_with_tls_writes_its_root_certificate_to_a_file() {
     let postgres = Postgres::start_with(Options { tls: true, ..Options::default() }).unwrap();
     assert_eq!(postgres.sql("postgres", "show ssl").unwrap(), "on");
     assert!(std::fs::read_to_string(postgres.root_certificate()).unwrap().contains("BEGIN CERTIFICATE"));
 }
 
-/// Helper process, not a test: [`server_ends_after_a_kill_of_the_process_that_started_it`] kills it.
+/// Helper process, not a test: [`server_ends_after_the_process_that_started_it_is_killed`] kills it.
 #[test]
 fn helper_process_waits_until_the_test_kills_it() {
     let mut arguments = std::env::args();
@@ -74,7 +74,7 @@ fn helper_process_waits_until_the_test_kills_it() {
     clippy::disallowed_methods,
     reason = "a process is not notified of the end of a process that is not its child"
 )]
-fn server_ends_after_a_kill_of_the_process_that_started_it() {
+fn server_ends_after_the_process_that_started_it_is_killed() {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "postgres::helper_process_waits_until_the_test_kills_it", "--nocapture"]);
     let mut process = command.stdout(Stdio::piped()).spawn().unwrap();

@@ -28,7 +28,8 @@ pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &
                 verdict.duplicates.entry(fault.number).or_default().1 += 1;
             } else {
                 let how = format!(
-                    "run {}: attempt {} of member {} got status {} at {}, and attempt {} of member {} started at {}",
+                    "run {}: attempt {} by member {} received status {} at {} ms since 1970, \
+                     but attempt {} by member {} started at {} ms, and no fault explains this duplicate",
                     first.run,
                     first.attempt,
                     first.from,
@@ -48,7 +49,10 @@ pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &
 pub(super) fn judge_cap(verdict: &mut Verdict) {
     for (number, (own, others)) in &verdict.duplicates {
         if own + others > IN_FLIGHT_MAX {
-            let how = format!("fault {number} explains {own} duplicates of its member and {others} of other members");
+            let how = format!(
+                "fault {number} explains {own} duplicates after attempts of its member and {others} after attempts of \
+                 other members; the maximum sum is {IN_FLIGHT_MAX}"
+            );
             verdict.broken.push(Violation { promise: Promise::DuplicatesBelowCap, token: String::new(), how });
         }
     }

@@ -32,15 +32,15 @@ fn judge_poller(poller: i64, callbacks: &[&Callback], verdict: &mut Verdict) {
         let first = owners.entry(callback.term).or_insert(callback);
         if first.from != callback.from {
             let (term, one, other) = (callback.term, &first.from, &callback.from);
-            broken(format!("poller {poller}: the members {one} and {other} both have term {term}"));
+            broken(format!("poller {poller}: the members {one} and {other} both sent callbacks with term {term}"));
         }
         if let Some(before) = newest {
             verdict.compared += 1;
             verdict.term_rises += u64::from(callback.term > before.term);
             if callback.term < before.term && callback.started_ms > before.started_ms {
                 let how = format!(
-                    "poller {poller}: member {} with term {} started an attempt at {}, after member {} with term {} \
-                     had started an attempt at {}",
+                    "poller {poller}: member {} started an attempt with term {} at {} ms since 1970, after member {} \
+                     had started an attempt with the newer term {} at {} ms",
                     callback.from, callback.term, callback.started_ms, before.from, before.term, before.started_ms
                 );
                 verdict.broken.push(Violation {

@@ -21,7 +21,7 @@ pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &
     for nominal in unaccounted(history, faults) {
         broken(
             Promise::EveryInstantAccountedFor,
-            format!("the schedule's instant {nominal} has neither a callback nor an outcome"),
+            format!("the occurrence at {nominal} ms since 1970 has neither a callback nor a recorded outcome"),
         );
     }
     for request in &history.requests {
@@ -30,7 +30,10 @@ pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &
         }
     }
     for (version, runs) in duplicate_ids(history) {
-        broken(Promise::OneIdPerRun, format!("version {version} has several run ids instead of one: {runs:?}"));
+        broken(
+            Promise::OneIdPerRun,
+            format!("the callbacks of schedule version {version} have several run ids instead of one: {runs:?}"),
+        );
     }
     for callback in &history.callbacks {
         judge_callback(token, history, callback, faults, verdict);
@@ -43,11 +46,17 @@ fn judge_callback(token: &str, history: &History, callback: &Callback, faults: &
     };
     let arrived = callback.arrived_ms;
     let Some(requested) = history.requested(callback.version) else {
-        return broken(Promise::OneIdPerRun, format!("no client requested version {}", callback.version));
+        return broken(
+            Promise::OneIdPerRun,
+            format!("the callback has schedule version {}, which no client requested", callback.version),
+        );
     };
     let due = requested.at_ms.unwrap_or(callback.nominal_ms);
     if arrived < due || callback.nominal_ms < due {
-        broken(Promise::NothingEarly, format!("the callback was due at {due} but arrived at {arrived}"));
+        broken(
+            Promise::NothingEarly,
+            format!("the callback was due at {due} ms since 1970 but arrived at {arrived} ms"),
+        );
     }
     let mut delayed = 0;
     let mut undecided = 0;
@@ -68,8 +77,8 @@ fn judge_callback(token: &str, history: &History, callback: &Callback, faults: &
         } else {
             let started = callback.started_ms;
             let how = format!(
-                "the callback started at {started} and arrived at {arrived}, but the response {:?} took effect at \
-                 {decided_ms}",
+                "the callback started at {started} ms and arrived at {arrived} ms, but the response {:?} forbids it \
+                 after {decided_ms} ms since 1970",
                 request.answer
             );
             broken(promise, how);
@@ -168,11 +177,15 @@ fn contradiction(history: &History, request: &Request) -> Option<String> {
             Some(format!("{} to a {:?}: {said}", request.status, request.operation))
         }
         Answer::Exists if !tried_before(Operation::Create) => {
-            Some("the service reported an existing schedule before the client created it".to_owned())
+            Some("the schedule already exists, but no earlier creation of it had an unknown outcome".to_owned())
         }
         Answer::NotFound => {
             let confirms = |other: &Request| other.asked_ms < request.asked_ms && other.is_confirmed();
-            history.requests.iter().any(confirms).then(|| "the service lost an acknowledged schedule".to_owned())
+            history
+                .requests
+                .iter()
+                .any(confirms)
+                .then(|| "the service did not find a schedule that it had acknowledged".to_owned())
         }
         _ => None,
     }

@@ -23,9 +23,11 @@ impl Verdict {
         text.push_str(&self.faults(records));
         let _infallible = writeln!(
             text,
-            "\nThe check compared {} pairs of callbacks of one poller, and the term rose in {} of them.\n\
-             Members sent {} callbacks before their cancellation, but a cut or a pause delayed these callbacks.\n\
-             {} callbacks belong to requests without a response.\n",
+            "\nThe check compared {} pairs of callbacks of the same poller. \
+             The later callback has a higher term in {} pairs.\n\
+             {} callbacks arrived after the cancellation or replacement of their schedule, \
+             because a fault delayed them.\n\
+             {} callbacks that arrived after such a change belong to a request without a response.\n",
             self.compared, self.term_rises, self.delayed, self.undecided
         );
         for promise in Promise::ALL {
@@ -131,7 +133,8 @@ fn history(records: &Records, token: &str) -> String {
     }
     for callback in &history.callbacks {
         let text = format!(
-            "callback: version {}, run {}, attempt {}, term {} of member {}, started at {}, status {} after {} ms",
+            "callback: version {}, run {}, attempt {}, term {} of member {}, started at {}, \
+             response status {} after {} ms",
             callback.version,
             callback.run,
             callback.attempt,
@@ -145,7 +148,7 @@ fn history(records: &Records, token: &str) -> String {
     }
     for run in &history.runs {
         let last = run.missed_last_ms.map(|last| format!(" until {}", instant::text(last))).unwrap_or_default();
-        lines.push((run.nominal_ms, format!("(recorded outcome of this instant: {}{last})", run.state)));
+        lines.push((run.nominal_ms, format!("(recorded outcome of this occurrence: {}{last})", run.state)));
     }
     let first = lines.iter().map(|(at, _)| *at).min().unwrap_or(0);
     let last = lines.iter().map(|(at, _)| *at).max().unwrap_or(0);

@@ -81,12 +81,12 @@ fn check_reports_missing_callback_and_accepts_late_callback() {
 }
 
 #[test]
-fn check_reports_callback_before_its_instant() {
+fn check_reports_callback_that_arrives_before_its_due_instant() {
     check(vec![create()], vec![callback(DUE - 2, "a")], vec![], &[Promise::NothingEarly]);
 }
 
 #[test]
-fn check_reports_late_callback_of_a_cancelled_schedule() {
+fn check_reports_callback_that_arrives_after_its_schedule_is_cancelled() {
     let cancelled = || vec![create(), cancel(DUE + 100, Answer::Cancelled)];
     check(cancelled(), vec![callback(DUE, "a")], vec![], &[]);
     check(cancelled(), vec![callback(DUE + 200, "a")], vec![], &[Promise::NothingAfterCancel]);
@@ -109,7 +109,7 @@ fn check_reports_late_callback_of_a_cancelled_schedule() {
 }
 
 #[test]
-fn only_a_kill_of_the_sender_explains_a_duplicate() {
+fn check_accepts_duplicate_only_if_a_fault_interrupts_the_first_attempt() {
     let twice = || vec![callback(DUE, "a"), callback(DUE + 3_000, "a")];
     let found = [Promise::DuplicatesOnlyInFlight];
     check(vec![create()], twice(), vec![], &found);
@@ -123,7 +123,7 @@ fn only_a_kill_of_the_sender_explains_a_duplicate() {
 }
 
 #[test]
-fn attempt_after_a_failure_is_not_a_duplicate() {
+fn next_attempt_after_a_failed_attempt_is_not_a_duplicate() {
     let failed = Callback { answered_with: 500, ..callback(DUE, "a") };
     let again = Callback { attempt: 2, ..callback(DUE + 700, "a") };
     check(vec![create()], vec![failed.clone(), again], vec![], &[]);
@@ -131,7 +131,7 @@ fn attempt_after_a_failure_is_not_a_duplicate() {
 }
 
 #[test]
-fn check_reports_older_term_after_a_newer_term() {
+fn check_reports_attempt_of_older_term_after_attempt_of_newer_term() {
     let of = |token: &str, term, started_ms, from: &str| Callback {
         token: token.to_owned(),
         run: token.to_owned(),
@@ -150,7 +150,7 @@ fn check_reports_older_term_after_a_newer_term() {
 }
 
 #[test]
-fn check_reports_instant_without_callback_and_outcome() {
+fn check_reports_occurrence_with_neither_callback_nor_outcome() {
     let every = |request: Request| Request { at_ms: None, every_ms: Some(2_000), next_ms: Some(DUE), ..request };
     let requests = || {
         vec![
@@ -192,14 +192,14 @@ fn check_reports_instant_without_callback_and_outcome() {
 }
 
 #[test]
-fn check_reports_response_that_contradicts_the_other_requests() {
+fn check_reports_response_that_contradicts_earlier_requests() {
     let exists = request(Operation::Create, 1, 90_000, Answer::Exists);
     check(vec![exists], vec![callback(DUE, "a")], vec![], &[Promise::ResponsesAsDocumented]);
     check(vec![create(), cancel(95_000, Answer::NotFound)], vec![], vec![], &[Promise::ResponsesAsDocumented]);
 }
 
 #[test]
-fn check_reports_one_shot_with_two_runs() {
+fn check_reports_one_shot_schedule_with_two_run_ids() {
     let other = Callback { run: "other".to_owned(), ..callback(DUE + 5, "a") };
     check(vec![create()], vec![callback(DUE, "a"), other], vec![], &[Promise::OneIdPerRun]);
 }

@@ -71,7 +71,7 @@ fn http(spec: &mut Spec) -> &mut HttpTarget {
 }
 
 #[test]
-fn merge_keeps_unnamed_fields_unchanged() {
+fn merge_keeps_the_fields_that_the_change_does_not_name() {
     check_merge("{}", false, |_| {});
     check_merge(r#"{"retry":{"backoff":"3s"}}"#, false, |spec| spec.retry.backoff = Duration::from_secs(3));
     check_merge(r#"{"target":{"http":{"url":"https://example.org/b"}}}"#, false, |spec| {
@@ -169,10 +169,10 @@ fn error_of_an_invalid_change_contains_a_pointer_to_the_field() {
         (r#"{"state":"active"}"#, "/state: unknown field"),
         (r#"{"id":"invoice-8"}"#, "/id: the id differs from the id in the path"),
         (r#"{"labels":{"a":1}}"#, "/labels/a: expected a string, but found a number"),
-        (r#"{"labels":7}"#, "/labels: expected an object of strings, but found a number"),
+        (r#"{"labels":7}"#, "/labels: expected an object whose values are strings, but found a number"),
         (
             r#"{"target":{"http":{"headers":"x"}}}"#,
-            "/target/http/headers: expected an object of strings, but found a string",
+            "/target/http/headers: expected an object whose values are strings, but found a string",
         ),
         (r#"{"every":"1h","every":"2h"}"#, "/every: the field is repeated"),
     ] {
@@ -260,7 +260,7 @@ fn value() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn merge_equals_rfc_7396_pseudocode_for_any_two_values(stored in value(), change in value()) {
+    fn merge_returns_the_result_of_the_rfc_7396_pseudocode_for_any_two_values(stored in value(), change in value()) {
         prop_assert_eq!(merged_text(&stored, &change), reference_merge(&stored, &change));
     }
 }

@@ -35,7 +35,7 @@ pub(in crate::routes) async fn change_settings(
     mut edit: impl FnMut(&mut Tenant) -> Result<(), Rejected>,
 ) -> Result<Tenant, Rejected> {
     if tenant.id == Tenant::OPERATOR {
-        return Err(reject(Code::InvalidRequest, "operators have no schedules, and therefore no settings"));
+        return Err(reject(Code::InvalidRequest, "the tenant `operator` has no schedules, and therefore no settings"));
     }
     change(app, tenant.id, &actor.id, action, |tenant| {
         let before = tenant.clone();
@@ -57,7 +57,8 @@ fn differences(before: &Tenant, after: &Tenant) -> String {
         }));
     }
     if before.egress != after.egress {
-        let text = |tenant| serde_json::to_string(&egress_of(tenant)).expect("a policy can be written as JSON");
+        let text =
+            |tenant| serde_json::to_string(&egress_of(tenant)).expect("an egress policy can be serialized to JSON");
         differences.push(format!("egress {} -> {}", text(before), text(after)));
     }
     differences.join(", ")
@@ -74,7 +75,7 @@ pub(super) fn egress_of(tenant: &Tenant) -> api::Egress {
 
 /// Changes the fields that `patch` names. `null` restores the default.
 pub(super) fn merge_egress(tenant: &mut Tenant, patch: &Value) -> Result<(), Rejected> {
-    let mut egress = serde_json::to_value(egress_of(tenant)).expect("a policy can be written as JSON");
+    let mut egress = serde_json::to_value(egress_of(tenant)).expect("an egress policy can be serialized to JSON");
     match patch {
         Value::Null => egress = empty_object(),
         patch => merge_into(&mut egress, patch, "/egress")?,

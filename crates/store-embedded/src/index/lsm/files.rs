@@ -42,10 +42,10 @@ fn read_current(family: Family, dir: &Path) -> Result<Option<Current>, IndexErro
     };
     let fields: [u8; CURRENT_LEN] =
         bytes.try_into().map_err(|_| damaged(family, &path, "the file has the wrong length"))?;
-    let (number, rest) = fields.split_first_chunk::<8>().expect("the array of fixed length contains all fields");
-    let (checksum, kind) = rest.split_first_chunk::<16>().expect("the array of fixed length contains all fields");
+    let (number, rest) = fields.split_first_chunk::<8>().expect("the array has enough bytes for all fields");
+    let (checksum, kind) = rest.split_first_chunk::<16>().expect("the array has enough bytes for all fields");
     if kind != [0] {
-        return Err(damaged(family, &path, "the file names an unknown kind of checksum"));
+        return Err(damaged(family, &path, "the file specifies an unknown kind of checksum"));
     }
     let manifest = format!("v{}", u64::from_le_bytes(*number));
     Ok(Some(Current { manifest, checksum: u128::from_le_bytes(*checksum) }))
@@ -90,7 +90,7 @@ pub(super) fn check(family: Family, path: &Path, expected: u128) -> Result<u64, 
     if hasher.digest128() == expected {
         Ok(bytes)
     } else {
-        Err(damaged(family, path, "the checksum of the file does not match"))
+        Err(damaged(family, path, "the checksum of the file differs from the expected checksum"))
     }
 }
 

@@ -31,7 +31,7 @@ impl std::panic::RefUnwindSafe for RetiredFactory {}
 
 impl Factory for RetiredFactory {
     fn name(&self) -> &'static str {
-        "due rows at or before `done`"
+        "due rows at or before `done` of their poller"
     }
 
     fn make_filter(&self, _context: &Context) -> Box<dyn CompactionFilter> {

@@ -90,7 +90,7 @@ fn read_all(index: &LsmIndex, expected: &[Vec<(Vec<u8>, Bytes)>; 3]) -> Result<(
 const TABLE_STRIDE: usize = 5;
 
 #[tokio::test]
-async fn index_reports_each_harmful_flipped_bit_and_verify_finds_every_flip() {
+async fn index_reports_harmful_bit_flips_and_verify_finds_every_bit_flip() {
     let dir = tempfile::tempdir().unwrap();
     fill(dir.path()).await;
     let expected = {
@@ -144,7 +144,7 @@ fn due_positions(index: &LsmIndex) -> Vec<(u8, u16)> {
 }
 
 #[tokio::test]
-async fn lsm_merges_drop_only_retired_due_rows() {
+async fn lsm_merges_drop_only_due_rows_that_no_caller_reads() {
     let dir = tempfile::tempdir().unwrap();
     let index = LsmIndex::open(dir.path(), &options()).unwrap();
     // The test retires the whole first table of poller 1. The index only merges the other tables of poller 1. The rows
@@ -172,7 +172,7 @@ async fn lsm_merges_drop_only_retired_due_rows() {
 }
 
 #[tokio::test]
-async fn lsm_merges_keep_only_row_versions_that_a_replay_reads() {
+async fn lsm_merges_drop_row_versions_that_no_replay_reads() {
     let dir = tempfile::tempdir().unwrap();
     let key = b"a state";
     let value_at = |index: &LsmIndex, before: u64| index.get(Family::Points, key, at(before)).unwrap();

@@ -54,7 +54,7 @@ impl Trickle {
                 self.sync();
                 #[expect(
                     clippy::disallowed_methods,
-                    reason = "simulations do not use this module, and a separate thread runs the code"
+                    reason = "simulations do not use this module, and the sleep blocks only a separate thread"
                 )]
                 thread::sleep(self.step_began.elapsed().min(PAUSE_MAX));
             }
@@ -85,7 +85,7 @@ impl Trickle {
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "simulations do not use this module, and no decision depends on the time"
+    reason = "simulations do not use this module, and the time affects only the lengths of pauses"
 )]
 fn now() -> Instant {
     Instant::now()

@@ -56,7 +56,7 @@ pub(super) struct VersionsFactory(pub(super) Arc<AtomicU64>);
 
 impl Factory for VersionsFactory {
     fn name(&self) -> &'static str {
-        "versions that no replay reads"
+        "row versions that no replay reads"
     }
 
     fn make_filter(&self, _context: &Context) -> Box<dyn CompactionFilter> {
@@ -97,7 +97,7 @@ pub(super) struct RemovedRowsFactory(pub(super) Arc<AtomicU64>);
 
 impl Factory for RemovedRowsFactory {
     fn name(&self) -> &'static str {
-        "rows that were removed"
+        "removed rows that no replay reads"
     }
 
     fn make_filter(&self, _context: &Context) -> Box<dyn CompactionFilter> {

@@ -14,7 +14,7 @@ fn shard(number: u16) -> ShardId {
 }
 
 #[test]
-fn insert_log_reader_gets_rows_of_its_shards_once_in_order() {
+fn insert_log_read_returns_rows_of_its_shards_once_in_order() {
     assert_ne!(shard(0), shard(1), "the test needs two shards");
     let mut log = InsertLog::new(100);
     (0..6).for_each(|number| log.append(arrival(number)));
@@ -28,7 +28,7 @@ fn insert_log_reader_gets_rows_of_its_shards_once_in_order() {
 }
 
 #[test]
-fn insert_log_drops_rows_that_are_before_all_presented_cursors() {
+fn insert_log_drops_row_after_a_reader_presents_a_later_cursor() {
     let mut log = InsertLog::new(100);
     (0..6).for_each(|number| log.append(arrival(number)));
     let (_, cursor) = log.read(&[shard(0)], Cursor::default(), 9);
@@ -41,7 +41,7 @@ fn insert_log_drops_rows_that_are_before_all_presented_cursors() {
 }
 
 #[test]
-fn insert_log_counts_only_rows_of_shards_that_an_owner_has_taken() {
+fn insert_log_capacity_counts_only_rows_of_shards_with_an_owner() {
     let mut log = InsertLog::new(3);
     (0..6).for_each(|number| log.append(arrival(number)));
     assert!(!log.is_full(), "no owner has taken these shards");
