@@ -120,10 +120,13 @@ impl RequestArguments {
             }
             (None, None) => return Ok(None),
         };
-        let payload = RawValue::from_string(text.trim().to_owned());
-        Ok(Some(
-            payload
-                .with_context(|| format!(r#"{from} is not valid JSON; write a string with quotes, as in '"word"'"#))?,
-        ))
+        let text = text.trim();
+        let hint = if text.starts_with(['{', '[']) {
+            r#"write names and strings with double quotes, as in '{"order": 17}'"#
+        } else {
+            r#"write a string with quotes, as in '"word"'"#
+        };
+        let payload = RawValue::from_string(text.to_owned());
+        Ok(Some(payload.with_context(|| format!("{from} is not valid JSON; {hint}"))?))
     }
 }
