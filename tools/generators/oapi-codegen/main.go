@@ -56,7 +56,8 @@ func main() {
 	for _, every := range []string{"1h", "never"} {
 		lines.Write(append(must(json.Marshal(reveille.ScheduleRequest{Target: target, Every: &every})), '\n'))
 	}
-	batch := must(client.CreateScheduleBatchWithBodyWithResponse(ctx, "application/x-ndjson", &lines))
+	params := &reveille.CreateScheduleBatchParams{}
+	batch := must(client.CreateScheduleBatchWithBodyWithResponse(ctx, params, "application/x-ndjson", &lines))
 	var first, second reveille.BatchLine
 	results := json.NewDecoder(bytes.NewReader(batch.Body))
 	succeed(results.Decode(&first))

@@ -53,7 +53,7 @@ print("cancel: ok")
 # A batch has a request on each line, and its response has a result on each line. The program names the media type,
 # because the client would write a body of another type as one JSON text.
 lines = [ScheduleRequest(target=target, every=every).to_json() for every in ("1h", "never")]
-results = schedules.create_schedule_batch("\n".join(lines).encode(), _content_type="application/octet-stream")
+results = schedules.create_schedule_batch(body="\n".join(lines).encode(), _content_type="application/octet-stream")
 first, second = [BatchLine.from_json(line) for line in results.decode().splitlines()]
 assert first.status == 201 and first.schedule.revision == 0, first
 assert second.status == 422 and second.problem.code == "invalid_schedule", second
