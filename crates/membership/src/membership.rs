@@ -273,9 +273,9 @@ impl Membership {
         Ok(())
     }
 
-    /// Ends the lease at once. Then ends the session and all its claims, and at last the tasks. If the engine is
-    /// unreachable, the claims become free at the end of the lease. The caller must first stop all work that relies on
-    /// the claims.
+    /// Ends the lease immediately, then ends the session and all its claims, and finally stops the membership's tasks.
+    /// If the engine is unreachable, the claims become free when the lease expires. The caller must first stop all work
+    /// that relies on the claims.
     pub async fn leave(&self) {
         self.shared.stop.send_replace(true);
         let mut status = self.status();

@@ -101,7 +101,7 @@ pub enum Message {
     /// Reports the state of the sender to the master of the system group. Every node sends reports, including nodes
     /// that are not members of the system group.
     Report(Report),
-    /// Responds with orders to a report of a node that takes part in a move.
+    /// Response to the report of a node that takes part in a move. It contains the next orders for this node.
     Orders(Orders),
 }
 

@@ -29,7 +29,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 pub(crate) const PAGE_BYTES: usize = 4 << 20;
 /// Reservation of one schedule with its payload.
 pub(crate) const SCHEDULE_BYTES: usize = 128 << 10;
-/// Reservation of a batch, which covers the results of several groups of lines.
+/// Reservation for the unread results of a batch, which covers several groups of lines.
 pub(crate) const BATCH_BYTES: usize = 768 << 10;
 
 /// Unit of the budgets.

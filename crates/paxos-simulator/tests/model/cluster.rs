@@ -328,8 +328,8 @@ impl Cluster {
         }
     }
 
-    /// Returns true if a master must claim its mastership again, because its lease is over or its mastership does not
-    /// name its liveness. Returns false while an earlier claim is undecided.
+    /// Returns true if a master must claim its mastership again, because the master's lease is over, or because the
+    /// mastership does not name the master's present liveness. Returns false while an earlier claim is undecided.
     fn claims_again(&self, state: &State, node: usize, leader: &Leader, uncommitted: Mastership) -> bool {
         let log = state.sent_by(node);
         let is_under_way = log.prefix(leader.decided).mastership(&self.rules).term != uncommitted.term;

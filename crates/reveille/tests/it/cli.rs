@@ -283,7 +283,8 @@ fn quota_commands_show_quotas_and_reject_values_above_the_ceiling() {
     assert_eq!(json(&data, &["quota", "get", "--tenant", "default"]), set);
     let large = ["schedule", "create", "--in", "1h", "--url", URL, "--payload", "[1, 2, 3]"];
     assert!(run(&data, &large).failed(1).contains("reveille quota get"));
-    for (setting, step) in [("pending=1", "pending_max"), ("pending_max", "QUOTA=NUMBER"), ("pending_max=-1", "nor a number")]
+    for (setting, step) in
+        [("pending=1", "pending_max"), ("pending_max", "QUOTA=NUMBER"), ("pending_max=-1", "nor a number")]
     {
         let text = run(&data, &["quota", "set", setting]).failed(2);
         assert!(text.contains(step), "{text}");

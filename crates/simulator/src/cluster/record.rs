@@ -203,8 +203,8 @@ impl Record {
                     let again_at = again.map_or(Duration::MAX, |again| again.at + self.lease);
                     history.allow_duplicates(*incarnation, take.at..=again_at);
                 }
-                // A member may take a shard twice in a row although another member's take got no response. That take
-                // then had an effect between the two takes, and its response got lost.
+                // A member may take a shard twice without a recorded take between. This is valid if another member's
+                // take got no response: that take had an effect between the two, and its response got lost.
                 let unanswered = takes[..number].iter().any(|one| one.member != take.member && one.took_at.is_none());
                 if unanswered && takes.get(number + 1).is_some_and(|next| next.member == take.member) {
                     history.allow_duplicates(*incarnation, take.at..=until);

@@ -43,7 +43,7 @@ pub(super) struct Engine {
     instance: Mutex<Option<Instance>>,
 }
 
-/// Parts of the member for one of its starts.
+/// Components of the member. Each start of the member creates them again.
 #[derive(Clone)]
 struct Instance {
     runtime: Runtime,
