@@ -70,6 +70,14 @@ impl Drop for Candidate {
     }
 }
 
+/// Returns true if the process has a handler for SIGTERM. A process that has just started has none.
+fn catches_sigterm(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
+    let mask = u64::from_str_radix(caught.trim(), 16).unwrap_or(0);
+    mask >> (Signal::TERM.as_raw() - 1) & 1 == 1
+}
+
 fn is_there(pid: u32) -> bool {
     // A zombie does not count as a running process.
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z"))
@@ -184,8 +192,9 @@ fn stopped_elect_sends_sigterm_then_sigkill_to_command_and_its_children() {
     // The test sends SIGTERM to all processes, as a service manager may do for the processes of a unit.
     let polite = "trap 'sleep 0.3; echo 7 7 >> \"$0\"; exit 3' TERM; echo $REVEILLE_TERM $$ >> \"$0\"; while :; do sleep 0.02; done";
     let mut candidate = Candidate::start(&url, &log, LONG, polite);
-    let command = candidate.worker();
-    for process in [candidate.child("supervise"), command, candidate.elect.id()] {
+    let (command, supervisor) = (candidate.worker(), candidate.child("supervise"));
+    until("the supervisor ignores SIGTERM", || catches_sigterm(supervisor));
+    for process in [supervisor, command, candidate.elect.id()] {
         signal(process, Signal::TERM);
     }
     assert_eq!(candidate.ended().code(), Some(0));
