@@ -40,6 +40,10 @@ pub(crate) struct Shared {
     pub index: Arc<dyn Index>,
     pub closed: CancellationToken,
     pub space: Space,
+    /// Request to the task [`watch_free_space`] to read the free space before its period ends.
+    check_wanted: Notify,
+    /// Notification that the task has read the free space.
+    checked: Notify,
     /// True while user writes must wait for flushes or merges.
     behind: AtomicBool,
     /// Notification that `behind` became false. A `watch` channel would wake its receivers in an order that does not
@@ -64,6 +68,8 @@ impl Shared {
             runtime: runtime.clone(),
             dir,
             space: Space::new(options.free_bytes_floor),
+            check_wanted: Notify::new(),
+            checked: Notify::new(),
             options,
             index,
             closed: CancellationToken::new(),
@@ -139,7 +145,14 @@ impl Shared {
     pub(crate) async fn take_space(&self, bytes: u64) -> Result<Pending<'_>, StoreError> {
         let (pending, must_check) = self.space.take(bytes);
         if must_check {
-            self.check_free_space().await;
+            let mut checked = std::pin::pin!(self.checked.notified());
+            checked.as_mut().enable();
+            self.check_wanted.notify_one();
+            tokio::select! {
+                biased;
+                () = checked => {}
+                () = self.closed.cancelled() => {}
+            }
         }
         if self.space.is_full() { Err(self.space.full_error()) } else { Ok(pending) }
     }
@@ -343,14 +356,23 @@ pub(crate) async fn merge(shared: Arc<Shared>, mut flushed: watch::Receiver<u64>
     }
 }
 
-/// Checks the free space of the disk periodically.
+/// Checks the free space of the disk periodically, and when a user write requests it. Only this task makes the disk
+/// call, because the call may block its thread.
 pub(crate) async fn watch_free_space(shared: Arc<Shared>) {
     loop {
-        let period = shared.options.free_bytes_period;
-        if shared.runtime.timeout(period, shared.closed.cancelled()).await.is_some() {
+        let wait = async {
+            tokio::select! {
+                biased;
+                () = shared.closed.cancelled() => {}
+                () = shared.check_wanted.notified() => {}
+            }
+        };
+        shared.runtime.timeout(shared.options.free_bytes_period, wait).await;
+        if shared.closed.is_cancelled() {
             return;
         }
         shared.check_free_space().await;
+        shared.checked.notify_waiters();
     }
 }
 
