@@ -220,7 +220,7 @@ impl Disk for RealDisk {
     }
 
     fn open_unnamed<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>> {
-        done(open_unnamed(dir).map(|file| Arc::new(RealFile(file)) as Arc<dyn DiskFile>))
+        done(with_descriptor(|| open_unnamed(dir)).map(|file| Arc::new(RealFile(file)) as Arc<dyn DiskFile>))
     }
 
     fn list<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Vec<String>>> {

@@ -131,8 +131,9 @@ enum Place {
 }
 
 impl Writer {
-    /// Adds results. Waits only while the files of all batches together have reached their limit.
-    pub(crate) async fn push(&self, results: Bytes) -> Result<(), PushError> {
+    /// Adds results. Waits only while the files of all batches together have reached their limit. If `is_disk_full`, the
+    /// spool writes no file: it fails as after a failed write, so that unread results leave the store's reserve free.
+    pub(crate) async fn push(&self, results: Bytes, is_disk_full: bool) -> Result<(), PushError> {
         let shared = &*self.shared;
         loop {
             let place = {
@@ -150,7 +151,11 @@ impl Writer {
             match place {
                 Place::Memory => break,
                 Place::File(offset) => {
-                    let written = shared.write(offset, results.clone()).await;
+                    let written = if is_disk_full {
+                        Err(io::Error::new(io::ErrorKind::StorageFull, "the store's disk is nearly full"))
+                    } else {
+                        shared.write(offset, results.clone()).await
+                    };
                     let mut queue = shared.queue();
                     queue.bytes += results.len() as u64;
                     if let Err(error) = written {

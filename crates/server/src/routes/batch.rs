@@ -32,6 +32,7 @@ use domain::Timestamp;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesOrdered, StreamExt, unfold};
 use scheduler::Create;
+use store::Health;
 
 use super::created::timing_pointer;
 use crate::auth::{self, Caller};
@@ -130,7 +131,8 @@ impl Batch {
             self.writer.release();
         }
         while let Some(results) = self.next().await {
-            match self.writer.push(results).await {
+            let is_disk_full = self.app.scheduler.health() == Health::Full;
+            match self.writer.push(results, is_disk_full).await {
                 Ok(()) => {}
                 Err(PushError::ReaderGone) => {
                     // The groups run to their end. The record counts their lines.

@@ -28,7 +28,7 @@ async fn unread_results_leave_memory_and_return_in_order() {
         for number in 0..200 {
             let piece = piece(round * 200 + number, 100 + number);
             expected.extend_from_slice(&piece);
-            writer.push(piece).await.unwrap();
+            writer.push(piece, false).await.unwrap();
             let queue = reader.shared.queue();
             let in_memory: usize = queue.first.iter().map(Bytes::len).sum();
             assert!(in_memory <= 1_000 && queue.last.is_empty(), "{in_memory} bytes in memory");
@@ -58,9 +58,9 @@ async fn writer_waits_at_the_limit_of_all_files_until_results_are_read() {
     let spools = spools(&runtime, 100, 250);
     let (writer, reader) = spools.open();
     for number in 0..3 {
-        writer.push(piece(number, 100)).await.unwrap();
+        writer.push(piece(number, 100), false).await.unwrap();
     }
-    let mut push = std::pin::pin!(writer.push(piece(3, 100)));
+    let mut push = std::pin::pin!(writer.push(piece(3, 100), false));
     let wait = std::time::Duration::from_millis(50);
     assert!(runtime.timeout(wait, push.as_mut()).await.is_none(), "the files are full");
     let mut read = Vec::new();
@@ -78,9 +78,9 @@ async fn failed_write_loses_no_results() {
     let runtime = Runtime::real();
     let options = Options { batch_memory_max: 100, batch_folder: "/nonexistent".into(), ..Options::default() };
     let (writer, reader) = Arc::new(Spools::new(&runtime, &options)).open();
-    writer.push(piece(0, 100)).await.unwrap();
-    assert!(matches!(writer.push(piece(1, 100)).await, Err(PushError::Unwritable(_))));
-    writer.push(piece(2, 100)).await.unwrap();
+    writer.push(piece(0, 100), false).await.unwrap();
+    assert!(matches!(writer.push(piece(1, 100), false).await, Err(PushError::Unwritable(_))));
+    writer.push(piece(2, 100), false).await.unwrap();
     writer.complete();
     drop(writer);
     for number in 0..3 {
@@ -90,9 +90,22 @@ async fn failed_write_loses_no_results() {
 }
 
 #[tokio::test]
+async fn spool_writes_no_file_while_the_disk_is_full() {
+    let spools = spools(&Runtime::real(), 100, 1 << 20);
+    let (writer, reader) = spools.open();
+    writer.push(piece(0, 100), true).await.unwrap();
+    assert!(matches!(writer.push(piece(1, 100), true).await, Err(PushError::Unwritable(_))));
+    assert!(reader.shared.queue().file.is_none(), "the spool has no file");
+    writer.complete();
+    for number in 0..2 {
+        assert_eq!(reader.next().await.unwrap().unwrap(), piece(number, 100));
+    }
+}
+
+#[tokio::test]
 async fn reader_receives_an_error_if_the_writer_stops_early() {
     let (writer, reader) = spools(&Runtime::real(), 100, 100).open();
-    writer.push(piece(0, 10)).await.unwrap();
+    writer.push(piece(0, 10), false).await.unwrap();
     drop(writer);
     assert_eq!(reader.released().await, None);
     assert_eq!(reader.next().await.unwrap().unwrap(), piece(0, 10));
@@ -100,5 +113,5 @@ async fn reader_receives_an_error_if_the_writer_stops_early() {
 
     let (writer, reader) = spools(&Runtime::real(), 100, 100).open();
     drop(reader);
-    assert!(matches!(writer.push(piece(0, 10)).await, Err(PushError::ReaderGone)));
+    assert!(matches!(writer.push(piece(0, 10), false).await, Err(PushError::ReaderGone)));
 }
