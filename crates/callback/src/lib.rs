@@ -9,7 +9,7 @@
 //! have a connection or begin to connect (docs/decisions/0195-wait-for-a-connection-before-the-timeout-starts.md).
 //!
 //! Invariants: The body consists of the payload's bytes, unchanged. A redirect is a response like any other. Every
-//! attempt ends within its target's timeout. The state per target, tenant and connection is bounded. The client ignores
+//! attempt ends within its target's timeout after it has a connection or begins to connect. The state per target, tenant and connection is bounded. The client ignores
 //! proxy settings and environment variables. New and reused connections lead only to addresses that the tenant's policy
 //! allows when the attempt starts.
 

@@ -4,8 +4,8 @@
 //! The accept loop does not depend on HTTP. Its caller passes a function that serves one connection. [`http`] contains
 //! such a function for HTTP/1.1 and HTTP/2, which uses hyper-util. The callers provide TLS, authentication and routes.
 //!
-//! Invariants: at most `connections_max` connections are open, and one further connection that waits for a slot. When [`serve_until`] returns, no connection is open and
-//! no task that holds a token of [`Shutdown::tasks`] runs.
+//! Invariants: at most `connections_max` connections are open, and one further connection that waits for a slot. When
+//! [`serve_until`] returns, no connection is open and no task that holds a token of [`Shutdown::tasks`] runs.
 
 mod http;
 mod slots;

@@ -197,6 +197,49 @@ async fn client_opens_another_connection_if_no_http2_stream_is_free() {
 }
 
 #[tokio::test]
+async fn wait_for_a_connection_uses_up_no_timeout() {
+    let runtime = Runtime::real();
+    let identity = identity("localhost", b"h2");
+    let listening = Listening::start().await;
+    let deliverer = trusting(&identity);
+    let (accepting, _accepted) = mpsc::unbounded_channel::<TaskHandle>();
+    let url = format!("https://localhost:{}/hook?of=test", listening.port());
+    let within = |millis| HttpTarget { timeout: Duration::from_millis(millis), ..target(url.clone()) };
+    let attempts = async {
+        // The first attempt connects. The handshake and the response of the target take longer than the other timeouts.
+        let first = sent(&deliverer, delivery(within(20_000), b"3"));
+        let others = join_all((0..5).map(|_| sent(&deliverer, delivery(within(1_000), b"3"))));
+        let (first, others) = tokio::join!(first, others);
+        assert_eq!(first.result, AttemptResult::Answered(200));
+        assert!(others.iter().all(|delivered| delivered.result == AttemptResult::Answered(200)), "{others:?}");
+        assert_eq!(deliverer.connections().opened, 1);
+    };
+    let serve = async {
+        runtime.sleep(Duration::from_millis(700)).await;
+        serve_slow_http2(&identity, &listening, &accepting, None, Duration::from_millis(500)).await;
+    };
+    tokio::select! {
+        biased;
+        () = attempts => {}
+        () = serve => {}
+    }
+}
+
+#[tokio::test]
+async fn waiting_attempts_connect_at_once_after_a_failed_handshake() {
+    let runtime = Runtime::real();
+    let (listening, deliverer) = (Listening::start().await, deliverer(Options::default()));
+    // The target accepts connections and never answers, so that each handshake takes until the timeout.
+    let url = format!("https://localhost:{}/hook", listening.port());
+    let short = HttpTarget { timeout: Duration::from_millis(300), ..target(url) };
+    let started = runtime.monotonic();
+    let ended = join_all((0..20).map(|_| sent(&deliverer, delivery(short.clone(), b"3")))).await;
+    let took = runtime.monotonic().since(started);
+    assert!(ended.iter().all(|delivered| delivered.result == AttemptResult::TimedOut), "{ended:?}");
+    assert!(took < Duration::from_secs(3), "20 attempts took {took:?}, although each of them takes 0.3 s");
+}
+
+#[tokio::test]
 async fn client_sends_large_body_over_http2() {
     let identity = identity("localhost", b"h2");
     let listening = Listening::start().await;

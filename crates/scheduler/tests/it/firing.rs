@@ -40,6 +40,21 @@ fn schedule_with_an_instant_in_the_past_fires_at_once() {
 }
 
 #[test]
+fn long_page_of_runs_contains_each_run_once_and_in_order() {
+    simulate(|runtime| async move {
+        let harness = Harness::open(runtime, Options::default(), ok).await;
+        let created = harness.create("beat", When::every(Duration::from_secs(1))).await;
+        harness.runtime.sleep(Duration::from_millis(260_500)).await;
+        for limit in [99, 100, 101, 250, 1_000] {
+            let runs = harness.scheduler.runs(TENANT, created.id.clone(), None, limit).await.unwrap().unwrap();
+            let nominals: Vec<_> = runs.iter().map(|run| run.occurrence.nominal).collect();
+            let expected = (1..=260).map(|n| created.updated_at + Duration::from_secs(n));
+            assert_eq!(nominals, expected.take(limit).collect::<Vec<_>>(), "a page of {limit} runs");
+        }
+    });
+}
+
+#[test]
 fn recurring_schedule_fires_at_each_instant() {
     simulate(|runtime| async move {
         let harness = Harness::open(runtime, Options::default(), ok).await;

@@ -124,3 +124,17 @@ async fn api_page_shows_openapi_document_and_loads_no_file_from_other_hosts() {
     assert_eq!(get(&world, "/docs/..%2f..%2fetc%2fpasswd").await.status, 404);
     world.stop().await;
 }
+
+#[tokio::test]
+async fn http_api_document_names_every_header_of_a_callback() {
+    let world = World::start().await;
+    let parameters = document(&world).await["webhooks"]["callback"]["post"]["parameters"].clone();
+    let described = include_str!("../../../../docs/http-api.md").split("## The callback").nth(1).unwrap();
+    let section = described.split("\n## ").next().unwrap();
+    let names: Vec<&str> = parameters.as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
+    assert!(names.len() >= 10, "{names:?}");
+    for name in names {
+        assert!(section.contains(&format!("`{name}`")), "docs/http-api.md, \"The callback\", does not name {name}");
+    }
+    world.stop().await;
+}
