@@ -30,7 +30,7 @@ pub use secret::Secret;
 pub use tenant::{
     AuditEntry, AuditPage, Egress, Key, KeyCreated, KeyList, KeyRequest, Quota, QuotaSheet, Quotas, Role,
     SigningSecret, SigningSecretCreated, SigningSecretList, Tenant, TenantCreated, TenantList, TenantPatch,
-    TenantRequest,
+    TenantRequest, Usage,
 };
 pub use time::Time;
 

@@ -194,6 +194,12 @@ pub struct Schedule {
 pub struct ScheduleCount {
     /// Number of active schedules. The quota `pending_max` limits this number.
     pub active: u64,
+    /// Number of ended schedules that the service still retains.
+    #[serde(default)]
+    pub ended: u64,
+    /// Number of cancelled schedules that the service still retains.
+    #[serde(default)]
+    pub cancelled: u64,
 }
 
 /// Response of `GET /v1/schedules`.

@@ -27,11 +27,13 @@ pub enum Quota {
     InFlightPerTargetMax,
     /// Attempts per second to one scheme, host and port.
     CallbacksPerSecondPerTarget,
+    /// Size of the schedules and of the retained runs in MiB.
+    StoredMibMax,
 }
 
 impl Quota {
     /// All quotas.
-    pub const ALL: [Quota; 8] = [
+    pub const ALL: [Quota; 9] = [
         Quota::CallbacksPerMinute,
         Quota::CreatesPerSecond,
         Quota::PendingMax,
@@ -40,6 +42,7 @@ impl Quota {
         Quota::InFlightMax,
         Quota::InFlightPerTargetMax,
         Quota::CallbacksPerSecondPerTarget,
+        Quota::StoredMibMax,
     ];
 }
 
@@ -56,6 +59,23 @@ pub struct QuotaSheet {
     pub quotas: Quotas,
     /// Highest quotas that the tenant's admins may set.
     pub ceilings: Quotas,
+    /// Data that the service stores for the tenant.
+    #[serde(default)]
+    pub usage: Usage,
+}
+
+/// Data that the service stores for a tenant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Usage {
+    /// Number of active schedules. The quota `pending_max` limits this number.
+    pub active: u64,
+    /// Number of ended schedules that the service still retains.
+    pub ended: u64,
+    /// Number of cancelled schedules that the service still retains.
+    pub cancelled: u64,
+    /// Size of all schedules and retained runs in bytes. The quota `stored_mib_max` limits this number.
+    pub stored_bytes: u64,
 }
 
 /// Body of `PATCH /v1/tenants/{tenant}`. The server merges it into the tenant's settings (RFC 7396). Missing settings
@@ -137,6 +157,9 @@ pub struct Tenant {
     pub ceilings: Quotas,
     /// Egress policy.
     pub egress: Egress,
+    /// Data that the service stores for the tenant.
+    #[serde(default)]
+    pub usage: Usage,
 }
 
 /// Response of `POST /v1/tenants`. No other response contains these secrets.

@@ -21,10 +21,12 @@ pub enum Quota {
     InFlightPerTargetMax,
     /// Attempts of the tenant per second to one scheme, host and port.
     CallbacksPerSecondPerTarget,
+    /// Size of the tenant's schedules and retained runs in MiB.
+    StoredMibMax,
 }
 
 impl Quota {
-    pub const ALL: [Quota; 8] = [
+    pub const ALL: [Quota; 9] = [
         Quota::CallbacksPerMinute,
         Quota::CreatesPerSecond,
         Quota::PendingMax,
@@ -33,6 +35,7 @@ impl Quota {
         Quota::InFlightMax,
         Quota::InFlightPerTargetMax,
         Quota::CallbacksPerSecondPerTarget,
+        Quota::StoredMibMax,
     ];
 
     /// Returns the name of the quota in storage and in the API. The name never changes.
@@ -47,6 +50,7 @@ impl Quota {
             Quota::InFlightMax => "in_flight_max",
             Quota::InFlightPerTargetMax => "in_flight_per_target_max",
             Quota::CallbacksPerSecondPerTarget => "callbacks_per_second_per_target",
+            Quota::StoredMibMax => "stored_mib_max",
         }
     }
 
@@ -205,7 +209,7 @@ mod tests {
             assert_eq!(Quota::named(quota.name()), Some(quota));
             quotas.set(quota, Some(number));
         }
-        assert_eq!(quotas.iter().map(|(_, number)| number).collect::<Vec<_>>(), (1..=8).map(Some).collect::<Vec<_>>());
+        assert_eq!(quotas.iter().map(|(_, number)| number).collect::<Vec<_>>(), (1..=9).map(Some).collect::<Vec<_>>());
         assert_eq!(Quota::named("callbacks"), None);
     }
 

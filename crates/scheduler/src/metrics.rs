@@ -16,7 +16,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use runtime::{Monotonic, Runtime};
-use store::StoreError;
+use store::{StoreError, Usage};
 
 /// Shortest time between two log lines for one kind of failure. Without this limit, an unreachable store would cause
 /// thousands of log lines.
@@ -42,6 +42,12 @@ pub(crate) struct Change {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 pub(crate) struct Reason {
     pub(crate) reason: &'static str,
+}
+
+/// Label for the state of a schedule.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct State {
+    state: &'static str,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
@@ -149,8 +155,10 @@ pub(crate) struct Metrics {
     pub(crate) oldest_due_seconds: Gauge<f64, AtomicU64>,
     pub(crate) created: Counter,
     pub(crate) cancelled: Counter,
-    /// Number of active schedules of all tenants.
-    pub(crate) active: Gauge,
+    /// Number of stored schedules of all tenants by their state.
+    schedules: Family<State, Gauge>,
+    /// Size of the schedules and runs of all tenants in bytes.
+    stored_bytes: Gauge,
     pub(crate) shards_owned: Gauge,
     /// Shards that this member gained, handed over or lost.
     pub(crate) shard_owner_changes: Family<Change, Counter>,
@@ -185,7 +193,8 @@ impl Metrics {
             oldest_due_seconds: Gauge::default(),
             created: Counter::default(),
             cancelled: Counter::default(),
-            active: Gauge::default(),
+            schedules: Family::default(),
+            stored_bytes: Gauge::default(),
             shards_owned: Gauge::default(),
             shard_owner_changes: Family::default(),
             clock_skew_seconds: Gauge::default(),
@@ -212,6 +221,15 @@ impl Metrics {
             drop(self.store_errors.get_or_create(&Call { call }));
         }
         drop(self.missed.get_or_create(&Reason { reason: "overdue" }));
+    }
+
+    /// Sets the metrics of stored schedules and bytes.
+    pub(crate) fn set_usage(&self, usage: &Usage) {
+        let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        for (state, count) in [("active", usage.active), ("ended", usage.ended), ("cancelled", usage.cancelled)] {
+            self.schedules.get_or_create(&State { state }).set(number(count));
+        }
+        self.stored_bytes.set(number(usage.bytes));
     }
 
     /// Registers the metrics that only members of a cluster have.
@@ -284,9 +302,14 @@ impl Metrics {
         registry.register("reveille_schedules_created", "Schedules created or replaced", self.created.clone());
         registry.register("reveille_schedules_cancelled", "Schedules cancelled", self.cancelled.clone());
         registry.register(
-            "reveille_schedules_active",
-            "Active schedules of all tenants in the whole cluster",
-            self.active.clone(),
+            "reveille_schedules",
+            "Stored schedules of all tenants in the whole cluster by state",
+            self.schedules.clone(),
+        );
+        registry.register(
+            "reveille_stored_bytes",
+            "Size of the schedules and runs of all tenants in the whole cluster",
+            self.stored_bytes.clone(),
         );
         registry.register("reveille_shards_owned", "Shards that this member owns", self.shards_owned.clone());
         registry.register(

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use domain::{ApiKey, Audit, PollerId, Tenant, TenantId};
-use store::{Outdated, StoreError};
+use store::{Outdated, StoreError, Usage};
 
 use crate::cluster::ownership::{new_pollers, send_gained};
 use crate::firing::messages::Gained;
@@ -67,22 +67,30 @@ impl Tenants {
         self.shared.store.audit(tenant, after, limit).await
     }
 
-    /// Returns the number of the tenant's active schedules.
+    /// Returns the tenant's stored schedules and bytes.
     ///
     /// # Errors
     /// Returns an error if the store fails.
-    pub async fn count_active(&self, tenant: TenantId) -> Result<u64, StoreError> {
-        let active = self.shared.store.active(vec![tenant]).await?;
-        Ok(active.into_iter().next().expect("the store returns one count per tenant"))
+    pub async fn usage(&self, tenant: TenantId) -> Result<Usage, StoreError> {
+        let usages = self.usages(vec![tenant]).await?;
+        Ok(usages.into_iter().next().expect("the store returns one usage per tenant"))
     }
 
-    /// Returns the number of the active schedules of all tenants that this member knows.
+    /// Returns the stored schedules and bytes of each of these tenants.
     ///
     /// # Errors
     /// Returns an error if the store fails.
-    pub(crate) async fn count_all_active(&self) -> Result<u64, StoreError> {
+    pub async fn usages(&self, tenants: Vec<TenantId>) -> Result<Vec<Usage>, StoreError> {
+        self.shared.store.usage(tenants).await
+    }
+
+    /// Returns the stored schedules and bytes of all tenants that this member knows.
+    ///
+    /// # Errors
+    /// Returns an error if the store fails.
+    pub(crate) async fn usage_of_all(&self) -> Result<Usage, StoreError> {
         let tenants = self.shared.tenants.known().all().map(|tenant| tenant.id).collect();
-        Ok(self.shared.store.active(tenants).await?.into_iter().sum())
+        Ok(self.usages(tenants).await?.into_iter().sum())
     }
 
     /// Returns the pollers of all generations of the tenant. These pollers contain all due rows of the tenant.

@@ -112,14 +112,16 @@ impl Default for Options {
                 .with(Quota::PendingMax, 1_000_000)
                 .with(Quota::InFlightMax, 1_024)
                 .with(Quota::InFlightPerTargetMax, 256)
-                .with(Quota::CallbacksPerSecondPerTarget, 1_000),
+                .with(Quota::CallbacksPerSecondPerTarget, 1_000)
+                .with(Quota::StoredMibMax, 16 << 10),
             tenant_ceilings: Quotas::NONE
                 .with(Quota::CallbacksPerMinute, 500_000)
                 .with(Quota::CreatesPerSecond, 10_000)
                 .with(Quota::PendingMax, 10_000_000)
                 .with(Quota::InFlightMax, 4_096)
                 .with(Quota::InFlightPerTargetMax, 1_024)
-                .with(Quota::CallbacksPerSecondPerTarget, 10_000),
+                .with(Quota::CallbacksPerSecondPerTarget, 10_000)
+                .with(Quota::StoredMibMax, 1 << 20),
             limits: Limits::default(),
             body_bytes_max: 256 * 1024,
             head_bytes_max: 16 * 1024,

@@ -3,6 +3,8 @@
 //! Invariants: `creates_per_second` counts each request and each batch line before the server parses it, even if the
 //! server then rejects it. The other quotas count only valid schedules. A rejected request has no further effect. If the
 //! server does not create a schedule, it releases the reservation.
+//!
+//! docs/decisions/0201-count-stored-bytes-with-every-change.md gives the reasons for the design.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -10,9 +12,10 @@ use std::time::Duration;
 
 use api::FieldError;
 use domain::quota::{Rate, TokenBucket};
-use domain::{Quota, ScheduleId, Spec, Status, Tenant, TenantId, Timestamp, When};
+use domain::{Quota, ScheduleId, Secret, Spec, Status, Target, Tenant, TenantId, Timestamp, When};
 use runtime::Monotonic;
 use scheduler::Scheduler;
+use store::{StoreError, Usage};
 
 use crate::rejection::{Code, Rejected, reject_quota};
 
@@ -36,92 +39,159 @@ impl Creates {
     }
 }
 
-/// Numbers of active schedules of the tenants that recently created schedules.
+/// Stored schedules and bytes of the tenants that recently created or changed schedules.
 #[derive(Default)]
-pub(crate) struct Pending(Mutex<BTreeMap<TenantId, ActiveCount>>);
+pub(crate) struct Stored(Mutex<BTreeMap<TenantId, KnownUsage>>);
 
-/// Reservation of one schedule: the tenant, and the read time of the count that includes the reservation. `None` if the
-/// request needs no reservation. A dropped reservation counts as used until the next read of the store.
+/// Reservation of one schedule and its bytes. `None` if the request needs no reservation. A dropped reservation counts
+/// as used until the next read of the store.
 #[derive(Default)]
 #[must_use]
-pub(crate) struct Reservation(Option<(TenantId, Monotonic)>);
+pub(crate) struct Reservation(Option<Reserved>);
 
-#[derive(Clone, Copy)]
-struct ActiveCount {
-    active: u64,
-    /// Number of schedules that this member created since `read_at`.
-    created: u64,
+struct Reserved {
+    tenant: TenantId,
+    bytes: u64,
+    /// Read time of the usage that includes the reservation.
     read_at: Monotonic,
 }
 
-/// Age at which the server reads a count from the store again, because other members also create schedules.
-const COUNT_AGE_MAX: Duration = Duration::from_secs(1);
-/// Age at which the server reads a count that has reached the quota again, because fired and cancelled schedules free
-/// capacity.
-const FULL_COUNT_AGE_MAX: Duration = Duration::from_millis(100);
+/// Rows that a request with a reservation has written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Written {
+    Nothing,
+    /// A later spec of an active schedule. It needs bytes, but is no further schedule.
+    Spec,
+    /// A further active schedule.
+    Schedule,
+}
 
-impl Pending {
-    /// Reserves one schedule if the tenant's quota allows a further schedule. The count may omit schedules that other
-    /// members created within the last second, and schedules whose creation was in progress at the time of the read.
+#[derive(Clone, Copy)]
+struct KnownUsage {
+    /// Usage that the server read from the store at `read_at`.
+    usage: Usage,
+    /// Number of schedules that this member has reserved since `read_at`.
+    schedules: u64,
+    /// Number of bytes that this member has reserved since `read_at`.
+    bytes: u64,
+    read_at: Monotonic,
+}
+
+/// Age at which the server reads a usage from the store again, because runs and other members add rows.
+const USAGE_AGE_MAX: Duration = Duration::from_secs(1);
+/// Age at which the server reads a usage that has reached a quota again, because fired, cancelled and deleted schedules
+/// free capacity.
+const FULL_USAGE_AGE_MAX: Duration = Duration::from_millis(100);
+/// Estimated bytes of a schedule's row in addition to its payload, target and labels.
+const ROW_BYTES: u64 = 256;
+
+impl Stored {
+    /// Reserves one schedule and its bytes if the tenant's quotas allow them. The usage may omit schedules that other
+    /// members created and runs that were recorded within the last second, and schedules whose creation was in progress
+    /// at the time of the read.
     pub(crate) async fn admit(
         &self,
         scheduler: &Scheduler,
         tenant: &Tenant,
         named: Option<&ScheduleId>,
+        spec: &Spec,
         now: Monotonic,
     ) -> Result<Reservation, Rejected> {
-        let Some(pending_max) = tenant.quotas.get(Quota::PendingMax) else { return Ok(Reservation(None)) };
-        let mut reserved = self.take(tenant.id, pending_max, now);
-        if reserved.is_none() {
-            let active = scheduler.tenants().count_active(tenant.id).await?;
-            // Another request may have read the store during this read. This request then uses the other request's
-            // count, because that count includes reservations.
-            reserved = self.take(tenant.id, pending_max, now).or_else(|| {
-                self.counts().insert(tenant.id, ActiveCount { active, created: 0, read_at: now });
-                self.take(tenant.id, pending_max, now)
-            });
-        }
-        if let Some(Some(reservation)) = reserved {
-            return Ok(reservation);
-        }
-        // A request that replaces an active schedule does not increase the count.
-        if let Some(id) = named
-            && let Some(schedule) = scheduler.get(tenant.id, id.clone()).await?
-            && schedule.status == Status::Active
-        {
+        let limits = [Quota::PendingMax, Quota::StoredMibMax].map(|quota| tenant.quotas.get(quota));
+        if limits == [None, None] {
             return Ok(Reservation(None));
         }
-        let remedy = "wait until some schedules have fired, cancel some, or ask an admin to raise the quota with \
-                      PATCH /v1/quotas";
-        Err(reject_quota(Code::QuotaExceeded, Quota::PendingMax, pending_max, remedy, Vec::new()))
-    }
-
-    /// Ends a reservation, and releases it if the schedule certainly does not exist.
-    pub(crate) fn finish(&self, reservation: &Reservation, may_exist: bool) {
-        let Reservation(Some((tenant, read_at))) = reservation else { return };
-        // A newer count from the store does not include this reservation.
-        if !may_exist && let Some(count) = self.counts().get_mut(tenant).filter(|count| count.read_at == *read_at) {
-            count.created = count.created.saturating_sub(1);
+        let bytes = size(spec);
+        let mut reserved = self.take(tenant, bytes, now);
+        if reserved.is_none() {
+            let usage = scheduler.tenants().usage(tenant.id).await?;
+            // Another request may have read the store during this read. This request then uses the other request's
+            // numbers, because those numbers include reservations.
+            reserved = self.take(tenant, bytes, now).or_else(|| {
+                self.known().insert(tenant.id, KnownUsage { usage, schedules: 0, bytes: 0, read_at: now });
+                self.take(tenant, bytes, now)
+            });
+        }
+        match reserved {
+            Some(Ok(reservation)) => Ok(reservation),
+            // A request that replaces an active schedule does not increase the number of schedules.
+            Some(Err(Quota::PendingMax)) if is_active(scheduler, tenant, named).await? => Ok(Reservation(None)),
+            Some(Err(quota)) => Err(reject_full(tenant, quota)),
+            None => Ok(Reservation(None)),
         }
     }
 
-    /// Takes a reservation from a known count. The outer `None` means that the count is unknown or too old. The inner
-    /// `None` means that the count has reached the quota.
-    fn take(&self, tenant: TenantId, pending_max: u32, now: Monotonic) -> Option<Option<Reservation>> {
-        let mut counts = self.counts();
-        let count = counts.get_mut(&tenant)?;
-        let is_available = count.active + count.created < u64::from(pending_max);
-        let age_max = if is_available { COUNT_AGE_MAX } else { FULL_COUNT_AGE_MAX };
-        if now.since(count.read_at) >= age_max {
+    /// Ends a reservation, and releases the part that the request has certainly not used.
+    pub(crate) fn finish(&self, reservation: &Reservation, written: Written) {
+        let Some(reserved) = &reservation.0 else { return };
+        let mut known = self.known();
+        // A newer usage from the store does not include this reservation.
+        let Some(known) = known.get_mut(&reserved.tenant).filter(|known| known.read_at == reserved.read_at) else {
+            return;
+        };
+        if written != Written::Schedule {
+            known.schedules = known.schedules.saturating_sub(1);
+        }
+        if written == Written::Nothing {
+            known.bytes = known.bytes.saturating_sub(reserved.bytes);
+        }
+    }
+
+    /// Takes a reservation from a known usage. Returns `None` if the usage is unknown or too old, and the quota that
+    /// allows no further schedule or no further bytes if there is one.
+    fn take(&self, tenant: &Tenant, bytes: u64, now: Monotonic) -> Option<Result<Reservation, Quota>> {
+        let mut known = self.known();
+        let known = known.get_mut(&tenant.id)?;
+        let limit = |quota| tenant.quotas.get(quota).map_or(u64::MAX, u64::from);
+        let is_full = |quota: &Quota| match quota {
+            Quota::PendingMax => known.usage.active + known.schedules >= limit(*quota),
+            _ => known.usage.bytes + known.bytes + bytes > limit(*quota).saturating_mul(1 << 20),
+        };
+        // The bytes come first, because a request that replaces a schedule may exceed the other quota.
+        let full = [Quota::StoredMibMax, Quota::PendingMax].into_iter().find(is_full);
+        let age_max = if full.is_none() { USAGE_AGE_MAX } else { FULL_USAGE_AGE_MAX };
+        if now.since(known.read_at) >= age_max {
             return None;
         }
-        count.created += u64::from(is_available);
-        Some(is_available.then_some(Reservation(Some((tenant, count.read_at)))))
+        if let Some(full) = full {
+            return Some(Err(full));
+        }
+        known.schedules += 1;
+        known.bytes += bytes;
+        Some(Ok(Reservation(Some(Reserved { tenant: tenant.id, bytes, read_at: known.read_at }))))
     }
 
-    fn counts(&self) -> MutexGuard<'_, BTreeMap<TenantId, ActiveCount>> {
+    fn known(&self) -> MutexGuard<'_, BTreeMap<TenantId, KnownUsage>> {
         self.0.lock().expect("no holder of this lock panics")
     }
+}
+
+/// Returns about the number of bytes that a schedule with this spec adds to the usage.
+fn size(spec: &Spec) -> u64 {
+    let Target::Http(http) = &spec.target;
+    let headers: usize =
+        http.headers.iter().map(|(name, value)| name.len() + value.plain_len() + Secret::ENCRYPTION_OVERHEAD).sum();
+    let labels: usize = spec.labels.iter().map(|(name, value)| name.len() + value.len()).sum();
+    (spec.payload.len() + http.url.len() + headers + labels) as u64 + ROW_BYTES
+}
+
+async fn is_active(scheduler: &Scheduler, tenant: &Tenant, named: Option<&ScheduleId>) -> Result<bool, StoreError> {
+    let Some(id) = named else { return Ok(false) };
+    let schedule = scheduler.get(tenant.id, id.clone()).await?;
+    Ok(schedule.is_some_and(|schedule| schedule.status == Status::Active))
+}
+
+fn reject_full(tenant: &Tenant, quota: Quota) -> Rejected {
+    let remedy = match quota {
+        Quota::PendingMax => {
+            "wait until some schedules have fired, cancel some, or ask an admin to raise the quota with PATCH /v1/quotas"
+        }
+        _ => {
+            "the service deletes ended schedules and runs after the retention time; send smaller payloads, or ask an \
+             admin to raise the quota with PATCH /v1/quotas"
+        }
+    };
+    reject_quota(Code::QuotaExceeded, quota, tenant.quotas.get(quota).unwrap_or(0), remedy, Vec::new())
 }
 
 /// Checks the quotas that limit a single schedule.

@@ -108,8 +108,8 @@ fn schedule_routes(routes: Routes) -> Routes {
                 "GET /v1/schedules:count",
                 "countSchedules",
                 Reader,
-                "Count the active schedules",
-                ok("The number of active schedules", schema_of::<api::ScheduleCount>),
+                "Count the schedules by state",
+                ok("The numbers of schedules by state", schema_of::<api::ScheduleCount>),
             ),
             listing::count,
         )

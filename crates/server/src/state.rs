@@ -17,7 +17,7 @@ use tracing::Instrument;
 
 use crate::Options;
 use crate::metrics::HttpMetrics;
-use crate::quota::{self, Creates, Pending, Reservation};
+use crate::quota::{self, Creates, Reservation, Stored};
 use crate::readiness::Readiness;
 use crate::rejection::{Code, HandlerResult, Rejected, reject};
 use crate::route::Route;
@@ -38,7 +38,7 @@ pub(crate) struct AppState {
     pub(crate) options: Options,
     pub(crate) metrics: HttpMetrics,
     pub(crate) creates: Creates,
-    pub(crate) pending: Pending,
+    pub(crate) stored: Stored,
     pub(crate) readiness: Readiness,
     pub(crate) spools: Arc<Spools>,
     /// Budgets of the unread responses of all connections.
@@ -52,7 +52,7 @@ impl AppState {
     pub(crate) fn new(runtime: Runtime, scheduler: Scheduler, options: Options) -> Self {
         let request_id_start = u32::try_from(runtime.random() >> 32).unwrap_or(0);
         let metrics = HttpMetrics::new();
-        let (creates, pending, readiness) = (Creates::default(), Pending::default(), Readiness::default());
+        let (creates, stored, readiness) = (Creates::default(), Stored::default(), Readiness::default());
         let (requests, unread) = (AtomicU64::new(0), Budgets::new(options.response_bytes_max));
         let spools = Arc::new(Spools::new(&runtime, &options));
         AppState {
@@ -62,7 +62,7 @@ impl AppState {
             options,
             metrics,
             creates,
-            pending,
+            stored,
             readiness,
             spools,
             unread,
@@ -104,7 +104,7 @@ impl AppState {
 
     /// Checks that the tenant's quotas allow another schedule with this spec, and reserves this schedule. The caller has
     /// already counted the request with [`AppState::count_create`]. `replaced` is
-    /// the id of the schedule that the new schedule replaces, if such a schedule exists. [`Pending::finish`] ends the
+    /// the id of the schedule that the new schedule replaces, if such a schedule exists. [`Stored::finish`] ends the
     /// reservation.
     pub(crate) async fn admit(
         &self,
@@ -114,7 +114,7 @@ impl AppState {
         now: Timestamp,
     ) -> Result<Reservation, Rejected> {
         quota::check_spec(tenant, spec, now)?;
-        self.pending.admit(&self.scheduler, tenant, replaced, self.runtime.monotonic()).await
+        self.stored.admit(&self.scheduler, tenant, replaced, spec, self.runtime.monotonic()).await
     }
 
     /// Reserves the bytes of a response for `tenant` on `route`. `connection` is the budget of the connection. Returns `None` for a

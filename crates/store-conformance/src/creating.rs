@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use domain::egress::Class;
+use domain::occurrence::Run;
 use domain::recurrence::Cron;
 use domain::retry::RetryPolicy;
 use domain::schedule::HttpTarget;
@@ -16,8 +17,10 @@ use domain::{
 use futures_util::future::join;
 
 use crate::Subject;
-use crate::fixture::{Fixture, OTHER_TENANT, TENANT, id, insert_of, minute, poller, yield_times};
-use store::{Cancellation, Cursor, Health, Insert, InsertLogEntry, Inserted, Outdated};
+use crate::fixture::{
+    Fixture, OTHER_TENANT, TENANT, due_of, id, insert_in, insert_of, minute, poller, run_of, yield_times,
+};
+use store::{Cancellation, Change, Cursor, Health, Insert, InsertLogEntry, Inserted, Outdated, Usage};
 
 pub(super) async fn inserted_schedule_is_read_by_name_and_incarnation(subject: &dyn Subject) {
     let fixture = Fixture::open(subject).await;
@@ -168,7 +171,7 @@ pub(super) async fn repeated_insert_returns_exists(subject: &dyn Subject) {
         );
 
         let owner = fixture.owner(schedule.poller).await;
-        owner.write(store::Change::Cancel(schedule.incarnation)).await;
+        owner.write(Change::Cancel(schedule.incarnation)).await;
         assert_eq!(
             fixture.insert(&insert).await,
             Inserted::Exists(schedule.incarnation),
@@ -180,7 +183,7 @@ pub(super) async fn repeated_insert_returns_exists(subject: &dyn Subject) {
         let successor = insert_of(TENANT, fixture.numbers.incarnation(), schedule.id.clone(), minute(1));
         let successor = fixture.create(successor).await;
         assert_eq!(fixture.insert(&insert).await, Inserted::Exists(successor.incarnation));
-        owner.write(store::Change::Cancel(successor.incarnation)).await;
+        owner.write(Change::Cancel(successor.incarnation)).await;
         assert_eq!(fixture.insert(&insert).await, Inserted::Exists(successor.incarnation));
         assert_eq!(fixture.now(&schedule).await.status, Status::Cancelled);
     }
@@ -198,7 +201,7 @@ pub(super) async fn ended_schedule_keeps_its_id(subject: &dyn Subject) {
 pub(super) async fn id_of_cancelled_schedule_can_be_taken(subject: &dyn Subject) {
     let fixture = Fixture::open(subject).await;
     let first = fixture.create(fixture.named("invoice-7", minute(1))).await;
-    fixture.owner(first.poller).await.write(store::Change::Cancel(first.incarnation)).await;
+    fixture.owner(first.poller).await.write(Change::Cancel(first.incarnation)).await;
     let cancelled = fixture.now(&first).await;
     assert_eq!(
         fixture.get(TENANT, &first.id).await,
@@ -240,7 +243,7 @@ pub(super) async fn chosen_id_in_server_made_form_is_only_a_name(subject: &dyn S
 
     let taken = insert_of(TENANT, fixture.numbers.incarnation(), created.id.clone(), minute(5));
     assert_eq!(fixture.insert(&taken).await, Inserted::Exists(created.incarnation));
-    fixture.owner(created.poller).await.write(store::Change::Cancel(created.incarnation)).await;
+    fixture.owner(created.poller).await.write(Change::Cancel(created.incarnation)).await;
     let successor = fixture.create(taken).await;
     assert_eq!(
         fixture.get(TENANT, &created.id).await,
@@ -417,4 +420,68 @@ fn two_tenants() -> (Tenant, Tenant) {
     let (id, created_at) = ("s2".to_owned(), minute(2));
     second.signing_secrets.push(SigningSecret { id, secret: encrypted, created_at });
     (first, second)
+}
+
+pub(super) async fn usage_follows_schedules_and_runs(subject: &dyn Subject) {
+    /// Maximum number of bytes that an engine counts for one row in addition to the payload.
+    const ROW_BYTES_MAX: u64 = 1_024;
+    const PAYLOAD: u64 = 10_000;
+
+    let fixture = Fixture::open(subject).await;
+    let usage = async || {
+        let usages = fixture.store.usage(vec![TENANT, OTHER_TENANT]).await.expect("the store accepts reads");
+        assert_eq!(usages[1], Usage::default());
+        usages[0]
+    };
+    let grown = |before: Usage, after: Usage, bytes: u64| {
+        let more = after.bytes - before.bytes;
+        assert!((bytes..=bytes + ROW_BYTES_MAX).contains(&more), "{bytes} bytes stored, but {more} counted");
+    };
+    assert_eq!(usage().await, Usage::default());
+
+    let poller = poller(TENANT, 0);
+    let owner = fixture.owner(poller).await;
+    let sized = |name: &str, payload: u64| {
+        let mut insert = insert_in(poller, fixture.numbers.incarnation(), id(name), minute(5));
+        Arc::make_mut(&mut insert.schedule).spec.payload = vec![b'1'; usize::try_from(payload).unwrap_or(0)].into();
+        insert
+    };
+    let first = fixture.create(sized("first", PAYLOAD)).await;
+    let created = usage().await;
+    grown(Usage::default(), created, PAYLOAD);
+    assert_eq!((created.active, created.ended, created.cancelled), (1, 0, 0));
+
+    // A repeated insert stores nothing.
+    assert!(matches!(fixture.insert(&sized("first", PAYLOAD)).await, Inserted::Exists(_)));
+    assert_eq!(usage().await, created);
+
+    // Only the latest of several later specs remains.
+    for _ in 0..3 {
+        owner.put(&sized("first", 2 * PAYLOAD)).await;
+    }
+    let replaced = usage().await;
+    assert!(replaced.bytes >= 2 * PAYLOAD, "{replaced:?}");
+    assert!(replaced.bytes <= 3 * PAYLOAD + 2 * ROW_BYTES_MAX, "{replaced:?}");
+    assert_eq!(replaced.active, 1);
+
+    let current = fixture.get(TENANT, &first.id).await.expect("the schedule exists");
+    let due = due_of(&current, minute(5));
+    let run = run_of(TENANT, due.occurrence, RunState::Retrying);
+    let again = DueKey { position: minute(7), attempt: 2, ..due };
+    owner.write(Change::Run { run: run.clone(), then: Some(again), ends: false }).await;
+    let retrying = usage().await;
+    grown(replaced, retrying, 1);
+    owner.write(Change::Run { run: Run { state: RunState::Failed, ..run }, then: None, ends: true }).await;
+    let ended = usage().await;
+    assert_eq!(ended.bytes, retrying.bytes, "the final outcome replaces the record of the same length");
+    assert_eq!((ended.active, ended.ended, ended.cancelled), (0, 1, 0));
+
+    owner.write(Change::Cancel(current.incarnation)).await;
+    let cancelled = usage().await;
+    assert_eq!(cancelled, Usage { ended: 0, cancelled: 1, ..ended });
+    let other = fixture.create(sized("other", 0)).await;
+    fixture.append_cancellations(TENANT, &other.id).await;
+    let both = usage().await;
+    grown(cancelled, both, 0);
+    assert_eq!(both.active + both.cancelled, 2);
 }

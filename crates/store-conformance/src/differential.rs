@@ -22,7 +22,7 @@ use crate::fixture::{Numbers, OTHER_TENANT, TENANT, id, insert_of, minute, only,
 use store::listing::{self, By, Listing};
 use store::{
     Cancellation, Change, Cursor, DueBound, DueRead, Insert, Inserted, Order, OwnerWrite, Placed, Positions, Store,
-    Written,
+    Usage, Written,
 };
 
 const LABELS: [&str; 2] = ["team", "a label"];
@@ -417,7 +417,12 @@ impl Drive {
             same(&engine.runs(incarnation, second, 2).await, &model.runs(incarnation, second, 2).await, context);
         }
         let tenants = vec![TENANT, OTHER_TENANT];
-        same(&engine.active(tenants.clone()).await, &model.active(tenants.clone()).await, context);
+        // The model has no encoded rows, so only the numbers of schedules are comparable.
+        let counts = async |store: &dyn Store| {
+            let usages = store.usage(tenants.clone()).await.expect("the store accepts reads");
+            usages.into_iter().map(|usage| Usage { bytes: 0, ..usage }).collect::<Vec<_>>()
+        };
+        same(&counts(engine).await, &counts(model).await, context);
         for tenant in tenants {
             let all = model.dead_letters(tenant, None, usize::MAX).await;
             same(&engine.dead_letters(tenant, None, usize::MAX).await, &all, context);

@@ -5,7 +5,7 @@ use domain::{Audit, DueKey, Occurrence, RunState, Schedule, SigningSecret, Tenan
 
 use crate::Subject;
 use crate::fixture::{Fixture, OTHER_TENANT, TENANT, due_of, id, insert_in, minute, poller, run_of};
-use store::{Change, Cursor, Inserted, WriteRejection};
+use store::{Change, Cursor, Inserted, Usage, WriteRejection};
 
 pub(super) async fn data_survives_a_reopen(subject: &dyn Subject) {
     let mut fixture = Fixture::open(subject).await;
@@ -32,7 +32,9 @@ pub(super) async fn data_survives_a_reopen(subject: &dyn Subject) {
     let due = DueKey { position: minute(8), occurrence: again, ..first };
     owner.write(Change::Redrive { of: dead, due }).await;
     owner.put(&insert_in(poller, fixture.numbers.incarnation(), replaced.id.clone(), minute(9))).await;
-    assert_eq!(fixture.store.active(vec![OTHER_TENANT, TENANT]).await, Ok(vec![0, 4]));
+    let usages = fixture.store.usage(vec![OTHER_TENANT, TENANT]).await.expect("the store accepts reads");
+    assert_eq!(usages[0], Usage::default());
+    assert_eq!((usages[1].active, usages[1].ended, usages[1].cancelled), (4, 2, 1));
     owner.close(minute(4), minute(3)).await;
     let tenant = Tenant::new(TENANT, "default", 1, SigningSecret::first(vec![7; 24], minute(0)));
     let entry = Audit::of(&tenant, minute(0), "test", "tenant.create", "default");
@@ -57,7 +59,7 @@ async fn everything(fixture: &Fixture, schedules: &[std::sync::Arc<Schedule>]) -
         |value: &dyn std::fmt::Debug| writeln!(text, "{value:?}").expect("writing to a string never fails");
     let names = schedules.iter().map(|schedule| (TENANT, schedule.id.clone())).collect();
     record(&store.get(names).await);
-    record(&store.active(vec![TENANT]).await);
+    record(&store.usage(vec![TENANT]).await);
     record(&store.load(schedules.iter().map(|schedule| schedule.incarnation).collect()).await);
     for schedule in schedules {
         record(&store.runs(schedule.incarnation, None, 10).await);

@@ -52,6 +52,7 @@ conformance::suite! { $ dyn Subject, conformance_tests, [$crate];
         tenants_are_stored_and_replaced
         tenant_change_requires_the_latest_version
         audit_log_lists_tenant_changes_in_order
+        usage_follows_schedules_and_runs
     }
     gaps {
         row_behind_closed_is_moved_or_reported

@@ -149,7 +149,7 @@ impl Machine {
     /// Writes the state in memory to the index. The caller must call this method before it flushes the index up to
     /// `last_entry`.
     pub(crate) fn write_memory(&self, last_entry: u64) {
-        self.memory().active.write(self.index(), last_entry);
+        self.memory().usages.write(self.index(), last_entry);
         self.write_fresh(last_entry);
     }
 
@@ -194,7 +194,10 @@ impl Machine {
         if !is_server_made(insert.id, incarnation) {
             self.write_name(at, tenant, insert.id, incarnation);
         }
-        self.memory().active.change(tenant, None, state.status);
+        let mut memory = self.memory();
+        memory.usages.count(tenant, None, Some(state.status));
+        memory.usages.resize(tenant, None, Some(insert.row.len()));
+        drop(memory);
         self.rows.fresh.add(tenant, incarnation);
         self.write_labels(at, tenant, incarnation, &labels, &[]);
         Ok(())
@@ -246,7 +249,7 @@ impl Machine {
     }
 
     fn cancel(&self, at: Sequence, tenant: TenantId, incarnation: Incarnation, mut changed: Changed) {
-        self.memory().active.change(tenant, Some(changed.state.status), Status::Cancelled);
+        self.memory().usages.count(tenant, Some(changed.state.status), Some(Status::Cancelled));
         changed.state.status = Status::Cancelled;
         changed.state.revision.0 = changed.state.revision.0.saturating_add(1);
         changed.state.next = None;
@@ -302,7 +305,7 @@ pub(crate) fn is_server_made(id: &str, incarnation: Incarnation) -> bool {
 pub(crate) fn load(rows: &Rows, before: Sequence, memory: &mut Memory) -> Result<(), StoreError> {
     let index = &*rows.index;
     let mut first_error = None;
-    for kind in [key::POSITIONS, key::TERM, key::TENANT, key::HANDED_OVER, key::ACTIVE] {
+    for kind in [key::POSITIONS, key::TERM, key::TENANT, key::HANDED_OVER, key::USAGE] {
         let scan = index.scan(Family::Points, &[kind], &[kind + 1], before, &mut |key, value| match load_row(
             kind, key, value, memory,
         ) {
@@ -317,7 +320,7 @@ pub(crate) fn load(rows: &Rows, before: Sequence, memory: &mut Memory) -> Result
     if let Some(error) = first_error {
         return Err(malformed(error));
     }
-    memory.active.complete(rows, before)?;
+    memory.usages.complete(rows, before)?;
     for (poller, positions) in &memory.positions {
         index.retire(key::poller(*poller), &key::due_after(*poller, positions.done));
     }
@@ -339,7 +342,7 @@ fn load_row(kind: u8, key: &[u8], value: &[u8], memory: &mut Memory) -> Result<(
         key::HANDED_OVER => {
             memory.handed_over.insert(key::parse_shard(kind, key)?, stored::hand_over::decode(value)?);
         }
-        key::ACTIVE => memory.active.take_row(key, value)?,
+        key::USAGE => memory.usages.take_row(key, value)?,
         _ => {
             let tenant = tenant::take_row(key, value)?;
             memory.tenants.insert(tenant.id, tenant);

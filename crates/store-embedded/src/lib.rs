@@ -344,8 +344,8 @@ impl Store for EmbeddedStore {
         Box::pin(self.scan(move |rows| rows.dead_letters(tenant, after, limit)))
     }
 
-    fn active(&self, tenants: Vec<TenantId>) -> store::Answer<'_, Vec<u64>> {
-        self.read_memory(move |memory| tenants.iter().map(|tenant| memory.active.of(*tenant)).collect())
+    fn usage(&self, tenants: Vec<TenantId>) -> store::Answer<'_, Vec<store::Usage>> {
+        self.read_memory(move |memory| tenants.iter().map(|tenant| memory.usages.of(*tenant)).collect())
     }
 
     fn tenants(&self) -> store::Answer<'_, Vec<Tenant>> {

@@ -1,20 +1,20 @@
-//! State that the store keeps in memory: positions, terms, tenants, hand-overs, counts of active schedules, the insert
+//! State that the store keeps in memory: positions, terms, tenants, hand-overs, schedules and bytes of each tenant, the insert
 //! logs since the start, and the states of a few schedules.
 
-mod active;
 mod fresh;
 mod insert_log;
 mod states;
+mod usage;
 
 use std::collections::BTreeMap;
 
 use domain::{PollerId, ShardId, Tenant, TenantId, Term};
 use store::{HandedOver, Positions};
 
-pub(crate) use active::Active;
 pub(crate) use fresh::Fresh;
 pub(crate) use insert_log::InsertLog;
 pub(crate) use states::States;
+pub(crate) use usage::Usages;
 
 /// State in memory. Only the applying task changes it, and every thread may read it.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct Memory {
     pub terms: BTreeMap<ShardId, Term>,
     pub handed_over: BTreeMap<ShardId, Vec<HandedOver>>,
     pub tenants: BTreeMap<TenantId, Tenant>,
-    pub active: Active,
+    pub usages: Usages,
     pub insert_log: InsertLog,
 }
 
@@ -34,7 +34,7 @@ impl Memory {
             terms: BTreeMap::new(),
             handed_over: BTreeMap::new(),
             tenants: BTreeMap::new(),
-            active: Active::default(),
+            usages: Usages::default(),
             insert_log: InsertLog::new(insert_log_max),
         }
     }

@@ -63,10 +63,15 @@ impl Rows {
         self.index.get(family, key, before).map_err(damaged)
     }
 
-    /// Returns whether [`Family::Rows`] has a row with the key `number`: the first row of that incarnation, or a later
-    /// spec of another incarnation.
+    /// Returns whether [`Family::Rows`] has a row with the key `number` ([`Rows::row`]).
     pub(crate) fn is_number_used(&self, number: Incarnation, before: Sequence) -> Result<bool, StoreError> {
-        Ok(self.get(Family::Rows, &key::row(number), before)?.is_some())
+        Ok(self.row(number, before)?.is_some())
+    }
+
+    /// Returns the row with the key `number`: the first row of that incarnation, or a later spec of another
+    /// incarnation.
+    pub(crate) fn row(&self, number: Incarnation, before: Sequence) -> Result<Option<Bytes>, StoreError> {
+        self.get(Family::Rows, &key::row(number), before)
     }
 
     pub(crate) fn known(&self, incarnation: Incarnation, before: Sequence) -> Result<Option<Known>, StoreError> {
@@ -158,10 +163,11 @@ impl Rows {
         self.get(Family::Points, run_key, before)
     }
 
-    pub(crate) fn run_state(&self, run_key: &[u8], before: Sequence) -> Result<Option<RunState>, StoreError> {
+    /// Returns the state of a run and the length of its value.
+    pub(crate) fn run_state(&self, run_key: &[u8], before: Sequence) -> Result<Option<(RunState, usize)>, StoreError> {
         let Some(value) = self.run_value(run_key, before)? else { return Ok(None) };
         let (_, _, state) = run::summary(&value).map_err(|error| damaged(points_damaged("a run", error)))?;
-        Ok(Some(state))
+        Ok(Some((state, value.len())))
     }
 
     pub(crate) fn has_point(&self, point_key: &[u8], before: Sequence) -> Result<bool, StoreError> {

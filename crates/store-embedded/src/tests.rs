@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use domain::{DueKey, Incarnation, Occurrence, Revision, Schedule, ScheduleId, Timestamp};
+use domain::{DueKey, Incarnation, Occurrence, Revision, Schedule, ScheduleId, TenantId, Timestamp};
 use futures_util::future::BoxFuture;
 use proptest::prelude::*;
 use runtime::{Runtime, TaskSet};
@@ -18,7 +18,7 @@ use crate::checkpoint::Checkpoint;
 use crate::codec::tests::a_schedule;
 use crate::index::lsm::{self, LsmIndex};
 use crate::index::{Family, Index as _, Sequence};
-use crate::memory::Active;
+use crate::memory::Usages;
 use crate::open::INDEX_DIR;
 use crate::{EmbeddedStore, IndexKind, Options};
 
@@ -68,8 +68,19 @@ impl Killed {
             }
         }
         store.close().await;
+        check_usage(&store);
         drop(store);
         tasks.join().await;
+    }
+}
+
+/// Checks that the maintained numbers of schedules and bytes equal a count of all rows.
+fn check_usage(store: &EmbeddedStore) {
+    let mut counted = Usages::default();
+    counted.complete(&store.rows, Sequence::LATEST).unwrap();
+    let memory = store.memory.lock().unwrap();
+    for tenant in (0..8).map(TenantId) {
+        assert_eq!(memory.usages.of(tenant), counted.of(tenant), "{tenant:?}");
     }
 }
 
@@ -142,7 +153,7 @@ fn an_insert(number: u128) -> Insert {
 }
 
 #[test]
-fn store_counts_its_active_schedules_if_no_count_is_stored() {
+fn store_counts_its_rows_if_no_numbers_are_stored() {
     let dir = tempfile::tempdir().unwrap();
     on_real(async |runtime| {
         let subject = Killed::new(runtime, dir.path(), options(1 << 30));
@@ -154,11 +165,12 @@ fn store_counts_its_active_schedules_if_no_count_is_stored() {
         store.insert(inserts.clone()).await.unwrap();
         store.append_cancellations(marks).await.unwrap();
         let tenant = inserts[0].schedule.tenant;
-        assert_eq!(store.active(vec![tenant]).await, Ok(vec![2_498]));
+        let usage = store.usage(vec![tenant]).await.unwrap()[0];
+        assert_eq!((usage.active, usage.cancelled), (2_498, 2));
         let rows = subject.life.lock().unwrap().open.as_ref().unwrap().0.rows.clone();
-        let mut counted = Active::default();
+        let mut counted = Usages::default();
         counted.complete(&rows, Sequence::LATEST).unwrap();
-        assert_eq!(counted.of(tenant), 2_498);
+        assert_eq!(counted.of(tenant), usage);
         subject.close(store).await;
     });
 }
@@ -238,8 +250,7 @@ fn opening_creates_listings_for_schedules_of_earlier_build() {
         for _ in 0..2 {
             let (store, tasks) = open().await;
             let listed = async |by| {
-                let listing =
-                    Listing { tenant: domain::TenantId(7), by, order: Order::Oldest, after: None, limit: 1_000 };
+                let listing = Listing { tenant: TenantId(7), by, order: Order::Oldest, after: None, limit: 1_000 };
                 let page = listing::page(&*store, &listing, || async {}).await.unwrap();
                 page.schedules.iter().map(|schedule| schedule.incarnation).collect::<Vec<_>>()
             };

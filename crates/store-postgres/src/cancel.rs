@@ -22,14 +22,8 @@ const TRIES: usize = 5;
 
 /// Cancels the schedules with the incarnations $1, with the same effect as [`store::Change::Cancel`].
 const CANCEL: &str = "with held as (
-        select incarnation, tenant, status from reveille.schedule where incarnation = any($1::uuid[]) and status <> $2
+        select incarnation from reveille.schedule where incarnation = any($1::uuid[]) and status <> $2
         order by incarnation for no key update
-    ),
-    counted as (
-        insert into reveille.active as a (tenant, slot, schedules)
-        select tenant, (pg_backend_pid() % 64)::smallint, -count(*) from held where status = $4
-        group by tenant order by tenant
-        on conflict (tenant, slot) do update set schedules = a.schedules + excluded.schedules
     )
     update reveille.schedule s set status = $2, revision = s.revision + 1, next = null, ended_at = $3
     from held where s.incarnation = held.incarnation";
@@ -119,9 +113,9 @@ impl Inner {
         let mut tries_left = TRIES;
         loop {
             let guard = self.owners.acquire().await?;
-            let (cancelled, active) = (status_number(Status::Cancelled), status_number(Status::Active));
+            let cancelled = status_number(Status::Cancelled);
             let now = self.runtime.now().as_millis();
-            let tried = query(guard.session(), CANCEL, &[&incarnations, &cancelled, &now, &active]).await;
+            let tried = query(guard.session(), CANCEL, &[&incarnations, &cancelled, &now]).await;
             tries_left -= 1;
             match tried {
                 Err(failure) if failure.is_conflict() && tries_left > 0 => {}

@@ -6,12 +6,12 @@
 //!
 //! docs/decisions/0093-batch-creates-in-two-lanes.md gives the reasons for the design.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{DueKey, PollerId, TenantId, Timestamp};
+use domain::{DueKey, PollerId, Timestamp};
 use futures_util::FutureExt as _;
 use futures_util::future::try_join_all;
 use postgres_client::tokio_postgres::types::ToSql;
@@ -26,7 +26,7 @@ use crate::error::{is_about_a_row, store_error};
 use crate::gather::Work as _;
 use crate::read::positions_on;
 use crate::rows::{Head, ScheduleColumns, has_server_made_id, uuid};
-use crate::{due, gather, write};
+use crate::{due, gather};
 
 /// Maximum number of attempts for a batch that conflicts with another transaction, or whose partition another member
 /// dropped.
@@ -45,12 +45,6 @@ const CREATE: &str = "with
         select *, pg_current_xact_id() from unnest($19::bigint[], $20::bigint[], $21::uuid[], $22::bigint[],
             $23::bigint[], $24::bigint[], $25::smallint[])
         on conflict (poller, position, incarnation, nominal, version, try) do update set written_by = excluded.written_by
-    ),
-    counted as (
-        insert into reveille.active as a (tenant, slot, schedules)
-        select tenant, (pg_backend_pid() % 64)::smallint, count(*) from unnest($2::bigint[]) as n (tenant)
-        group by tenant order by tenant
-        on conflict (tenant, slot) do update set schedules = a.schedules + excluded.schedules
     )
     insert into reveille.schedule
         (is_current, incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec, labels)
@@ -319,11 +313,6 @@ impl Inner {
                 Work::Place(placed) => placed.to_vec(),
             });
             self.write_due(session, &due::Columns::of(rows, self.runtime.now())).await?;
-            let active = active_of(works, &created);
-            if !active.is_empty() {
-                let (tenants, more) = write::count_columns(&active);
-                query(session, write::COUNT, &[&tenants, &more]).await?;
-            }
             run("commit").await?;
             self.commit_seconds.observe(self.runtime.monotonic().since(begun).as_secs_f64());
             Ok(created)
@@ -349,18 +338,6 @@ fn created_rows(works: &[Work], mut new: std::collections::HashSet<Uuid>) -> Vec
         });
     }
     created
-}
-
-/// Returns the number of created schedules of each tenant.
-fn active_of(works: &[Work], created: &[Vec<bool>]) -> BTreeMap<TenantId, i64> {
-    let mut active = BTreeMap::new();
-    for (work, created) in works.iter().zip(created) {
-        let Work::Insert(inserts) = work else { continue };
-        for (insert, _) in inserts.iter().zip(created).filter(|(_, created)| **created) {
-            *active.entry(insert.schedule.tenant).or_default() += 1;
-        }
-    }
-    active
 }
 
 fn schedule_parameters(columns: &ScheduleColumns) -> [&(dyn ToSql + Sync); 11] {

@@ -17,7 +17,7 @@ use prometheus_client::registry::Registry;
 use runtime::{Monotonic, Runtime, TaskSet};
 use store::{
     Answer, Cancellation, CancellationResult, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert,
-    InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, StoreError,
+    InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Usage,
     WriteRejection, Written,
 };
 use tokio::sync::Mutex;
@@ -271,8 +271,8 @@ impl Store for PostgresStore {
         Box::pin(self.inner.dead_letters(tenant, after, limit))
     }
 
-    fn active(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>> {
-        Box::pin(async move { self.inner.active(&tenants).await })
+    fn usage(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<Usage>> {
+        Box::pin(async move { self.inner.usage(&tenants).await })
     }
 
     fn tenants(&self) -> Answer<'_, Vec<Tenant>> {

@@ -229,12 +229,22 @@ pub(crate) async fn drop_unless(
     // Another session may have written rows since the first query, so the query runs again under an exclusive lock.
     // Readers and writers also lock the table first, and hold the lock only briefly. A session that locks only the
     // partition (a vacuum or a dump) may hold its lock for long, so this statement does not wait for that lock.
+    let uncount = match family {
+        Family::Near | Family::Far => String::new(),
+        Family::Runs => format!(
+            "delete from reveille.run_usage u using pg_class c
+             where c.oid = 'reveille.{partition}'::regclass
+             and u.day >= coalesce({} / {DAY}, u.day) and u.day < {} / {DAY};",
+            Edge::Start.bound(),
+            Edge::End.bound()
+        ),
+    };
     let drop = format!(
         "begin; select pg_advisory_xact_lock({LOCK});
          set local lock_timeout = '{LOCK_WAIT}'; set local enable_bitmapscan = on;
          lock table only reveille.{} in access exclusive mode;
          lock table reveille.{partition} in access exclusive mode nowait;
-         do $$ begin if not ({is_needed}) then drop table reveille.{partition}; end if; end $$;
+         do $$ begin if not ({is_needed}) then {uncount} drop table reveille.{partition}; end if; end $$;
          commit",
         family.table()
     );

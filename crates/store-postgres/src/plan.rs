@@ -102,17 +102,6 @@ pub(crate) struct Changes {
     pub(crate) runs: BTreeMap<Occurrence, Run>,
     pub(crate) redriven: BTreeSet<Occurrence>,
     pub(crate) positions: BTreeMap<PollerId, Positions>,
-    /// Change of the number of active schedules of each tenant.
-    pub(crate) active: BTreeMap<TenantId, i64>,
-}
-
-impl Changes {
-    fn status(&mut self, tenant: TenantId, before: Option<Status>, after: Status) {
-        let (before, after) = (before == Some(Status::Active), after == Status::Active);
-        if before != after {
-            *self.active.entry(tenant).or_default() += if after { 1 } else { -1 };
-        }
-    }
 }
 
 #[derive(Clone, Debug)]
@@ -194,7 +183,6 @@ impl Plan {
         self.heads.insert(incarnation, Head::new(schedule));
         self.names.insert((schedule.tenant, schedule.id.clone()), incarnation);
         self.changes.schedules.insert(incarnation, ScheduleChange::New(schedule.clone()));
-        self.changes.status(schedule.tenant, None, schedule.status);
     }
 
     fn put(&mut self, poller: PollerId, insert: Insert) -> Result<Written, WriteRejection> {
@@ -239,7 +227,6 @@ impl Plan {
             self.changes.asked.insert(requested.incarnation);
         }
         self.heads.insert(live.incarnation, Head::new(&planned));
-        self.changes.status(live.tenant, Some(live.status), planned.status);
         let change = self.changes.schedules.entry(live.incarnation).or_insert(ScheduleChange::Head);
         *change = match change {
             ScheduleChange::New(_) => ScheduleChange::New(planned.clone()),
@@ -340,9 +327,6 @@ impl Plan {
     }
 
     fn finish(&mut self, incarnation: Incarnation, status: Status) -> &mut Head {
-        let head = self.head(incarnation);
-        let (tenant, before) = (head.tenant, head.status);
-        self.changes.status(tenant, Some(before), status);
         let head = self.change(incarnation);
         head.status = status;
         head.next = None;

@@ -7,7 +7,7 @@ use domain::occurrence::Run;
 use domain::{Audit, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Tenant, TenantId, Timestamp};
 use postgres_client::tokio_postgres::Row;
 use postgres_client::{Failure, Session};
-use store::{Outdated, Positions, StoreError};
+use store::{Outdated, Positions, StoreError, Usage};
 use stored::{Take, tenant};
 use uuid::Uuid;
 
@@ -39,8 +39,11 @@ const RUNS: &str = "select tenant, incarnation, nominal, version, state, value f
 const DEAD_LETTERS: &str = "select tenant, incarnation, nominal, version, state, value from reveille.run
     where tenant = $1 and state = 2 and not is_redriven and (incarnation, nominal, version) > ($2, $3, $4)
     order by incarnation, nominal, version limit $5";
-const ACTIVE: &str =
-    "select tenant, sum(schedules)::bigint from reveille.active where tenant = any($1::bigint[]) group by tenant";
+const USAGE: &str = "select tenant, sum(active)::bigint, sum(ended)::bigint, sum(cancelled)::bigint, sum(bytes)::bigint
+    from (
+        select tenant, active, ended, cancelled, bytes from reveille.usage where tenant = any($1::bigint[])
+        union all select tenant, 0, 0, 0, bytes from reveille.run_usage where tenant = any($1::bigint[])
+    ) u group by tenant";
 const TENANTS: &str = "select tenant, value from reveille.tenant order by tenant";
 const PUT_TENANT: &str = "with put as (
         insert into reveille.tenant as t (tenant, version, value) values ($1, $2, $3)
@@ -163,14 +166,15 @@ impl Inner {
         rows.iter().map(run_of).collect()
     }
 
-    pub(crate) async fn active(&self, tenants: &[TenantId]) -> Result<Vec<u64>, StoreError> {
+    pub(crate) async fn usage(&self, tenants: &[TenantId]) -> Result<Vec<Usage>, StoreError> {
         let numbers: Vec<i64> = tenants.iter().map(|tenant| i64::from(tenant.0)).collect();
-        let rows = self.readers.query(ACTIVE, &[&numbers]).await.map_err(store_error)?;
-        let counts: HashMap<i64, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
-        Ok(numbers
-            .iter()
-            .map(|tenant| counts.get(tenant).map_or(0, |count| u64::try_from(*count).unwrap_or(0)))
-            .collect())
+        let rows = self.readers.query(USAGE, &[&numbers]).await.map_err(store_error)?;
+        let usage_of = |row: &Row| {
+            let number = |column: usize| u64::try_from(row.get::<_, i64>(column)).unwrap_or(0);
+            Usage { active: number(1), ended: number(2), cancelled: number(3), bytes: number(4) }
+        };
+        let usages: HashMap<i64, Usage> = rows.iter().map(|row| (row.get(0), usage_of(row))).collect();
+        Ok(numbers.iter().map(|tenant| usages.get(tenant).copied().unwrap_or_default()).collect())
     }
 
     pub(crate) async fn tenants(&self) -> Result<Vec<Tenant>, StoreError> {

@@ -7,7 +7,7 @@
 //!
 //! docs/decisions/0094-write-under-the-shard-rows-lock.md gives the reasons for the design.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use domain::{Incarnation, Occurrence, ScheduleId, ShardId, TenantId, Term, Timestamp};
@@ -81,19 +81,6 @@ const WRITE_POSITIONS: &str = "insert into reveille.position as p (poller, close
     select * from unnest($1::bigint[], $2::bigint[], $3::bigint[])
     on conflict (poller) do update
     set closed = greatest(p.closed, excluded.closed), done = greatest(p.done, excluded.done)";
-
-/// Updates the tenants' counts of active schedules. A tenant has up to 64 rows with counts (slots), and a connection
-/// always uses the same slot. All transactions update the tenants in the same order, so that two transactions with the
-/// same slot do not deadlock.
-pub(crate) const COUNT: &str = "insert into reveille.active as a (tenant, slot, schedules)
-    select c.tenant, (pg_backend_pid() % 64)::smallint, c.more
-    from unnest($1::bigint[], $2::bigint[]) as c (tenant, more)
-    on conflict (tenant, slot) do update set schedules = a.schedules + excluded.schedules";
-
-/// Returns the parameters of [`COUNT`].
-pub(crate) fn count_columns(active: &BTreeMap<TenantId, i64>) -> (Vec<i64>, Vec<i64>) {
-    active.iter().filter(|(_, more)| **more != 0).map(|(tenant, more)| (i64::from(tenant.0), *more)).unzip()
-}
 
 fn lock_schedules() -> &'static str {
     static TEXT: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
@@ -470,7 +457,7 @@ async fn write(
 ) -> Result<(), Failure> {
     let Plan { heads, changes, .. } = plan;
     let now = now.as_millis();
-    let Changes { schedules, freed, asked, runs, redriven, positions, active, due: _ } = changes;
+    let Changes { schedules, freed, asked, runs, redriven, positions, due: _ } = changes;
     let freed: Vec<Uuid> =
         freed.into_iter().filter(|id| !matches!(schedules.get(id), Some(ScheduleChange::New(_)))).map(uuid).collect();
     let asked: Vec<Uuid> = asked.into_iter().map(uuid).collect();
@@ -493,8 +480,6 @@ async fn write(
     let pollers: Vec<i64> = positions.keys().copied().map(poller_number).collect();
     let closed: Vec<i64> = positions.values().map(|positions| positions.closed.as_millis()).collect();
     let done: Vec<i64> = positions.values().map(|positions| positions.done.as_millis()).collect();
-
-    let (counted_tenants, counts) = count_columns(&active);
 
     let new_parameters: [&(dyn ToSql + Sync); 13] = [
         &new.incarnations,
@@ -530,7 +515,6 @@ async fn write(
     let (freed_parameters, asked_parameters): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 1]) =
         ([&freed], [&asked]);
     let position_parameters: [&(dyn ToSql + Sync); 3] = [&pollers, &closed, &done];
-    let count_parameters: [&(dyn ToSql + Sync); 2] = [&counted_tenants, &counts];
     let (near, far) = (due.near.parameters(), due.far.parameters());
     let [insert_near, insert_far] = due::statements(is_of_creators);
 
@@ -547,8 +531,6 @@ async fn write(
     sending.statement(WRITE_RUNS, !run_values.is_empty(), &run_parameters).await?;
     sending.statement(REDRIVE_RUNS, !redriven.incarnations.is_empty(), &redriven_parameters).await?;
     sending.statement(WRITE_POSITIONS, !pollers.is_empty(), &position_parameters).await?;
-    // The update of the counts comes last, because it may wait for another transaction with the same slot ([`COUNT`]).
-    sending.statement(COUNT, !counts.is_empty(), &count_parameters).await?;
     let mut sent = sending.sent;
     sent.push(session.within(session.client().batch_execute("commit")).boxed());
     // If one statement fails, the server ignores the others and the commit rolls back. The write is therefore

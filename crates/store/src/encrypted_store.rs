@@ -16,8 +16,8 @@ use runtime::Runtime;
 use crate::encryption::Keyring;
 use crate::{
     Answer, Cancellation, CancellationResult, Change, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert,
-    InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, WriteRejection,
-    Written,
+    InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, Usage,
+    WriteRejection, Written,
 };
 
 pub struct EncryptedStore {
@@ -104,8 +104,8 @@ impl Store for EncryptedStore {
         self.store.list(read)
     }
 
-    fn active(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>> {
-        self.store.active(tenants)
+    fn usage(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<Usage>> {
+        self.store.usage(tenants)
     }
 
     fn tenants(&self) -> Answer<'_, Vec<Tenant>> {

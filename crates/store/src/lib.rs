@@ -101,8 +101,9 @@ pub trait Store: Send + Sync + 'static {
     /// run that no caller has redriven.
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
 
-    /// Returns the number of active schedules of each of these tenants.
-    fn active(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>>;
+    /// Returns the stored schedules and bytes of each of these tenants. The engine maintains these numbers, so the call
+    /// does not read the rows. The result includes every write that the engine acknowledged before this call began.
+    fn usage(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<Usage>>;
 
     /// Returns all tenants.
     fn tenants(&self) -> Answer<'_, Vec<Tenant>>;
@@ -193,6 +194,42 @@ pub fn check_put_tenant(tenant: &Tenant, entry: &Audit) {
     assert_eq!(tenant.version, entry.version, "the version of an audit entry equals the new version of its tenant");
     assert!(is_operators || tenant.store_keys.is_empty(), "only the operator tenant has store keys");
     assert_eq!(tenant.quotas.first_above(&tenant.ceilings), None, "every quota is at most its ceiling");
+}
+
+/// Stored data of one tenant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    /// Number of active schedules.
+    pub active: u64,
+    /// Number of ended schedules that [`Store::maintain`] has not deleted yet.
+    pub ended: u64,
+    /// Number of cancelled schedules that [`Store::maintain`] has not deleted yet.
+    pub cancelled: u64,
+    /// Size in bytes of all schedules and runs of the tenant. A schedule counts at least the bytes of its payload. An
+    /// engine adds a fixed number of bytes per row for keys and states, and does not count due rows.
+    pub bytes: u64,
+}
+
+impl Usage {
+    /// Returns the number of schedules with this status.
+    pub fn count_mut(&mut self, status: Status) -> &mut u64 {
+        match status {
+            Status::Active => &mut self.active,
+            Status::Ended => &mut self.ended,
+            Status::Cancelled => &mut self.cancelled,
+        }
+    }
+}
+
+impl std::iter::Sum for Usage {
+    fn sum<I: Iterator<Item = Usage>>(usages: I) -> Usage {
+        usages.fold(Usage::default(), |sum, usage| Usage {
+            active: sum.active + usage.active,
+            ended: sum.ended + usage.ended,
+            cancelled: sum.cancelled + usage.cancelled,
+            bytes: sum.bytes + usage.bytes,
+        })
+    }
 }
 
 /// Position in a log of the engine. Only the engine interprets the number. [`Cursor::default`] is the beginning of the

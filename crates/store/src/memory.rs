@@ -31,7 +31,7 @@ use self::call::Access;
 use self::model::{Model, Writer};
 use crate::{
     Answer, Cancellation, CancellationResult, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert,
-    InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, StoreError,
+    InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Usage,
     WriteRejection, Written,
 };
 
@@ -263,8 +263,8 @@ impl Store for MemoryStore {
         Box::pin(self.change(Access::Read, move |model| model.dead_letters(tenant, after, limit)))
     }
 
-    fn active(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>> {
-        Box::pin(self.read(tenants, Model::active))
+    fn usage(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<Usage>> {
+        Box::pin(self.read(tenants, Model::usage))
     }
 
     fn tenants(&self) -> Answer<'_, Vec<Tenant>> {

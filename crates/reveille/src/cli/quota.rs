@@ -97,7 +97,7 @@ async fn set(arguments: Set) -> anyhow::Result<()> {
 }
 
 fn sheet_of(tenant: Tenant) -> QuotaSheet {
-    QuotaSheet { quotas: tenant.quotas, ceilings: tenant.ceilings }
+    QuotaSheet { quotas: tenant.quotas, ceilings: tenant.ceilings, usage: tenant.usage }
 }
 
 impl OptionalTenant {
@@ -117,6 +117,11 @@ fn show_sheet(sheet: &QuotaSheet, output: Output) -> anyhow::Result<()> {
         Some(Some(number)) => number.to_string(),
         Some(None) | None => "none".to_owned(),
     };
-    let row = |(quota, value)| [word(quota), number(Some(value)), number(sheet.ceilings.get(quota))];
-    show::table(["quota", "value", "ceiling"], &sheet.quotas.iter().map(row).collect::<Vec<_>>())
+    let used = |quota: &Quota| match quota {
+        Quota::PendingMax => sheet.usage.active.to_string(),
+        Quota::StoredMibMax => sheet.usage.stored_bytes.div_ceil(1 << 20).to_string(),
+        _ => String::new(),
+    };
+    let row = |(quota, value)| [word(quota), used(quota), number(Some(value)), number(sheet.ceilings.get(quota))];
+    show::table(["quota", "used", "value", "ceiling"], &sheet.quotas.iter().map(row).collect::<Vec<_>>())
 }

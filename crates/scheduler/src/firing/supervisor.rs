@@ -26,7 +26,7 @@ const OWNER_MESSAGES_MAX: usize = 8_192;
 const CANCELLATIONS_PERIOD: Duration = Duration::from_secs(1);
 /// Time between two reads of the tenants.
 const TENANTS_PERIOD: Duration = Duration::from_secs(2);
-/// Time between two updates of the metric of active schedules. A shorter period causes more reads of the store.
+/// Time between two updates of the metrics of stored schedules and bytes. A shorter period causes more reads of the store.
 const COUNT_PERIOD: Duration = Duration::from_secs(10);
 const RETRY_WAIT: Duration = Duration::from_millis(200);
 
@@ -49,14 +49,12 @@ async fn watch_tenants(shared: Arc<Shared>) {
     }
 }
 
-/// Updates the metric of active schedules periodically.
-async fn count_active(shared: Arc<Shared>) {
+/// Updates the metrics of stored schedules and bytes periodically.
+async fn count_stored(shared: Arc<Shared>) {
     loop {
-        match Tenants::new(shared.clone()).count_all_active().await {
-            Ok(count) => {
-                shared.metrics.active.set(i64::try_from(count).unwrap_or(i64::MAX));
-            }
-            Err(error) => count_store_error(&shared.metrics, "active", &error),
+        match Tenants::new(shared.clone()).usage_of_all().await {
+            Ok(usage) => shared.metrics.set_usage(&usage),
+            Err(error) => count_store_error(&shared.metrics, "usage", &error),
         }
         shared.runtime.sleep(COUNT_PERIOD).await;
     }
@@ -142,7 +140,7 @@ async fn serve(shared: Arc<Shared>, taken: Option<Gained>, stop: CancellationTok
     tasks.spawn("outcome writer", outcome_writer.run());
     tasks.spawn("marks", watch_cancellations(shared.clone()));
     tasks.spawn("tenants", watch_tenants(shared.clone()));
-    tasks.spawn("count", count_active(shared.clone()));
+    tasks.spawn("count", count_stored(shared.clone()));
     let options = shared.options.clone();
     Owner::new(context, options, owner_messages, shared.nudge.clone()).run(stop).await;
 }

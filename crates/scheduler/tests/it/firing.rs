@@ -79,7 +79,7 @@ fn metric_counts_the_active_schedules_of_all_tenants() {
         harness.scheduler.cancel(TenantId(2), cancelled.id.clone()).await.unwrap();
         harness.runtime.sleep(Duration::from_secs(11)).await;
         let metrics = harness.scheduler.metrics_text();
-        assert!(metrics.contains("reveille_schedules_active 2\n"), "{metrics}");
+        assert!(metrics.contains("reveille_schedules{state=\"active\"} 2\n"), "{metrics}");
     });
 }
 

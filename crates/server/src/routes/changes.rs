@@ -10,14 +10,14 @@ use axum::http::StatusCode;
 use domain::{Schedule, Status, Timestamp, When};
 use scheduler::{CancelResponse, Create, CreateRejection, PutResponse, Timing};
 
-use super::created::{may_exist, reject_create, schedule_response, timing_pointer};
+use super::created::{reject_create, schedule_response, timing_pointer, written};
 use super::dry_run;
 use crate::auth::Caller;
 use crate::body::{merge, read_merged, read_schedule};
 use crate::condition::{Condition, Unmet};
 use crate::extract::{BodyBytes, ExistingId, MediaType, NewId, schedule_not_found};
 use crate::query::DryRun;
-use crate::quota::{self, Reservation};
+use crate::quota::{self, Reservation, Written};
 use crate::rejection::{Code, HandlerResult, Rejected, reject};
 use crate::spans;
 use crate::state::{App, AppState};
@@ -46,7 +46,7 @@ pub(super) async fn put(
         // If the request replaces an ended schedule, the quota does not count the schedule until the next read of the
         // count, up to one second later.
         let is_one_more = response.as_ref().map_or(true, |put| put.created);
-        app.pending.finish(&reservation, may_exist(&response) && is_one_more);
+        app.stored.finish(&reservation, written(&response, is_one_more));
         return put_response(response, when);
     }
     put_if(&app, &request, &condition, is_dry_run, &reservation).await
@@ -68,16 +68,16 @@ async fn put_if(
                 // An earlier try of the same request may have created the schedule.
                 app.scheduler.confirm(found.incarnation).await?;
             }
-            app.pending.finish(reservation, false);
+            app.stored.finish(reservation, Written::Nothing);
             return Err(unmet.reject());
         }
         if is_dry_run {
-            app.pending.finish(reservation, false);
+            app.stored.finish(reservation, Written::Nothing);
             return dry_run::preview(app, request.clone(), found.as_deref(), Timing::Restarted);
         }
         let seen = found.as_deref().map(Schedule::seen);
         if let Some(response) = app.scheduler.put_if(request.clone(), seen, Timing::Restarted).await? {
-            app.pending.finish(reservation, may_exist(&response) && !is_active(found.as_deref()));
+            app.stored.finish(reservation, written(&response, !is_active(found.as_deref())));
             return put_response(response, when);
         }
     }
@@ -129,12 +129,12 @@ pub(super) async fn patch(
         }
         let request = Create { tenant: tenant.clone(), id: Some(id.clone()), incarnation: None, spec };
         if is_dry_run {
-            app.pending.finish(&reservation, false);
+            app.stored.finish(&reservation, Written::Nothing);
             return dry_run::preview(&app, request, Some(&found), timing);
         }
         let when = timing_pointer(&request);
         if let Some(response) = app.scheduler.put_if(request, Some(found.seen()), timing).await? {
-            app.pending.finish(&reservation, may_exist(&response) && !is_active(Some(&found)));
+            app.stored.finish(&reservation, written(&response, !is_active(Some(&found))));
             return put_response(response, when);
         }
     }

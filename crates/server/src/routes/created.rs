@@ -8,6 +8,7 @@ use domain::{Schedule, ScheduleVersion, When};
 use scheduler::{Create, CreateRejection};
 
 use crate::condition::with_etag;
+use crate::quota::Written;
 use crate::rejection::{Code, Rejected, reject, reject_fields};
 use crate::wire;
 
@@ -35,9 +36,14 @@ pub(super) fn timing_pointer(request: &Create) -> &'static str {
     }
 }
 
-/// Returns true if the request may have created a schedule.
-pub(super) fn may_exist<T>(response: &Result<T, CreateRejection>) -> bool {
-    !matches!(response, Err(CreateRejection::Exists | CreateRejection::NeverFires))
+/// Returns the rows that the request may have written. `is_one_more` is true if it would create a further active
+/// schedule.
+pub(super) fn written<T>(response: &Result<T, CreateRejection>, is_one_more: bool) -> Written {
+    match response {
+        Err(CreateRejection::Exists | CreateRejection::NeverFires) => Written::Nothing,
+        _ if is_one_more => Written::Schedule,
+        _ => Written::Spec,
+    }
 }
 
 pub(super) fn reject_create(rejection: CreateRejection, when: &'static str) -> Rejected {

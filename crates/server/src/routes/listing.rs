@@ -1,5 +1,5 @@
 //! `GET /v1/schedules`: pages of a tenant's schedules, with at most one filter. The oldest or the newest schedule comes
-//! first. `GET /v1/schedules:count`: the number of a tenant's active schedules, which every store maintains.
+//! first. `GET /v1/schedules:count`: the numbers of a tenant's schedules by state, which every store maintains.
 
 use std::borrow::Cow;
 
@@ -11,8 +11,8 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, Status, TargetKey, Timestamp};
 use percent_encoding::percent_decode_str;
 use scheduler::Tenants;
-use store::Order;
 use store::listing::{By, Listing, Place};
+use store::{Order, Usage};
 
 use crate::auth::Caller;
 use crate::query::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, parameter_error};
@@ -36,8 +36,8 @@ pub(super) async fn list(State(app): App, Caller { tenant, .. }: Caller, RawQuer
 }
 
 pub(super) async fn count(State(app): App, Caller { tenant, .. }: Caller) -> HandlerResult {
-    let active = app.scheduler.tenants().count_active(tenant.id).await?;
-    Ok(wire::json(StatusCode::OK, &ScheduleCount { active }))
+    let Usage { active, ended, cancelled, bytes: _ } = app.tenants.usage(tenant.id).await?;
+    Ok(wire::json(StatusCode::OK, &ScheduleCount { active, ended, cancelled }))
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

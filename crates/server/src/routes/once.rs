@@ -20,11 +20,11 @@ use domain::{Incarnation, Revision, Schedule, ScheduleId, Status, Tenant, Timest
 use scheduler::{Create, Timing};
 
 use super::changes::{TRIES, others};
-use super::created::{may_exist, reject_create, schedule_response, timing_pointer};
+use super::created::{reject_create, schedule_response, timing_pointer, written};
 use super::dry_run;
 use crate::body::{read_again, read_schedule};
 use crate::idempotency::{Key, fingerprint};
-use crate::quota::Reservation;
+use crate::quota::{Reservation, Written};
 use crate::rejection::{Code, HandlerResult, Rejected, reject, reject_fields};
 use crate::spans;
 use crate::state::AppState;
@@ -78,7 +78,7 @@ async fn create_once(app: &AppState, tenant: &Arc<Tenant>, ids: &[ScheduleId], b
         let first = find_first(app, tenant, ids, body).await;
         if !matches!(first, Ok(None)) {
             // Another request with this key may have created the schedule first.
-            app.pending.finish(&reservation, false);
+            app.stored.finish(&reservation, Written::Nothing);
         }
         if let Some((found, first)) = first? {
             app.scheduler.confirm(found).await?;
@@ -94,7 +94,7 @@ async fn create_once(app: &AppState, tenant: &Arc<Tenant>, ids: &[ScheduleId], b
         }
         let when = timing_pointer(&request);
         if let Some(response) = app.scheduler.put_if(request, None, Timing::Restarted).await? {
-            app.pending.finish(&reservation, may_exist(&response));
+            app.stored.finish(&reservation, written(&response, true));
             let put = response.map_err(|rejection| reject_create(rejection, when))?;
             return Ok(Once::Created(put.schedule));
         }
@@ -109,7 +109,7 @@ async fn would_create(app: &AppState, tenant: Arc<Tenant>, ids: &[ScheduleId], b
     let now = app.runtime.now();
     let request = request(app, &tenant, &ids[0], body, now)?;
     let reservation = app.admit(&tenant, None, &request.spec, now).await?;
-    app.pending.finish(&reservation, false);
+    app.stored.finish(&reservation, Written::Nothing);
     dry_run::preview(app, request, None, Timing::Restarted)
 }
 

@@ -3,10 +3,10 @@
 #[cfg(test)]
 mod tests;
 
-use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Response, StatusCode};
+use axum::http::StatusCode;
 use domain::{Quota, Quotas, Tenant};
+use store::Usage;
 
 use super::tenants::settings::change_settings;
 use crate::auth::Caller;
@@ -15,9 +15,10 @@ use crate::rejection::{Code, HandlerResult, Rejected, reject};
 use crate::state::App;
 use crate::wire;
 
-/// Returns the quotas of the key's tenant.
-pub(super) async fn get(Caller { tenant, .. }: Caller) -> Response<Body> {
-    wire::json(StatusCode::OK, &sheet_of(&tenant))
+/// Returns the quotas and the usage of the key's tenant.
+pub(super) async fn get(State(app): App, Caller { tenant, .. }: Caller) -> HandlerResult {
+    let usage = app.tenants.usage(tenant.id).await?;
+    Ok(wire::json(StatusCode::OK, &sheet_of(&tenant, &usage)))
 }
 
 /// Changes the quotas of the key's tenant, up to the ceilings.
@@ -28,7 +29,8 @@ pub(super) async fn patch(
 ) -> HandlerResult {
     let changed =
         change_settings(&app, &tenant, &key, "quotas.update", |tenant| set_quotas(tenant, &requested)).await?;
-    Ok(wire::json(StatusCode::OK, &sheet_of(&changed)))
+    let usage = app.tenants.usage(tenant.id).await?;
+    Ok(wire::json(StatusCode::OK, &sheet_of(&changed, &usage)))
 }
 
 pub(super) fn set_quotas(tenant: &mut Tenant, requested: &api::Quotas) -> Result<(), Rejected> {
@@ -49,9 +51,15 @@ pub(super) fn set_ceilings(tenant: &mut Tenant, requested: &api::Quotas) {
     tenant.quotas = tenant.quotas.lowered_to(&tenant.ceilings);
 }
 
-pub(super) fn sheet_of(tenant: &Tenant) -> api::QuotaSheet {
+pub(super) fn sheet_of(tenant: &Tenant, usage: &Usage) -> api::QuotaSheet {
     let numbers = |quotas: &Quotas| quotas.iter().map(|(quota, number)| (quota_of(quota), number)).collect();
-    api::QuotaSheet { quotas: numbers(&tenant.quotas), ceilings: numbers(&tenant.ceilings) }
+    let usage = usage_of(usage);
+    api::QuotaSheet { quotas: numbers(&tenant.quotas), ceilings: numbers(&tenant.ceilings), usage }
+}
+
+fn usage_of(usage: &Usage) -> api::Usage {
+    let Usage { active, ended, cancelled, bytes } = *usage;
+    api::Usage { active, ended, cancelled, stored_bytes: bytes }
 }
 
 fn quota_of(quota: Quota) -> api::Quota {
@@ -64,6 +72,7 @@ fn quota_of(quota: Quota) -> api::Quota {
         Quota::InFlightMax => api::Quota::InFlightMax,
         Quota::InFlightPerTargetMax => api::Quota::InFlightPerTargetMax,
         Quota::CallbacksPerSecondPerTarget => api::Quota::CallbacksPerSecondPerTarget,
+        Quota::StoredMibMax => api::Quota::StoredMibMax,
     }
 }
 

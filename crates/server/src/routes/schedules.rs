@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, Response, StatusCode};
 use domain::Status;
 use scheduler::{Create, CreateRejection, Timing};
 
-use super::created::{may_exist, reject_create, schedule_response, timing_pointer, wire_schedule};
+use super::created::{reject_create, schedule_response, timing_pointer, wire_schedule, written};
 use super::{dry_run, once};
 use crate::auth::Caller;
 use crate::body::read_schedule;
@@ -15,6 +15,7 @@ use crate::condition::{Condition, Unmet, with_etag};
 use crate::extract::{BodyBytes, ExistingId, MediaType, schedule_not_found};
 use crate::idempotency::IdempotencyKey;
 use crate::query::DryRun;
+use crate::quota::Written;
 use crate::rejection::HandlerResult;
 use crate::spans;
 use crate::state::{App, AppState};
@@ -38,12 +39,12 @@ pub(super) async fn create(
     let request = Create { tenant, id: parsed.id, incarnation: None, spec: parsed.spec };
     let when = timing_pointer(&request);
     if is_dry_run {
-        app.pending.finish(&reservation, false);
+        app.stored.finish(&reservation, Written::Nothing);
         return would_create(&app, request).await;
     }
     let responses = app.scheduler.create(vec![request]).await?;
     let response = responses.into_iter().next().expect("the scheduler returns one result for each create request");
-    app.pending.finish(&reservation, may_exist(&response));
+    app.stored.finish(&reservation, written(&response, true));
     let schedule = response.map_err(|rejection| reject_create(rejection, when))?;
     spans::record_schedule(&schedule);
     Ok(schedule_response(StatusCode::CREATED, &wire::summary(&schedule), schedule.edition()))

@@ -10,6 +10,7 @@ use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::http::{Response, StatusCode};
 use domain::{ApiKey, Audit, Role, ScheduleId, SigningSecret, Tenant, TenantId, Timestamp};
+use store::Usage;
 
 use super::quotas::{set_ceilings, set_quotas, sheet_of};
 use crate::auth::{Caller, NamedTenant, tenant_not_found};
@@ -105,7 +106,7 @@ pub(super) async fn create(
         tenant.generations.clear();
         tenant.generations.push(tenant.pollers_needed(app.options.tenant_pollers));
         let created = api::TenantCreated {
-            tenant: tenant_of(&tenant),
+            tenant: tenant_of(&tenant, &Usage::default()),
             key: api::KeyCreated { key: key_of(&key), secret: api::Secret(bearer) },
             signing_secret: created_secret(&secret, text),
         };
@@ -118,13 +119,16 @@ pub(super) async fn create(
 }
 
 pub(super) async fn list(State(app): App) -> HandlerResult {
-    let mut tenants: Vec<api::Tenant> = app.tenants.all().await?.iter().map(tenant_of).collect();
+    let tenants = app.tenants.all().await?;
+    let usages = app.tenants.usages(tenants.iter().map(|tenant| tenant.id).collect()).await?;
+    let mut tenants: Vec<_> = tenants.iter().zip(&usages).map(|(tenant, usage)| tenant_of(tenant, usage)).collect();
     tenants.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(wire::json(StatusCode::OK, &api::TenantList { tenants }))
 }
 
-pub(super) async fn get(Caller { tenant, .. }: Caller) -> Response<Body> {
-    wire::json(StatusCode::OK, &tenant_of(&tenant))
+pub(super) async fn get(State(app): App, Caller { tenant, .. }: Caller) -> HandlerResult {
+    let usage = app.tenants.usage(tenant.id).await?;
+    Ok(wire::json(StatusCode::OK, &tenant_of(&tenant, &usage)))
 }
 
 /// Changes the tenant's quotas, ceilings and egress policy at the request of an operator.
@@ -141,7 +145,8 @@ pub(super) async fn patch(
         set_quotas(tenant, &quotas)
     })
     .await?;
-    Ok(wire::json(StatusCode::OK, &tenant_of(&changed)))
+    let usage = app.tenants.usage(tenant.id).await?;
+    Ok(wire::json(StatusCode::OK, &tenant_of(&changed, &usage)))
 }
 
 pub(super) async fn create_key(
@@ -260,10 +265,11 @@ pub(super) async fn audit(State(app): App, Caller { tenant, .. }: Caller, RawQue
     Ok(wire::json(StatusCode::OK, &api::AuditPage { entries, next_page_token }))
 }
 
-fn tenant_of(tenant: &Tenant) -> api::Tenant {
-    let (api::QuotaSheet { quotas, ceilings }, egress) = (sheet_of(tenant), settings::egress_of(tenant));
+fn tenant_of(tenant: &Tenant, usage: &Usage) -> api::Tenant {
+    let api::QuotaSheet { quotas, ceilings, usage } = sheet_of(tenant, usage);
+    let egress = settings::egress_of(tenant);
     let (name, version, keys) = (tenant.name.clone(), tenant.version, tenant.keys.len());
-    api::Tenant { name, version, keys, quotas, ceilings, egress }
+    api::Tenant { name, version, keys, quotas, ceilings, egress, usage }
 }
 
 fn key_of(key: &ApiKey) -> api::Key {

@@ -121,16 +121,17 @@ async fn rejection_of_a_query_contains_error_code_and_parameter() {
 }
 
 #[tokio::test]
-async fn count_includes_only_the_active_schedules_of_the_tenant() {
+async fn count_returns_the_tenants_schedules_by_state() {
     let world = World::start().await;
     let count = async |key| world.send_as(key, "GET", "/v1/schedules:count", "").await.body;
-    assert_eq!(count(KEY).await, r#"{"active":0}"#);
+    let nothing = r#"{"active":0,"ended":0,"cancelled":0}"#;
+    assert_eq!(count(KEY).await, nothing);
     for id in ["a", "b", "c"] {
         create_schedule(&world, id, "2031-01-01T12:00:00Z", "{}").await;
     }
     assert_eq!(world.send("DELETE", "/v1/schedules/b", "").await.status, 200);
-    assert_eq!(count(KEY).await, r#"{"active":2}"#);
-    assert_eq!(count(FOREIGN_KEY).await, r#"{"active":0}"#);
+    assert_eq!(count(KEY).await, r#"{"active":2,"ended":0,"cancelled":1}"#);
+    assert_eq!(count(FOREIGN_KEY).await, nothing);
     assert_eq!(world.send("GET", "/v1/schedules%3Acount", "").await.status, 200);
     assert_eq!(world.send("GET", "/v1/schedules:count?state=active", "").await.text("/code"), "invalid_parameter");
     world.stop().await;

@@ -231,6 +231,54 @@ async fn request_that_creates_no_schedule_keeps_no_quota_reservation() {
 }
 
 #[tokio::test]
+async fn quota_of_stored_bytes_rejects_new_rows_but_no_cancellation() {
+    const PAYLOAD: u64 = 60_000;
+    let world = World::start().await;
+    let large = |id: &str| {
+        let payload = "x".repeat(usize::try_from(PAYLOAD).unwrap());
+        body(&format!(r#","id":"{id}","payload":"{payload}""#))
+    };
+    let create = async |id: &str| world.send("POST", "/v1/schedules", &large(id)).await;
+    let usage = async || world.send("GET", "/v1/quotas", "").await.json()["usage"].clone();
+    let nothing = json!({"active": 0, "ended": 0, "cancelled": 0, "stored_bytes": 0});
+    assert_eq!(usage().await, nothing);
+    assert_eq!(set(&world, r#"{"stored_mib_max":1}"#).await, (200, String::new()));
+    let mut created = 0;
+    let rejected = loop {
+        let response = create(&format!("large-{created}")).await;
+        if response.status != 201 {
+            break response;
+        }
+        created += 1;
+        assert!(created * PAYLOAD <= 1 << 20, "the quota limits the stored bytes");
+    };
+    assert_eq!((rejected.status, rejected.text("/quota")), (403, "stored_mib_max".to_owned()), "{}", rejected.body);
+    let used = usage().await;
+    assert_eq!(used["active"], created);
+    assert!(used["stored_bytes"].as_u64().unwrap() >= created * PAYLOAD, "{used}");
+    assert!(created * PAYLOAD > (1 << 20) - 2 * PAYLOAD, "the quota allows nearly 1 MiB: {created} schedules");
+
+    // A replacement and a batch line need bytes, too. A small schedule fits.
+    let replaced = world.send("PUT", "/v1/schedules/large-0", &large("large-0")).await;
+    assert_eq!((replaced.status, replaced.text("/quota")), (403, "stored_mib_max".to_owned()), "{}", replaced.body);
+    let line = world.send("POST", "/v1/schedules:batch", &large("line")).await.json();
+    assert_eq!(line["problem"]["quota"], "stored_mib_max", "{line}");
+    assert_eq!(world.send("POST", "/v1/schedules", &body_with_id("small")).await.status, 201);
+    let other = world.send_as(FOREIGN_KEY, "POST", "/v1/schedules", &large("other")).await;
+    assert_eq!(other.status, 201, "each tenant has its own quota: {}", other.body);
+
+    // A cancelled schedule still uses its bytes.
+    assert_eq!(world.send("DELETE", "/v1/schedules/large-0", "").await.status, 200);
+    let after = usage().await;
+    assert_eq!((&after["active"], &after["cancelled"]), (&json!(created), &json!(1)));
+    assert_eq!(create("again").await.status, 403);
+    let tenants = world.send_as(OPERATOR_KEY, "GET", "/v1/tenants", "").await.json();
+    let of_all = tenants["tenants"].as_array().unwrap().iter().map(|tenant| tenant["usage"].clone());
+    assert!(of_all.collect::<Vec<_>>().contains(&after), "{tenants}");
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn new_tenant_gets_default_quotas_and_enough_pollers_for_them() {
     let world = World::start().await;
     let create_tenant = async |body: &str| world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", body).await;

@@ -12,7 +12,7 @@ use membership::{ClaimName, Member, MemberId, Ownership, Renewed, View};
 use runtime::Runtime;
 use store::{
     Answer, Cancellation, CancellationResult, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert,
-    InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, StoreError,
+    InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Usage,
     WriteRejection, Written,
 };
 
@@ -94,8 +94,8 @@ impl Store for RemoteStore {
         self.over(self.store.dead_letters(tenant, after, limit))
     }
 
-    fn active(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>> {
-        self.over(self.store.active(tenants))
+    fn usage(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<Usage>> {
+        self.over(self.store.usage(tenants))
     }
 
     fn tenants(&self) -> Answer<'_, Vec<Tenant>> {

@@ -14,7 +14,7 @@ use futures_util::future::BoxFuture;
 use runtime::{Disk, DiskFile, Monotonic, OpenMode, Place, Runtime, TaskHandle, World};
 use store::{
     Answer, Cancellation, CancellationResult, Change, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health,
-    Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store,
+    Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, Usage,
     WriteRejection, Written,
 };
 
@@ -132,8 +132,8 @@ impl Store for Mutated {
         self.store.dead_letters(tenant, after, limit)
     }
 
-    fn active(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>> {
-        self.store.active(tenants)
+    fn usage(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<Usage>> {
+        self.store.usage(tenants)
     }
 
     fn tenants(&self) -> Answer<'_, Vec<Tenant>> {

@@ -17,7 +17,7 @@ use store::memory::{MemoryOptions, MemoryStore};
 use store::{
     Answer, Cancellation, CancellationResult, Change, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health,
     Insert, InsertLogEntry, Inserted, ListBy, ListPage, ListRead, Order, Outdated, OwnerWrite, Placed, Positions,
-    Store, StoreError, WriteRejection, Written,
+    Store, StoreError, Usage, WriteRejection, Written,
 };
 use store_conformance::differential::{self, Operation};
 
@@ -328,8 +328,8 @@ impl Store for Broken {
         })
     }
 
-    fn active(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>> {
-        self.store.active(tenants)
+    fn usage(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<Usage>> {
+        self.store.usage(tenants)
     }
 
     fn tenants(&self) -> Answer<'_, Vec<Tenant>> {

@@ -123,14 +123,19 @@ impl Machine {
         // This method reads the labels before it writes, so a damaged row leads to an error without any change.
         let labels = |row: &[u8]| schedule::labels(row).map_err(|error| self.rows.malformed(number, error));
         let (labels, labels_before) = (labels(&row)?, labels(&known.row)?);
+        let overwritten = self.rows.row(number, at)?.map(|row| row.len());
         self.index().put(Family::Rows, &key::row(number), &row, at);
         self.write_changed(at, known.incarnation, &Changed { state, row: number });
         // The index keeps the first row of a schedule, because the state machine recognises a repeated create by this
         // row.
+        let mut memory = self.memory();
         if known.changed.row != known.incarnation && known.changed.row != number {
             self.index().remove(Family::Rows, &key::row(known.changed.row), at);
+            memory.usages.resize(before.tenant, Some(known.row.len()), None);
         }
-        self.memory().active.change(before.tenant, Some(known.changed.state.status), state.status);
+        memory.usages.resize(before.tenant, overwritten, Some(row.len()));
+        memory.usages.count(before.tenant, Some(known.changed.state.status), Some(state.status));
+        drop(memory);
         self.write_labels(at, head.tenant, known.incarnation, &labels, &labels_before);
         Ok(row)
     }
@@ -148,13 +153,15 @@ impl Machine {
             return rejected(WriteRejection::NotFound);
         };
         let run_key = key::run(of);
-        if self.rows.run_state(&run_key, at)?.is_some_and(RunState::is_final) {
+        let before = self.rows.run_state(&run_key, at)?;
+        if before.is_some_and(|(state, _)| state.is_final()) {
             return rejected(WriteRejection::Resolved);
         }
         if let Some(due) = then {
             self.write_due(at, poller, due);
         }
         self.index().put(Family::Points, &run_key, run.value, at);
+        self.memory().usages.resize(run.tenant, before.map(|(_, len)| len), Some(run.value.len()));
         if run.state == RunState::Failed {
             self.index().put(Family::Points, &key::dead_letter(run.tenant, of), &[], at);
         }
@@ -166,7 +173,7 @@ impl Machine {
 
     fn end(&self, at: Sequence, poller: PollerId, incarnation: Incarnation, mut changed: Changed, revision: Revision) {
         if is_live_at(&changed, revision) {
-            self.memory().active.change(poller.tenant, Some(Status::Active), Status::Ended);
+            self.memory().usages.count(poller.tenant, Some(Status::Active), Some(Status::Ended));
             changed.state.status = Status::Ended;
             changed.state.next = None;
             self.write_changed(at, incarnation, &changed);

@@ -3,6 +3,7 @@
 //! The history sweep chooses rows without a lock. This module checks each row again, and keeps a row that has changed
 //! since the choice.
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 use domain::{Incarnation, Occurrence, RunState, Status, Timestamp};
@@ -50,6 +51,7 @@ impl Machine {
             self.index().remove(Family::Points, &dead_letter, at);
         }
         self.index().remove(Family::Points, &run_key, at);
+        self.memory().usages.resize(tenant, Some(value.len()), None);
         Ok(true)
     }
 
@@ -88,10 +90,13 @@ impl Machine {
         deleted.entry(Bucket::of(head.tenant, incarnation)).or_default().insert(incarnation);
         // This method removes the state row last. A reader that still sees the state row also reads the schedule's row
         // as it was at that time.
-        self.index().remove(Family::Rows, &key::row(incarnation), at);
-        if known.changed.row != incarnation {
-            self.index().remove(Family::Rows, &key::row(known.changed.row), at);
+        for number in BTreeSet::from([incarnation, known.changed.row]) {
+            if let Some(row) = self.rows.row(number, at)? {
+                self.index().remove(Family::Rows, &key::row(number), at);
+                self.memory().usages.resize(head.tenant, Some(row.len()), None);
+            }
         }
+        self.memory().usages.count(head.tenant, Some(known.changed.state.status), None);
         self.index().remove(Family::Points, &state_key, at);
         self.rows.states.forget(incarnation);
         Ok(true)

@@ -6,7 +6,7 @@ use stored::{Malformed, Take};
 // Kinds of rows in `Family::Points`. The first byte of a row's key is the kind.
 const ID: u8 = b'i';
 const STATE: u8 = b's';
-const RUN: u8 = b'r';
+pub(crate) const RUN: u8 = b'r';
 const DEAD_LETTER: u8 = b'd';
 pub(crate) const POSITIONS: u8 = b'p';
 pub(crate) const TERM: u8 = b't';
@@ -14,7 +14,7 @@ pub(crate) const TENANT: u8 = b'u';
 pub(crate) const HANDED_OVER: u8 = b'h';
 pub(crate) const AUDIT: u8 = b'a';
 pub(crate) const TICK: u8 = b'c';
-pub(crate) const ACTIVE: u8 = b'n';
+pub(crate) const USAGE: u8 = b'n';
 // The kind b'l' is not free: the module `super::listed` uses it for listing rows.
 const LABEL: u8 = b'b';
 
@@ -241,17 +241,17 @@ pub(crate) fn parse_tenant(key: &[u8]) -> Result<TenantId, Malformed> {
     Ok(id)
 }
 
-/// Returns the key of a tenant's count of active schedules. A row whose key is only [`ACTIVE`] marks the counts as
-/// complete.
-pub(crate) fn active(tenant: TenantId) -> [u8; 5] {
-    let mut key = [ACTIVE; 5];
+/// Returns the key of the numbers of a tenant's schedules and bytes. A row whose key is only [`USAGE`] marks the
+/// numbers as complete.
+pub(crate) fn usage(tenant: TenantId) -> [u8; 5] {
+    let mut key = [USAGE; 5];
     key[1..].copy_from_slice(&tenant.0.to_be_bytes());
     key
 }
 
-pub(crate) fn parse_active(key: &[u8]) -> Result<TenantId, Malformed> {
-    let mut take = Take::new("a count's key", key);
-    take.version(ACTIVE)?;
+pub(crate) fn parse_usage(key: &[u8]) -> Result<TenantId, Malformed> {
+    let mut take = Take::new("the key of a tenant's usage", key);
+    take.version(USAGE)?;
     let id = TenantId(u32::from_be_bytes(take.array()?));
     take.end()?;
     Ok(id)

@@ -470,7 +470,7 @@ fn encoded_bytes_match_golden_file_of_version_1() {
         ("key handed over", key::handed_over(ShardId(5)).to_vec()),
         ("key tenant", key::tenant(TenantId(7)).to_vec()),
         ("key audit", key::audit(TenantId(7), 9).to_vec()),
-        ("key active", key::active(TenantId(7)).to_vec()),
+        ("key usage", key::usage(TenantId(7)).to_vec()),
         ("entry change tenant", one_entry(Kind::ChangeTenant, |builder| builder.change_tenant(&tenant, &audit))),
         (
             "entry write with conditions",

@@ -7,7 +7,7 @@ use domain::occurrence::Run;
 use domain::{DueKey, LabelKey, Occurrence, RunState, Schedule, Status, Term};
 use runtime::Runtime;
 use simulator::{Incident, Simulation, run_seeds};
-use store::{Change, Insert, ListBy, ListRead, Order, OwnerWrite, Positions, Store};
+use store::{Change, Insert, ListBy, ListRead, Order, OwnerWrite, Positions, Store, Usage};
 use store_embedded::{IndexKind, Options};
 
 use crate::support::{Home, POLLER, TENANT, one_shot, small};
@@ -47,6 +47,10 @@ impl Owned {
     async fn write(&self, change: Change) {
         let write = OwnerWrite { term: self.term, poller: POLLER, change };
         self.home.store.write(vec![write]).await.unwrap().remove(0).unwrap();
+    }
+
+    async fn usage(&self) -> Usage {
+        self.home.store.usage(vec![TENANT]).await.unwrap()[0]
     }
 
     /// Inserts a one-shot schedule that is due now.
@@ -120,6 +124,8 @@ fn history_sweep_deletes_old_schedules_and_keeps_other_schedules() {
         owned.pass(PERIOD * 3).await;
 
         let owned = owned.reopen().await;
+        let usage = owned.usage().await;
+        assert_eq!((usage.active, usage.ended, usage.cancelled), (2, 1, 0));
         for gone in [&fired, &dead, &cancelled] {
             assert_eq!((owned.find(gone).await, owned.named(gone).await), (None, None));
             assert_eq!(owned.run(gone.due.occurrence).await, None);
@@ -149,12 +155,16 @@ fn history_sweep_deletes_rows_of_old_schedule_but_keeps_reused_id() {
         assert_eq!(owned.find(&first).await.map(|found| found.revision.0), Some(2));
         owned.write(Change::Cancel(first.schedule.incarnation)).await;
         owned.pass(PERIOD * 2).await;
+        let before_second = owned.usage().await;
+        assert_eq!((before_second.active, before_second.cancelled), (0, 1));
         let second = owned.insert(4, Some("name")).await;
+        let bytes = owned.usage().await.bytes - before_second.bytes;
         owned.pass(HISTORY + PERIOD * 2).await;
         assert_eq!(owned.find(&first).await, None);
         assert_eq!(owned.named(&second).await.map(|found| found.incarnation), Some(second.schedule.incarnation));
         let rows = owned.home.store.verify().await.unwrap().rows;
         assert_eq!(rows[0], 1, "one schedule has one row: {rows:?}");
+        assert_eq!(owned.usage().await, Usage { active: 1, bytes, ..Usage::default() });
         owned.home.close().await;
     });
 }

@@ -29,7 +29,11 @@ async fn listed(store: &dyn Store, by: By<'_>) -> Vec<Incarnation> {
 const BLUE: By<'_> = By::Label { name: "team", value: "blue" };
 
 /// Statements that revert the schema to version 4.
-const UNDO: &str = "drop table reveille.schedule_label; drop function reveille.keep_labels cascade;
+const UNDO: &str = "drop function reveille.count_schedules, reveille.count_runs cascade;
+    drop function reveille.add_usage, reveille.add_run_usage, reveille.usage_slot, reveille.row_bytes;
+    drop table reveille.usage, reveille.run_usage;
+    create table reveille.active (tenant bigint not null, slot smallint not null, schedules bigint not null);
+    drop table reveille.schedule_label; drop function reveille.keep_labels cascade;
     alter table reveille.schedule drop column labels; drop index reveille.schedule_listed;
     update reveille.meta set version = 4";
 

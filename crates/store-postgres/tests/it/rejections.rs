@@ -41,7 +41,7 @@ fn open_error_explains_an_unreachable_server_or_a_rejected_login() {
         let error = open_error(&runtime, "postgres//a:secret@b", quick()).await;
         assert!(matches!(error, OpenError::Url(_)), "{error}");
         let options = Options { password: Some(test_servers::postgres::PASSWORD.to_owned()), ..quick() };
-        Home::try_open(&runtime, &wrong, options).await.unwrap().close().await;
+        Home::try_open(&runtime, &wrong, options).await.unwrap().stop().await;
     });
 }
 

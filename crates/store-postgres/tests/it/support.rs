@@ -11,7 +11,7 @@ use domain::{
     DueKey, HttpTarget, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId, Spec, Status,
     Target, TenantId, Term, Timestamp, When,
 };
-use postgres_client::{Link, Server};
+use postgres_client::{Failure, Link, Server, Session};
 use runtime::{Runtime, TaskEnd, TaskSet};
 use store::{Change, DueBound, DueRead, Insert, OwnerWrite, Store};
 use test_servers::postgres::{Postgres, shared};
@@ -49,20 +49,59 @@ pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
 pub(crate) struct Home {
     pub(crate) store: Arc<PostgresStore>,
     tasks: TaskSet,
+    runtime: Runtime,
+    url: String,
 }
+
+/// Counts the tenants whose maintained usage differs from a count of all rows.
+const WRONG_USAGES: &str = "with
+    counted as (
+        select tenant, sum(active) as active, sum(ended) as ended, sum(cancelled) as cancelled, sum(bytes) as bytes
+        from (
+            select tenant, (status = 0)::integer as active, (status = 1)::integer as ended,
+                (status = 2)::integer as cancelled, reveille.row_bytes(spec) as bytes
+            from reveille.schedule
+            union all select tenant, 0, 0, 0, reveille.row_bytes(value) from reveille.run
+        ) r group by tenant
+    ),
+    kept as (
+        select tenant, sum(active) as active, sum(ended) as ended, sum(cancelled) as cancelled, sum(bytes) as bytes
+        from (
+            select tenant, active, ended, cancelled, bytes from reveille.usage
+            union all select tenant, 0, 0, 0, bytes from reveille.run_usage
+        ) u group by tenant
+    )
+    select count(*) from counted c full join kept k using (tenant)
+    where (coalesce(c.active, 0), coalesce(c.ended, 0), coalesce(c.cancelled, 0), coalesce(c.bytes, 0))
+        is distinct from (coalesce(k.active, 0), coalesce(k.ended, 0), coalesce(k.cancelled, 0), coalesce(k.bytes, 0))";
 
 impl Home {
     pub(crate) async fn try_open(runtime: &Runtime, url: &str, options: Options) -> Result<Self, OpenError> {
         let tasks = TaskSet::new(runtime);
         let store = PostgresStore::open(runtime, &tasks, url, options).await?;
-        Ok(Home { store: Arc::new(store), tasks })
+        Ok(Home { store: Arc::new(store), tasks, runtime: runtime.clone(), url: url.to_owned() })
     }
 
     pub(crate) async fn open(runtime: &Runtime, url: &str) -> Self {
         Home::try_open(runtime, url, Options::default()).await.unwrap()
     }
 
+    /// Closes the store, and checks that the usage of each tenant equals a count of its rows.
     pub(crate) async fn close(self) {
+        let server = Server::new(&self.url, postgres_client::Options::default()).unwrap();
+        let runtime = self.runtime.clone();
+        self.stop().await;
+        let wrong: i64 = Session::once(&runtime, &Arc::new(server), async |session| {
+            let row = session.within(session.client().query_one(WRONG_USAGES, &[])).await?;
+            Ok::<_, Failure>(row.get(0))
+        })
+        .await
+        .unwrap();
+        assert_eq!(wrong, 0, "tenants with a wrong usage");
+    }
+
+    /// Closes the store.
+    pub(crate) async fn stop(self) {
         self.store.close();
         drop(self.store);
         for (name, end) in self.tasks.join().await {

@@ -13,8 +13,11 @@ use domain::{
 
 use crate::{
     Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, InsertLogEntry, ListBy, ListPage, ListRead,
-    Order, Outdated, Positions, WriteRejection,
+    Order, Outdated, Positions, Usage, WriteRejection,
 };
+
+/// Number of bytes that [`Usage::bytes`] counts for each schedule and each run in addition to the payload.
+const ROW_BYTES: u64 = 256;
 
 /// Caller that writes a due row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -286,9 +289,14 @@ impl Model {
         run.state == RunState::Failed && !self.redriven.contains(&run.occurrence)
     }
 
-    pub(super) fn active(&self, tenant: TenantId) -> u64 {
-        let is_active = |schedule: &&Arc<Schedule>| schedule.tenant == tenant && schedule.status == Status::Active;
-        self.schedules.values().filter(is_active).count() as u64
+    pub(super) fn usage(&self, tenant: TenantId) -> Usage {
+        let mut usage = Usage::default();
+        for schedule in self.schedules.values().filter(|schedule| schedule.tenant == tenant) {
+            *usage.count_mut(schedule.status) += 1;
+            usage.bytes += schedule.spec.payload.len() as u64 + ROW_BYTES;
+        }
+        usage.bytes += self.runs.values().filter(|run| run.tenant == tenant).count() as u64 * ROW_BYTES;
+        usage
     }
 
     pub(super) fn tenants(&self) -> Vec<Tenant> {

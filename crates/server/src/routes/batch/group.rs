@@ -15,7 +15,7 @@ use super::record::Record;
 use crate::idempotency::Key;
 use crate::quota::Reservation;
 use crate::rejection::{Rejected, to_json};
-use crate::routes::created::{may_exist, reject_create};
+use crate::routes::created::{reject_create, written};
 use crate::routes::once::{self, Once};
 use crate::spans;
 use crate::state::AppState;
@@ -115,7 +115,7 @@ fn outcomes(
     let failed = results.as_ref().err().cloned();
     let results = results.unwrap_or_default();
     for (reservation, result) in reservations.iter().zip(&results) {
-        app.pending.finish(reservation, may_exist(result));
+        app.stored.finish(reservation, written(result, true));
     }
     let mut results = results.into_iter();
     let outcomes = entries.into_iter().map(|Entry { line, checked }| {

@@ -1,0 +1,154 @@
+//! Stored schedules and bytes of each tenant. The state machine updates the numbers with every change and writes them
+//! with each checkpoint.
+//!
+//! Invariant: a checkpoint contains the numbers after its last entry, so a replay from the checkpoint continues with
+//! correct numbers. The index of an earlier build lacks them. This build then reads all rows of the index once.
+//!
+//! docs/decisions/0201-count-stored-bytes-with-every-change.md gives the reasons for the design.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+
+use domain::{Status, TenantId};
+use store::{StoreError, Usage};
+use stored::{Malformed, Put as _, Take, run, schedule};
+
+use crate::codec::key;
+use crate::index::{Family, Index, Sequence};
+use crate::read::{Rows, damaged, just_after};
+
+/// Version of the rows that contain the numbers. Rows of version 1, which earlier builds wrote, contain only the number
+/// of active schedules.
+const VERSION: u8 = 2;
+/// Number of bytes that each schedule row and each run counts in addition to its value. This is about the size of the
+/// keys and of the small rows that belong to it.
+const ROW_BYTES: u64 = 128;
+/// Number of schedules that one step of the count reads.
+const PAGE: usize = 1_000;
+
+#[derive(Debug, Default)]
+pub(crate) struct Usages {
+    of: BTreeMap<TenantId, Usage>,
+    /// Tenants whose numbers differ from the last written numbers.
+    changed: BTreeSet<TenantId>,
+    /// True if the written numbers are complete. A tenant without a row then has no schedules.
+    is_complete: bool,
+}
+
+impl Usages {
+    pub(crate) fn of(&self, tenant: TenantId) -> Usage {
+        self.of.get(&tenant).copied().unwrap_or_default()
+    }
+
+    /// Counts a schedule whose status changed from `before` to `after`. `None` means that the schedule does not exist.
+    pub(crate) fn count(&mut self, tenant: TenantId, before: Option<Status>, after: Option<Status>) {
+        if before == after {
+            return;
+        }
+        let usage = self.change(tenant);
+        // A number never drops below 0, even if a damaged disk lost rows.
+        if let Some(before) = before {
+            let count = usage.count_mut(before);
+            *count = count.saturating_sub(1);
+        }
+        if let Some(after) = after {
+            *usage.count_mut(after) += 1;
+        }
+    }
+
+    /// Counts a row whose value changed from `before` to `after` bytes. `None` means that the row does not exist.
+    pub(crate) fn resize(&mut self, tenant: TenantId, before: Option<usize>, after: Option<usize>) {
+        let size = |len: Option<usize>| len.map_or(0, |len| len as u64 + ROW_BYTES);
+        if size(before) != size(after) {
+            let usage = self.change(tenant);
+            usage.bytes = (usage.bytes + size(after)).saturating_sub(size(before));
+        }
+    }
+
+    fn change(&mut self, tenant: TenantId) -> &mut Usage {
+        self.changed.insert(tenant);
+        self.of.entry(tenant).or_default()
+    }
+
+    /// Writes the numbers that changed since the last call. The sequence of these writes is after all other writes of
+    /// the last entry.
+    pub(crate) fn write(&mut self, index: &dyn Index, last_entry: u64) {
+        let at = Sequence::end_of(last_entry);
+        for tenant in std::mem::take(&mut self.changed) {
+            let usage = self.of(tenant);
+            let mut value = vec![VERSION];
+            for number in [usage.active, usage.ended, usage.cancelled, usage.bytes] {
+                value.u64(number);
+            }
+            index.put(Family::Points, &key::usage(tenant), &value, at);
+        }
+        if !std::mem::replace(&mut self.is_complete, true) {
+            index.put(Family::Points, &[key::USAGE], &[VERSION], at);
+        }
+    }
+
+    pub(crate) fn take_row(&mut self, row_key: &[u8], value: &[u8]) -> Result<(), Malformed> {
+        if value.first() == Some(&1) {
+            return Ok(());
+        }
+        let mut take = Take::new("the numbers of a tenant's rows", value);
+        take.version(VERSION)?;
+        if row_key == [key::USAGE] {
+            self.is_complete = true;
+            return take.end();
+        }
+        let [active, ended, cancelled, bytes] = [take.u64()?, take.u64()?, take.u64()?, take.u64()?];
+        self.of.insert(key::parse_usage(row_key)?, Usage { active, ended, cancelled, bytes });
+        take.end()
+    }
+
+    /// Counts all rows as of the sequence `before`, unless the numbers from the index are complete.
+    pub(crate) fn complete(&mut self, rows: &Rows, before: Sequence) -> Result<(), StoreError> {
+        if self.is_complete {
+            return Ok(());
+        }
+        self.of.clear();
+        let schedules = self.count_schedules(rows, before)?;
+        let runs = self.count_runs(rows, before)?;
+        if schedules > 0 {
+            tracing::info!(schedules, runs, "stored rows counted, because an earlier build stored no numbers of bytes");
+        }
+        Ok(())
+    }
+
+    fn count_schedules(&mut self, rows: &Rows, before: Sequence) -> Result<u64, StoreError> {
+        let (mut from, mut counted) = (Vec::new(), 0);
+        loop {
+            let numbers = rows.numbers(&from, before, PAGE)?;
+            let Some(last) = numbers.last() else { return Ok(counted) };
+            from = just_after(&key::row(*last));
+            for number in numbers {
+                let Some(row) = rows.row(number, before)? else { continue };
+                let head = schedule::head(&row).map_err(|error| rows.malformed(number, error))?;
+                self.resize(head.tenant, None, Some(row.len()));
+                // If no schedule has this incarnation, the row contains a later spec of another incarnation.
+                if let Some(known) = rows.known(number, before)? {
+                    self.count(head.tenant, None, Some(known.changed.state.status));
+                    counted += 1;
+                }
+            }
+        }
+    }
+
+    fn count_runs(&mut self, rows: &Rows, before: Sequence) -> Result<u64, StoreError> {
+        let (mut counted, mut first_error) = (0, None);
+        let scan = rows.index.scan(Family::Points, &[key::RUN], &[key::RUN + 1], before, &mut |_, value| {
+            match run::summary(value) {
+                Ok((tenant, ..)) => self.resize(tenant, None, Some(value.len())),
+                Err(error) => {
+                    first_error = Some(error);
+                    return ControlFlow::Break(());
+                }
+            }
+            counted += 1;
+            ControlFlow::Continue(())
+        });
+        scan.map_err(damaged)?;
+        first_error.map_or(Ok(counted), |error| Err(rows.malformed_point(&[key::RUN], error)))
+    }
+}
