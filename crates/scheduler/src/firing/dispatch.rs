@@ -344,9 +344,11 @@ impl Dispatch {
         self.end_share_waits();
     }
 
-    /// Returns the end of the earliest wait.
+    /// Returns the end of the earliest wait. If the service has no free slot, this is `None`: no key can start before an
+    /// attempt ends, and [`Dispatch::pop`] does not end waits before then.
     pub(crate) fn next_wait(&self) -> Option<Monotonic> {
-        self.waits.first().map(|(until, _)| *until)
+        let is_full = self.in_flight >= self.in_flight_max;
+        self.waits.first().map(|(until, _)| *until).filter(|_| !is_full)
     }
 
     fn end_waits(&mut self, now: Monotonic) {

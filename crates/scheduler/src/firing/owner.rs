@@ -199,7 +199,9 @@ impl Owner {
     fn next_wake(&self) -> Monotonic {
         let now = self.context.runtime.now();
         let monotonic = self.context.runtime.monotonic();
-        let next = self.dispatch.next_wait().map_or(self.next_period, |wait| wait.min(self.next_period));
+        // Without a free slot, `fire` takes no key from the dispatch queue. The end of a wait is then no reason to wake.
+        let wait = self.dispatch.next_wait().filter(|_| self.unfinished < self.options.in_flight_max);
+        let next = wait.map_or(self.next_period, |wait| wait.min(self.next_period));
         match self.window.next_expiry() {
             Some(at) if at <= now => monotonic,
             Some(at) => next.min(monotonic + at.since(now)),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use super::Shared;
 use super::state::{MemberIndex, TimerKey};
+use super::{POLLS_PER_INSTANT_MAX, Shared};
 use crate::random::nanos;
 
 /// Future that is ready at `at`. If this start of the member has ended, the future is pending forever.
@@ -35,9 +35,13 @@ impl Future for Sleep {
             return Poll::Pending;
         }
         if core.now >= self.at {
+            // A task that only waits for instants in the past never returns to the executor.
+            core.polls_now += u64::from(self.timer.is_none());
+            let is_endless = core.polls_now > POLLS_PER_INSTANT_MAX;
             let unused = self.timer.take().and_then(|key| core.clear_timer(key));
             drop(core);
             drop(unused);
+            assert!(!is_endless, "a task waits endlessly for instants in the past, so time does not advance");
             return Poll::Ready(());
         }
         let unused = match self.timer {

@@ -286,6 +286,19 @@ fn run_fails_if_a_task_wakes_itself_endlessly() {
 }
 
 #[test]
+fn run_fails_if_a_task_waits_endlessly_for_past_instants() {
+    let sim = Simulation::new(0);
+    let a = sim.member("a");
+    sim.member("a").spawn("spinner", async move {
+        loop {
+            a.sleep_until(a.monotonic()).await;
+        }
+    });
+    let message = panic_of(|| sim.run_for(SECOND));
+    assert!(message.contains("time does not advance"), "{message}");
+}
+
+#[test]
 fn run_fails_if_it_exceeds_its_time_limit() {
     let sim = Simulation::new(0);
     sim.set_time_limit(SECOND * 60);

@@ -312,6 +312,26 @@ fn member_with_quarter_of_tenants_pollers_gets_quarter_of_tenants_rate() {
 }
 
 #[test]
+fn end_of_a_wait_does_not_wake_a_service_without_free_slots() {
+    let mut dispatch = dispatch(100, 1, 100);
+    dispatch.limit(TenantId(2), limits(Quotas::NONE.with(Quota::CallbacksPerMinute, 60)));
+    for entry in 0..62 {
+        dispatch.push(lane(2, 1), entry, NOW);
+    }
+    for _ in 0..60 {
+        assert_eq!(popped(&mut dispatch, AT).len(), 1);
+        dispatch.ended(lane(2, 1), AT, AVAILABLE);
+    }
+    assert_eq!(popped(&mut dispatch, AT), Vec::<u32>::new());
+    assert_eq!(dispatch.next_wait(), Some(later(1_000).monotonic));
+    dispatch.push(lane(3, 1), 100, NOW);
+    assert_eq!(popped(&mut dispatch, AT), [100]);
+    assert_eq!(dispatch.next_wait(), None);
+    dispatch.ended(lane(3, 1), later(2_000), AVAILABLE);
+    assert_eq!(popped(&mut dispatch, later(2_000)), [60], "the ended wait gives the tenant a turn");
+}
+
+#[test]
 fn unavailable_target_gets_probes_and_delays_no_other_target() {
     let unavailable = Some(TargetHealth::Unavailable);
     let mut dispatch = dispatch(60, 100, 100);
