@@ -6,6 +6,7 @@
 //! the defaults.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -89,6 +90,10 @@ pub(crate) struct TuningArguments {
     /// Maximum number of idle connections to targets; each connection takes a file descriptor [0 to 1000000]
     #[arg(long, value_parser = count(0, 1_000_000), default_value_t = callback().idle_connections_max, env = "REVEILLE_CALLBACK_IDLE_CONNECTIONS_MAX")]
     callback_idle_connections_max: usize,
+    /// Address and port of a DNS server for the host names of targets; repeat the option or separate the values with
+    /// commas [default: the servers of /etc/resolv.conf]
+    #[arg(long, value_delimiter = ',', env = "REVEILLE_CALLBACK_NAME_SERVER")]
+    callback_name_server: Vec<SocketAddr>,
     /// PEM file with certificate authorities to trust for targets, in addition to the authorities in Mozilla's list
     #[arg(long, env = "REVEILLE_CALLBACK_ROOTS")]
     callback_roots: Option<PathBuf>,
@@ -143,6 +148,7 @@ impl TuningArguments {
         callback.connect_timeout = self.callback_connect_timeout.0;
         callback.idle_timeout = self.callback_idle_timeout.0;
         callback.idle_connections_max = self.callback_idle_connections_max;
+        callback.name_servers.clone_from(&self.callback_name_server);
         callback.extra_roots = self.roots()?;
         options.store.free_bytes_floor = self.free_bytes_floor;
         options.store.cache_bytes = self.cache_bytes;
