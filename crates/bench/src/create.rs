@@ -7,7 +7,7 @@ use std::time::Duration;
 use domain::{Incarnation, ScheduleId, Timestamp};
 use runtime::Runtime;
 
-use crate::load::{self, Exchange, LoadReport, Pace, Plan};
+use crate::load::{self, Exchange, Pace, Plan};
 use crate::message::{Head, PAYLOAD_BYTES, Schedules, write_request};
 use crate::process::Meter;
 use crate::report::{Row, mebibytes};
@@ -117,23 +117,6 @@ pub(crate) async fn change_trial(
         measure(runtime, server, "reschedule", load, count, reschedule).await?,
         measure(runtime, server, "cancel", load, count, cancel).await?,
     ])
-}
-
-/// Cancels the given schedules of the tenant whose key is in `head`, as fast as possible. A schedule that has fired or
-/// is in flight counts as rejected.
-///
-/// # Errors
-/// Returns an error if the server is unreachable.
-pub(crate) async fn cancel_all(
-    runtime: &Runtime,
-    head: Head,
-    incarnations: Vec<Incarnation>,
-) -> anyhow::Result<LoadReport> {
-    const CONNECTIONS: usize = 32;
-    const DURATION_MAX: Duration = Duration::from_secs(600);
-    let (address, requests_max) = (head.host, incarnations.len() as u64);
-    let plan = Plan { address, connections: CONNECTIONS, pace: Pace::Closed, duration: DURATION_MAX, requests_max };
-    load::run(runtime, plan, Arc::new(Cancel { head, incarnations: incarnations.into() })).await
 }
 
 async fn measure(

@@ -64,7 +64,7 @@ pub enum Command {
     Fire(FireArguments),
     /// Measure memory, restart time and lateness of callbacks while many schedules are pending
     Pending(PendingArguments),
-    /// Measure how much a demanding tenant delays another tenant's callbacks; fail if the delay exceeds a bound
+    /// Measure how much attacks of a tenant delay another tenant's callbacks; fail if the delay exceeds a bound
     Fairness(FairnessArguments),
     /// Raise and lower a tenant's quota while many schedules are pending; fail if a callback is missed or duplicated
     QuotaChange(QuotaChangeArguments),

@@ -123,6 +123,11 @@ pub(crate) fn rss_anon(pid: u32) -> u64 {
     kibibytes.unwrap_or(0) * 1024
 }
 
+/// Returns the number of open file descriptors; zero if the process does not exist.
+pub(crate) fn open_files(pid: u32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
+}
+
 /// Returns the bytes that a folder and its contents occupy on disk.
 pub(crate) fn disk_bytes(folder: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;

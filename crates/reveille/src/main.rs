@@ -169,6 +169,8 @@ async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
         Command::Check(arguments) => maintenance::check(runtime, &arguments).await,
         #[cfg(feature = "bench")]
         Command::Bench(command) => {
+            // Some benchmarks open thousands of connections.
+            descriptors::raise_limit();
             bench::run(runtime, command, store_postgres::Options::default().creator_connections).await
         }
     }

@@ -1,0 +1,96 @@
+//! Use of processor time by the control run. The control uses as much processor time as the attack used, so that the
+//! difference of the two runs is not the mere lack of processor time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use runtime::{Monotonic, Runtime, TaskSet};
+
+use crate::process::cpu;
+
+/// Threads that use processor time until a drop of this value.
+pub(super) struct Burner {
+    stop: Arc<AtomicBool>,
+    _tasks: TaskSet,
+}
+
+/// Processor time that the server and this process use together.
+#[derive(Clone, Copy)]
+struct Budget {
+    server: Option<u32>,
+    /// Mean number of processors in use.
+    processors: f64,
+    since: Monotonic,
+    used_before: Duration,
+}
+
+/// Longest time between two measurements of the used processor time.
+const STEP: Duration = Duration::from_millis(5);
+
+impl Burner {
+    /// Starts threads that use as much processor time as this process and the process `server` need in addition to use
+    /// `processors` processors together.
+    pub(super) fn start(runtime: &Runtime, server: Option<u32>, processors: f64) -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let budget = Budget { server, processors, since: runtime.monotonic(), used_before: used(server) };
+        let (tasks, stop) = (TaskSet::new(runtime), Arc::new(AtomicBool::new(false)));
+        for _ in 0..threads {
+            let (runtime, stop) = (runtime.clone(), stop.clone());
+            tasks.spawn_thread("burner", async move { burn(&runtime, budget, threads, &stop) });
+        }
+        Burner { stop, _tasks: tasks }
+    }
+}
+
+impl Drop for Burner {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Returns the processor time that this process and the process `server` have used since their start.
+fn used(server: Option<u32>) -> Duration {
+    server.map_or(Duration::ZERO, cpu) + cpu(std::process::id())
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a dedicated thread sleeps as long as the load leaves the processor free"
+)]
+fn burn(runtime: &Runtime, budget: Budget, threads: usize, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        let now = runtime.monotonic();
+        let missing = budget.missing(now, used(budget.server));
+        if missing.is_zero() {
+            std::thread::sleep(STEP);
+            continue;
+        }
+        let busy_for = (missing / u32::try_from(threads).unwrap_or(u32::MAX)).min(STEP);
+        while runtime.monotonic().since(now) < busy_for {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+impl Budget {
+    /// Returns the processor time that is missing at `now`, if the processes have used `used`.
+    fn missing(&self, now: Monotonic, used: Duration) -> Duration {
+        let wanted = now.since(self.since).mul_f64(self.processors);
+        wanted.saturating_sub(used.saturating_sub(self.used_before))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_burns_only_the_processor_time_that_the_load_leaves_over() {
+        let since = Monotonic::from_start(Duration::from_secs(3));
+        let budget = Budget { server: None, processors: 1.5, since, used_before: Duration::from_secs(7) };
+        let now = since + Duration::from_secs(10);
+        assert_eq!(budget.missing(now, Duration::from_secs(7 + 5)), Duration::from_secs(10));
+        assert_eq!(budget.missing(now, Duration::from_secs(7 + 16)), Duration::ZERO);
+    }
+}
