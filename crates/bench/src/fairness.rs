@@ -44,7 +44,7 @@ pub struct FairnessArguments {
     /// Seconds of each run; `--runs` is the number of pairs of an attack and a control
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     duration: u64,
-    /// Seconds in which the trial creates the schedules of a run [default: 4, and one for 8,000 schedules]
+    /// Seconds in which the trial creates the schedules of a run [default: 10, and one for each 4,000 schedules]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     lead: Option<u64>,
     /// Largest allowed increase of the 99th percentile, in milliseconds
@@ -191,7 +191,7 @@ impl Trial<'_> {
     }
 
     fn lead(&self) -> Duration {
-        Duration::from_secs(self.arguments.lead.unwrap_or(4 + self.count() / 8_000))
+        Duration::from_secs(self.arguments.lead.unwrap_or(10 + self.count() / 4_000))
     }
 
     /// Measures callbacks of the observed tenant that fall due from `ready_at` on, and waits for them. Uses further
