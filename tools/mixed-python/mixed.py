@@ -18,7 +18,7 @@ import yaml
 from kazoo.client import KazooClient
 
 START_MAX_S = 30
-# These options replace kazoo's default. By default, kazoo waits longer after each failure, up to an hour.
+# These options replace kazoo's defaults for retries. By default, kazoo waits longer after each failure, up to an hour.
 RETRY = {"max_tries": -1, "delay": 0.05, "max_delay": 0.5}
 
 
@@ -54,8 +54,8 @@ def bag_get(zk, respond, path, number):
 def bag_listen(zk, respond, path):
     for parent in ["item", "token"]:
         zk.ensure_path(f"{path}/{parent}")
-    # This function lists the tokens before the items. Every item whose number is at most the last number in the two
-    # lists then existed before the function listed the items.
+    # This function lists the tokens before the items. Therefore every item up to the highest number in the two lists
+    # existed before the function listed the items.
     last = max(map(number_of, zk.get_children(f"{path}/token")), default=-1)
     present = sorted(map(number_of, zk.get_children(f"{path}/item")))
     last = max([last, *present])
@@ -83,7 +83,7 @@ def item_path(path, number):
     return f"{path}/item/item{int(number):010d}"
 
 
-# Commands of leader queues. Each candidate watches its own node and the node before it.
+# Commands of leader queues. Each candidate watches its own node and the node of the candidate before it.
 
 
 def queue_join(zk, respond, path, data):

@@ -72,7 +72,7 @@ pub(crate) struct ChaosArguments {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Mutant {
-    /// Bug: the store accepts an old owner's writes, and an owner continues after the end of its lease
+    /// Bug: the store accepts an old owner's writes, and an owner continues its work after the end of its lease
     Unfenced,
     /// Bug: an owner that releases shards neither hands over the attempts in flight nor waits for the writes of
     /// outcomes
@@ -80,8 +80,8 @@ pub(crate) enum Mutant {
 }
 
 const CLIENTS: u32 = 24;
-/// Length of a run in minutes. A shorter run uses short faults, little time between faults, and callbacks that are due
-/// soon.
+/// Minimum length of a normal run, in minutes. A shorter run uses short faults, little time between faults, and
+/// callbacks that are due soon.
 const HURRY_MINUTES: u64 = 5;
 /// Longest wait for outstanding callbacks after the end of all faults and after the last due instant.
 const OUTCOME_TIMEOUT: Duration = Duration::from_secs(60);
@@ -145,8 +145,8 @@ fn print_verdict(folder: &Path, failures: &[String]) -> anyhow::Result<ExitCode>
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs a cluster for the whole run, and writes its logs to `folder`. Returns the failures other than violated
-/// guarantees.
+/// Starts a cluster, runs it under load and faults, and writes the logs of the run to `folder`. Returns the failures
+/// other than violated guarantees.
 fn run_cluster(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &Path) -> anyhow::Result<Vec<String>> {
     let mut random = Random::new(seed);
     let hurry = arguments.minutes < HURRY_MINUTES;
@@ -249,7 +249,7 @@ fn disturb(cluster: &Cluster, plan: &mut Plan, seconds: u64, receiver: &Receiver
     });
 }
 
-/// Waits for all outstanding callbacks, and then for unwanted ones.
+/// Waits for all outstanding callbacks, and then for unwanted callbacks.
 fn wait_for_callbacks(cluster: &Cluster, folder: &Path, receiver: &Receiver) -> anyhow::Result<()> {
     eprintln!(
         "{:7.1} s  the last client request has ended; waiting for outstanding callbacks",
@@ -295,7 +295,8 @@ fn query_runs(cluster: &Cluster, folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Logs the poller of each schedule from the schedule's row. The payload of the row contains the schedule's token.
+/// Reads the poller of each schedule from the schedule's row, and logs it. The payload in the row contains the
+/// schedule's token.
 fn log_placements(postgres: &Postgres, url: &str, folder: &Path) -> anyhow::Result<()> {
     let database = url.rsplit('/').next().context("the database URL does not end with a database name")?;
     let select = r#"select substring(encode(spec, 'escape') from '"token":"([^"]*)"'), poller from reveille.schedule"#;

@@ -53,7 +53,7 @@ pub(crate) fn simulate(arguments: &[String]) -> anyhow::Result<ExitCode> {
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs `reveille bench election` with an ensemble of three servers and with Curator.
+/// Runs `reveille bench election` with an ensemble of three ZooKeeper servers, and with Curator as the peer.
 ///
 /// # Errors
 /// Returns an error if the ensemble, the peer or the benchmark does not start.
@@ -76,8 +76,8 @@ pub(crate) fn election(arguments: &[String]) -> anyhow::Result<ExitCode> {
 }
 
 /// Packages, and the common part of the names of their fuzz tests. Most fuzz tests are property tests, which generate
-/// new cases on each run. The journal's test uses the seeds from 0 to `REVEILLE_FUZZ_RUNS`, so each round covers more
-/// seeds.
+/// new cases on each run. The journal's test uses the seeds from 0 to `REVEILLE_FUZZ_RUNS`. This variable increases
+/// with each round, so that later rounds cover more seeds.
 const FUZZED: [(&str, &str); 9] = [
     ("domain", "any_text"),
     ("domain", "accepted_target_has_a_usable"),

@@ -121,7 +121,7 @@ fn metrics(body: &str) -> String {
     body.lines().map(line).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// Replaces instants near the present, durations and secrets.
+/// Replaces instants before the year after next, durations and secrets with fixed words.
 fn without_volatile_values(body: &str) -> String {
     let mut text = String::new();
     let mut rest = body;

@@ -38,7 +38,7 @@ pub(crate) struct DistArguments {
 /// without a licence text.
 pub(crate) fn run(arguments: DistArguments) -> anyhow::Result<ExitCode> {
     needs::provide(&needs::PACKAGES)?;
-    // The packages contain the modes of the files that this process creates.
+    // The umask fixes the modes of the files that this process creates, because the packages contain these modes.
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let release = Release::of_commit()?;
     let work = tempfile::tempdir()?;
@@ -67,13 +67,13 @@ fn packages() -> anyhow::Result<PathBuf> {
 /// Version and time of the packages, and the machine that they run on.
 struct Release {
     version: &'static str,
-    /// Time of the commit in seconds since 1970, which all packaged files have.
+    /// Time of the commit in seconds since 1970. All packaged files have this time.
     seconds: u64,
-    /// The same time in the format of RFC 3339.
+    /// Time of the commit in the format of RFC 3339.
     created: String,
     /// Name of the processor's architecture in Rust and in Linux.
     machine: &'static str,
-    /// Name of the same architecture in Debian and in images.
+    /// Name of the processor's architecture in Debian and in images.
     architecture: &'static str,
 }
 

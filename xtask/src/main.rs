@@ -56,7 +56,7 @@ enum Chore {
     Tidy,
     /// Write the index of the decisions, and copy tested code into the documents
     Index,
-    /// Pack the published crates, and build their examples from the packages outside this workspace
+    /// Pack the published crates, and build their examples outside this workspace with the packages
     Packages,
     /// Set the version of all crates
     Version {
@@ -91,7 +91,7 @@ enum Chore {
     },
     /// Build a tarball, a Debian package and an image for container engines from the release binary
     Dist(dist::DistArguments),
-    /// Install each package that `dist` built in a clean Debian 12, start the server, and wait for a callback
+    /// Install each package of `dist` in a clean Debian 12, start the server, and wait for a callback
     DistTest,
     /// Fuzz the parsers and the journal for longer than `test` does
     Fuzz {

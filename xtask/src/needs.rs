@@ -14,7 +14,7 @@ pub(crate) struct Need {
 
 const POSTGRESQL: &str = r#"ls /usr/lib/postgresql/*/bin/postgres || ls "$(pg_config --bindir)/postgres""#;
 
-/// Programs of `cargo xtask test`.
+/// Programs that `cargo xtask test` requires.
 pub(crate) const TESTS: [Need; 13] = [
     Need { program: "cc", arguments: &["--version"], package: "gcc" },
     Need { program: "git", arguments: &["--version"], package: "git" },
@@ -23,26 +23,26 @@ pub(crate) const TESTS: [Need; 13] = [
     Need { program: "strace", arguments: &["--version"], package: "strace" },
     Need { program: "python3", arguments: &["-c", "import venv, ensurepip"], package: "python3-venv" },
     Need { program: "systemd-analyze", arguments: &["--version"], package: "systemd" },
-    // The tests use these programs to run candidates in separate network namespaces.
+    // The tests use `ip` to run candidates in separate network namespaces.
     Need { program: "ip", arguments: &["-Version"], package: "iproute2" },
-    // The JDK runs ZooKeeper and compiles the peer with Curator; Maven fetches their jars.
+    // The JDK runs ZooKeeper, and compiles the test process that uses Curator. Maven fetches the jars.
     Need { program: "javac", arguments: &["-version"], package: "default-jdk-headless" },
     Need { program: "mvn", arguments: &["--version"], package: "maven" },
     // Node and npm compile and run the client in TypeScript.
     Need { program: "node", arguments: &["--version"], package: "nodejs" },
     Need { program: "npm", arguments: &["--version"], package: "npm" },
-    // Any installed version works. The crate `test-servers` starts its own servers and does not use the system's
-    // server.
+    // Any installed version of PostgreSQL works. The crate `test-servers` starts its own servers and does not use the
+    // server of the system.
     Need { program: "sh", arguments: &["-c", POSTGRESQL], package: "postgresql" },
 ];
 
-/// Programs of `cargo xtask dist`.
+/// Programs that `cargo xtask dist` requires.
 pub(crate) const PACKAGES: [Need; 2] = [
     Need { program: "objdump", arguments: &["--version"], package: "binutils" },
     Need { program: "dpkg-deb", arguments: &["--version"], package: "dpkg-dev" },
 ];
 
-/// Programs of `cargo xtask dist-test`.
+/// Programs that `cargo xtask dist-test` requires.
 pub(crate) const TRIALS: [Need; 5] = [
     Need { program: "mmdebstrap", arguments: &["--version"], package: "mmdebstrap" },
     Need { program: "skopeo", arguments: &["--version"], package: "skopeo" },

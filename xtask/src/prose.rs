@@ -1,5 +1,5 @@
-//! Finds the prose of a file, for the language check and the sample. Prose means comments, paragraphs of documents,
-//! string literals and test names.
+//! Finds the prose of a file, for the language check and for `cargo xtask sample`. Prose means comments, paragraphs of
+//! documents, string literals and test names.
 //!
 //! The lexer recognizes only the comments, strings and character literals of Rust, and no other part of its grammar.
 

@@ -26,7 +26,7 @@ pub(crate) fn run(seed: &str) -> anyhow::Result<ExitCode> {
             continue;
         }
         let is_test = file.path().contains("/tests/") || file.path().ends_with("tests.rs");
-        // Strings below this line belong to the unit tests at the end of the file.
+        // Strings below the line `#[cfg(test)]` belong to the unit tests at the end of the file.
         let tests_start = file.text().lines().position(|line| line == "#[cfg(test)]").unwrap_or(usize::MAX);
         for prose in prose::of_file(file.path(), file.text()) {
             let words = prose.text.split_whitespace().filter(|word| word.starts_with(char::is_alphabetic)).count();

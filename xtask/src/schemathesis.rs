@@ -10,14 +10,14 @@ use anyhow::{Context, ensure};
 use crate::stage::{self, Counts};
 
 const FOLDER: &str = "tools/schemathesis";
-/// Maximum number of examples for each operation and kind of data. The test has no time limit, because the requests
-/// must not depend on the speed of the machine. Then only a change of the code can fail the test.
+/// Maximum number of examples for each operation and kind of data. The test has no time limit, so that the requests do
+/// not depend on the speed of the machine, and only a change of the code can fail the test.
 const EXAMPLES_MAX: &str = "100";
 const START: Duration = Duration::from_secs(30);
 
 /// Runs of Schemathesis. Each entry has the role of the key, the paths that the role may use, and an excluded
-/// operation. The exclusion of `revokeKey` prevents an admin from revoking its own key, because the run could not
-/// continue without the key.
+/// operation. Without the exclusion of `revokeKey`, a run could revoke its own key, and could not continue without the
+/// key.
 const RUNS: [(&str, &str, &str); 3] = [
     ("writer", r"^/(v1/schedules|v1/runs|healthz|readyz|metrics)", "revokeKey"),
     ("admin", r"^/v1/(quotas|tenants/\{tenant\}/)", "revokeKey"),

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, ensure};
 
-/// Name of the program cargo. A start by name uses the toolchain that the checkout pins.
+/// Name of the program cargo. A command that starts cargo by this name uses the toolchain that the checkout pins.
 pub(crate) const CARGO: &str = "cargo";
 
 /// Returns the root of the checkout.
@@ -69,7 +69,7 @@ impl Counts {
         Counts { failed, ..self }
     }
 
-    /// Adds up the counts of all lines.
+    /// Returns the sum of the counts in all result lines of `text`.
     pub(crate) fn of_text(text: &str) -> Counts {
         let mut counts = Counts::default();
         for more in text.lines().filter_map(Counts::of_line) {

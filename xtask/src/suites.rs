@@ -1,7 +1,7 @@
 //! Runs test programs concurrently. Most suites wait for servers, timeouts and disks, so several of them share two
 //! cores well.
 //!
-//! The output of a suite is printed as a whole when the suite ends, so that the lines of two suites do not mix.
+//! This module prints the output of a suite as a whole when the suite ends, so that the lines of two suites do not mix.
 //!
 //! docs/decisions/0180-run-test-suites-side-by-side.md and docs/decisions/0181-lint-in-the-build-of-the-tests.md give the
 //! reasons for the design.
@@ -21,7 +21,7 @@ use crate::stage::{self, CARGO, Counts};
 /// Number of suites that run at the same time.
 const LANES: usize = 3;
 
-/// Binaries that take longest. They start first, so that no long suite runs alone at the end.
+/// Names of the suites that take longest. These suites start first, so that no long suite runs alone at the end.
 const LONGEST: [&str; 8] = [
     "reveille it",
     "coordination-postgres it",
@@ -47,9 +47,9 @@ pub(crate) struct Build {
     pub(crate) lints: Counts,
 }
 
-/// Environment of every build for the tests. Cargo compiles the crates of the workspace with clippy, which lints and
-/// generates the same code as rustc: a separate run of clippy would check every dependency a second time. The build is
-/// not incremental, because it usually starts from nothing.
+/// Environment variables of every build for the tests. Cargo compiles the crates of the workspace with clippy, which
+/// lints the code and generates the same binaries as rustc. A separate run of clippy would check every dependency a
+/// second time. The build is not incremental, because it usually starts without the results of an earlier build.
 pub(crate) const BUILD: [(&str, &str); 2] = [("RUSTC_WORKSPACE_WRAPPER", "clippy-driver"), ("CARGO_INCREMENTAL", "0")];
 
 /// Builds and lints the programs and tests of the workspace.
@@ -85,7 +85,7 @@ struct Message {
     target: Option<Target>,
 }
 
-/// A warning or an error of a crate of the workspace; cargo hides the warnings of other crates.
+/// Warning or error that the compiler reports for a crate of the workspace. Cargo hides the warnings for other crates.
 #[derive(Deserialize)]
 struct Diagnostic {
     rendered: String,
@@ -103,7 +103,8 @@ struct Target {
 }
 
 impl Message {
-    /// Returns the suite of this test binary. Like cargo, the suite runs the binary in the folder of its package.
+    /// Returns the suite if this message describes a test binary. Like cargo, the suite runs the binary in the folder
+    /// of its package.
     fn suite(self) -> Option<Suite> {
         let (executable, target) = (self.executable?, self.target?);
         let folder = self.manifest_path?.parent()?.to_owned();
@@ -122,7 +123,8 @@ impl Message {
     }
 }
 
-/// Runs all suites, prints the output of each suite, then the duration of each suite. Returns the sum of their counts.
+/// Runs all suites and prints the output of each suite. Then prints the duration of each suite. Returns the sum of the
+/// suites' counts.
 pub(crate) fn run(suites: Vec<Suite>) -> Counts {
     let queue = Mutex::new(VecDeque::from(suites));
     let ended = Mutex::new((Counts::default(), Vec::new()));
@@ -178,8 +180,8 @@ fn try_suite(suite: Suite) -> anyhow::Result<Counts> {
     Ok(Counts::of_text(&text).with_end(status.success()))
 }
 
-/// Prints with `print!`, because the test harness captures the output of this macro. Otherwise the suite that runs the
-/// tests of this file would count their output.
+/// Prints with `print!`, because the test harness captures the output of this macro. Without the capture, the suite of
+/// this crate would count the result lines that its own tests print.
 #[expect(clippy::print_stdout, reason = "the suites write to the output of this xtask command")]
 fn print(text: &str) {
     print!("{text}");

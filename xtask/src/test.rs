@@ -87,8 +87,8 @@ fn tests() -> anyhow::Result<Counts> {
     documentation.envs(suites::BUILD);
     suites.push(Suite { name: "doc tests".to_owned(), command: documentation });
     for suite in &mut suites {
-        // Property tests draw the same cases on every run, so that only a change of the code can fail them; the chore
-        // `fuzz` draws new cases.
+        // Property tests draw the same cases on every run, so that only a change of the code can fail them.
+        // `cargo xtask fuzz` draws new cases.
         suite.command.env("PROPTEST_RNG_SEED", "1");
         // Some tests panic on purpose, thousands of times. With this setting, each panic prints only its location and
         // no backtrace.

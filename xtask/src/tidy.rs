@@ -16,7 +16,7 @@ use anyhow::{Context, ensure};
 
 use crate::stage::CARGO;
 
-/// File of the checkout that git tracks or would add.
+/// File of the checkout that git tracks or that `git add` would add.
 #[derive(Clone, Debug)]
 pub(crate) struct File {
     /// Path from the root of the checkout, with `/` as separator.

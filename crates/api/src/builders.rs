@@ -9,20 +9,20 @@ use serde_json::value::to_raw_value;
 use crate::{Egress, RetryRequest, ScheduleRequest, TargetRequest, TargetRequestHttp, TenantRequest, Time};
 
 impl ScheduleRequest {
-    /// Creates a schedule that fires once at `instant`: a [`Time`], or RFC 3339 text with an offset.
+    /// Creates a request for a schedule that fires once at `instant`: a [`Time`], or RFC 3339 text with an offset.
     #[must_use]
     pub fn at(instant: impl ToString, url: impl Into<String>) -> Self {
         ScheduleRequest { at: Some(instant.to_string()), ..ScheduleRequest::to(url) }
     }
 
-    /// Creates a schedule with a cron expression of five fields, or of six fields that start with seconds. The zone is
-    /// UTC, unless [`ScheduleRequest::zone`] sets another zone.
+    /// Creates a request for a schedule with a cron expression of five fields, or of six fields that start with
+    /// seconds. The zone is UTC, unless [`ScheduleRequest::zone`] sets another zone.
     #[must_use]
     pub fn cron(expression: impl Into<String>, url: impl Into<String>) -> Self {
         ScheduleRequest { cron: Some(expression.into()), ..ScheduleRequest::to(url) }
     }
 
-    /// Creates a schedule that fires once per `interval`, which is rounded up to whole milliseconds.
+    /// Creates a request for a schedule that fires once per `interval`. Rounds `interval` up to whole milliseconds.
     #[must_use]
     pub fn every(interval: Duration, url: impl Into<String>) -> Self {
         ScheduleRequest { every: Some(text(interval)), ..ScheduleRequest::to(url) }
@@ -67,7 +67,7 @@ impl ScheduleRequest {
         self
     }
 
-    /// Sets the timeout of one attempt, which is rounded up to whole milliseconds.
+    /// Sets the timeout of one attempt. Rounds the timeout up to whole milliseconds.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.target.http.timeout = Some(text(timeout));
@@ -89,7 +89,7 @@ pub(crate) fn text(duration: Duration) -> String {
 }
 
 impl TenantRequest {
-    /// Creates a tenant with the service's default settings.
+    /// Creates a request for a tenant with the service's default settings.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         TenantRequest {

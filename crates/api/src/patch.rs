@@ -15,7 +15,7 @@ use crate::builders::text;
 #[serde(transparent)]
 pub struct SchedulePatch(pub Map<String, Value>);
 
-/// Shows only the names of the top-level fields, because header values may be credentials.
+/// Shows only the names of the patch's top-level fields in debug output, because header values may be credentials.
 impl fmt::Debug for SchedulePatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
@@ -43,8 +43,8 @@ impl SchedulePatch {
         self.set(&["cron"], expression.into())
     }
 
-    /// Makes the schedule fire once per `interval`, counted from the time of the change and rounded up to whole
-    /// milliseconds.
+    /// Makes the schedule fire once per `interval`. Rounds `interval` up to whole milliseconds. The intervals count
+    /// from the time of the change.
     #[must_use]
     pub fn every(self, interval: Duration) -> Self {
         self.set(&["every"], text(interval))
@@ -108,7 +108,7 @@ impl SchedulePatch {
         self.set(&["target", "http", "headers", name], Value::Null)
     }
 
-    /// Sets the timeout of one attempt, which is rounded up to whole milliseconds.
+    /// Sets the timeout of one attempt. Rounds the timeout up to whole milliseconds.
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> Self {
         self.set(&["target", "http", "timeout"], text(timeout))

@@ -11,7 +11,7 @@ pub const PROBLEM_CONTENT_TYPE: &str = "application/problem+json";
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Problem {
-    /// `urn:reveille:problem:` followed by the code.
+    /// Type of the problem: `urn:reveille:problem:` followed by the problem code.
     #[serde(rename = "type")]
     pub kind: Cow<'static, str>,
     /// Short explanation of the code for people. It is the same for every problem with this code.

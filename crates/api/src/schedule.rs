@@ -18,16 +18,16 @@ pub struct ScheduleRequest {
     /// Id that matches `[A-Za-z0-9_-]{1,128}`. The server generates a missing id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Instant in RFC 3339 with any offset.
+    /// Due instant of a one-shot schedule, in the format of RFC 3339 with any offset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<String>,
     /// Cron expression of five fields, or of six fields that start with seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cron: Option<String>,
-    /// Interval as a duration: `30s`, `1h30m`, `PT30S`.
+    /// Interval between two occurrences, as a duration such as `30s`, `1h30m` or `PT30S`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every: Option<String>,
-    /// IANA zone of `cron`. Default: UTC.
+    /// IANA time zone of `cron`. Default: UTC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
     /// Destination of the callbacks.
@@ -48,7 +48,7 @@ fn payload_or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
     Box::<RawValue>::deserialize(deserializer).map(Some)
 }
 
-/// Target of a request.
+/// Callback destination in a request that creates or replaces a schedule.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -57,7 +57,7 @@ pub struct TargetRequest {
     pub http: TargetRequestHttp,
 }
 
-/// HTTP target of a request. Its `Debug` form hides header values, because they may be credentials.
+/// HTTP target in a schedule request. Its `Debug` form hides header values, because they may be credentials.
 #[derive(Clone, PartialEq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -84,7 +84,7 @@ impl std::fmt::Debug for TargetRequestHttp {
     }
 }
 
-/// Retry policy of a request. Missing fields get the server's defaults.
+/// Retry policy in a schedule request. Missing fields get the server's defaults.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -92,10 +92,10 @@ pub struct RetryRequest {
     /// Number of attempts, including the first: 1 to 20. Default: 5.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempts_max: Option<u16>,
-    /// Upper bound of the first wait, as a duration.
+    /// Upper bound of the wait before the first retry, as a duration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backoff: Option<String>,
-    /// Upper bound of every wait, as a duration.
+    /// Upper bound of the wait before each retry, as a duration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backoff_max: Option<String>,
 }
@@ -110,11 +110,12 @@ pub enum ScheduleState {
     Active,
     /// The schedule has no further occurrence.
     Ended,
-    /// A client cancelled the schedule. Clients can read it until a request uses its id again.
+    /// A client cancelled the schedule. Clients can read it until a request creates another schedule with its id.
     Cancelled,
 }
 
-/// Response of POST and PUT, and of a batch line: the values that the server added to the request.
+/// Response to the POST, PUT or PATCH of a schedule, and to one line of a batch: the values that the server adds to
+/// the request.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ScheduleSummary<'a> {
@@ -168,13 +169,15 @@ pub struct Schedule {
     /// Due instant of a one-shot schedule; absent for other schedules.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Time>,
-    /// Cron expression of five fields, or of six fields that start with seconds; absent for other schedules.
+    /// Cron expression of five fields, or of six fields that start with seconds; absent for schedules without a cron
+    /// expression.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cron: Option<String>,
-    /// Interval as a duration such as `1h30m`, counted from the last request that set the timing; absent for other schedules.
+    /// Interval as a duration such as `1h30m`; absent for schedules without an interval. The intervals count from the
+    /// last request that set the timing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every: Option<String>,
-    /// IANA zone of `cron`; absent for schedules without `cron`.
+    /// IANA time zone of `cron`; absent for schedules without `cron`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
     /// Destination of the callbacks.
@@ -240,25 +243,26 @@ pub struct HttpTarget {
     pub url: String,
     /// HTTP method of the callback.
     pub method: String,
-    /// Headers. Every value is `[redacted]`, because only the target receives the real values.
+    /// Headers of the callback. Every value is `[redacted]`, because only the target receives the real values.
     pub headers: BTreeMap<String, String>,
     /// Timeout of one attempt, from connecting to the end of the response, as a duration such as `10s`.
     pub timeout: String,
 }
 
-/// Retry policy of a stored schedule. Each wait is uniformly random below its upper bound.
+/// Retry policy of a stored schedule. Each wait before a retry is uniformly random below its upper bound.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Retry {
     /// Number of attempts, including the first.
     pub attempts_max: u16,
-    /// Upper bound of the first wait, as a duration such as `1s`. The bound doubles for each further wait.
+    /// Upper bound of the wait before the first retry, as a duration such as `1s`. The bound doubles for each further
+    /// retry.
     pub backoff: String,
-    /// Upper bound of every wait, as a duration such as `10m`.
+    /// Upper bound of the wait before each retry, as a duration such as `10m`.
     pub backoff_max: String,
 }
 
-/// Response of POST, PUT and PATCH with `dry_run=true`: the server checked everything and wrote nothing.
+/// Response of POST, PUT and PATCH with `dry_run=true`: the server checked the request and wrote nothing.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DryRun {
@@ -266,8 +270,9 @@ pub struct DryRun {
     pub dry_run: bool,
     /// Status of the same request without `dry_run`: 201 if it would create a schedule, 200 if it would change one.
     pub status: u16,
-    /// Resulting schedule. A server-generated id differs from the id that the real request would get.
+    /// Schedule as the same request would store it without `dry_run`. A server-generated id differs from the id that
+    /// this request would get.
     pub schedule: Schedule,
-    /// Next instants, at most five. The first equals `schedule.next`.
+    /// Next due instants of the schedule, at most five. The first instant equals `schedule.next`.
     pub upcoming: Vec<Time>,
 }

@@ -17,7 +17,7 @@ pub enum Quota {
     CreatesPerSecond,
     /// Schedules that have a future occurrence.
     PendingMax,
-    /// Bytes of a payload.
+    /// Number of bytes of a payload.
     PayloadBytesMax,
     /// Largest number of days from now to `at`; also the longest `every`, in days.
     HorizonDays,
@@ -48,7 +48,7 @@ impl Quota {
 
 /// Inclusive limit of each quota. `None` means that only the limits of the whole service apply.
 ///
-/// A quota that is missing from a request keeps its value.
+/// A quota that is missing from a PATCH request keeps its value.
 pub type Quotas = BTreeMap<Quota, Option<u32>>;
 
 /// Response of `GET` and `PATCH /v1/quotas`.
@@ -90,17 +90,17 @@ pub struct TenantPatch {
     /// New ceilings. The server lowers a quota that is above its new ceiling to that ceiling.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub ceilings: Quotas,
-    /// Changes of the egress policy. A missing field keeps its value, and `null` restores its default.
+    /// Changes of the egress policy. A missing field keeps its value. A field that is `null` gets its default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<Egress>,
 }
 
-/// Permissions of a key. Each role includes the permissions of the roles before it.
+/// Permissions of a key. Each role includes the permissions of the roles before it in this list.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Reads schedules and runs.
+    /// Reads schedules and their runs.
     Reader,
     /// Creates and changes schedules.
     Writer,
@@ -117,10 +117,10 @@ pub enum Role {
 pub struct TenantRequest {
     /// Name: `[A-Za-z0-9_-]{1,128}`.
     pub name: String,
-    /// Quotas. A missing quota gets the service's default.
+    /// Quotas of the new tenant. A missing quota gets the service's default.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub quotas: Quotas,
-    /// Highest values that the tenant's admins may set. A missing ceiling gets the service's default.
+    /// Highest quotas that the tenant's admins may set. A missing ceiling gets the service's default.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub ceilings: Quotas,
     /// Egress policy. By default, callbacks reach public addresses only.
@@ -135,7 +135,7 @@ pub struct TenantRequest {
 pub struct Egress {
     /// Address classes: `loopback`, `private`, `link_local`, `shared`.
     pub allow: Vec<String>,
-    /// Networks such as `10.1.0.0/16`; at most 32.
+    /// Networks that callbacks may reach, such as `10.1.0.0/16`; at most 32.
     pub allow_networks: Vec<String>,
     /// Restricts callbacks to `https`.
     pub forbid_http: bool,
@@ -162,7 +162,7 @@ pub struct Tenant {
     pub usage: Usage,
 }
 
-/// Response of `POST /v1/tenants`. No other response contains these secrets.
+/// Response of `POST /v1/tenants`. No other response contains the key's secret or the signing secret's value.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TenantCreated {
@@ -189,10 +189,11 @@ pub struct TenantList {
 pub struct KeyRequest {
     /// Role of the key. Keys of the tenant `operator` have the role `operator`, and no other key can have it.
     pub role: Role,
-    /// Human-readable name; at most 128 bytes.
+    /// Human-readable name of the key; at most 128 bytes.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// First instant at which the key is no longer valid, in the future. A key without this field never expires.
+    /// First instant at which the key is no longer valid. The instant must be in the future. A key without this field
+    /// never expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Time>,
 }
@@ -201,9 +202,9 @@ pub struct KeyRequest {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Key {
-    /// Part of the key before its dot.
+    /// Id of the key: the text before the dot in the key's secret.
     pub id: String,
-    /// Human-readable name; empty if the request contained no name.
+    /// Human-readable name of the key; empty if the request contained no name.
     pub name: String,
     /// Role of the key.
     pub role: Role,
@@ -213,7 +214,7 @@ pub struct Key {
     pub expires_at: Option<Time>,
 }
 
-/// New key with its secret, the text after `Bearer`. No other response contains the secret.
+/// New key with its secret, which clients send after `Bearer`. No other response contains the secret.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct KeyCreated {
@@ -272,7 +273,7 @@ pub struct AuditPage {
     pub next_page_token: Option<String>,
 }
 
-/// Change of a tenant, with its time and key.
+/// Change of a tenant, with the instant of the change and the key that authenticated the change.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AuditEntry {

@@ -13,7 +13,8 @@ impl Time {
     const MILLIS_MAX: i64 = 253_402_300_799_999;
     const LEN: usize = 24;
 
-    /// Writes the instant as RFC 3339, clamped to the years 1970 to 9999, the years that a schedule can use.
+    /// Returns the instant in the format of RFC 3339. The function clamps the instant to the years 1970 to 9999,
+    /// because schedules use only these years.
     fn text(self) -> [u8; Time::LEN] {
         let millis = self.0.clamp(0, Time::MILLIS_MAX);
         let (days, in_day) = (millis / 86_400_000, millis % 86_400_000);
@@ -70,8 +71,8 @@ impl schemars::JsonSchema for Time {
         "Time".into()
     }
 
-    // This type inlines its schema. For a reference beside `null`, some generators create clients that reject `null` in
-    // a response.
+    // The OpenAPI document contains this schema at each use, instead of a reference to one schema. If a field permits a
+    // reference or `null`, some generators create clients that reject `null` in a response.
     fn inline_schema() -> bool {
         true
     }

@@ -15,7 +15,7 @@ use hdrhistogram::Histogram;
 
 use crate::load::latencies;
 
-/// Length of a run id; see [`RunId`].
+/// Number of bytes of a run id; see [`RunId`].
 const ID_BYTES: usize = 52;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,7 +33,7 @@ pub(crate) struct Arrivals {
 enum Record {
     Count,
     Log(Mutex<Log>),
-    /// An external receiver writes a line for each arrival into this file.
+    /// File into which an external receiver writes a line for each arrival.
     File(Mutex<Follower>),
 }
 
@@ -69,7 +69,8 @@ impl Arrivals {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Returns [`Arrivals::count`] after reading new lines of the external receiver's log, if there is one.
+    /// Returns the number of arrivals. If an external receiver logs the arrivals, the function first reads the new
+    /// lines of this receiver's log.
     pub(crate) fn progress(&self) -> anyhow::Result<u64> {
         if let Record::File(follower) = &self.record {
             let count = lock(follower).read_new_lines()?;
@@ -132,7 +133,7 @@ impl Follower {
         Ok(Follower { file, partial: String::new(), arrivals: Vec::new(), unverified: 0, unmatched: 0 })
     }
 
-    /// Reads all complete new lines. Returns the number of lines read since the log was opened.
+    /// Reads all complete new lines of the log. Returns the number of all lines that this follower has read.
     fn read_new_lines(&mut self) -> anyhow::Result<u64> {
         while self.file.read_line(&mut self.partial)? > 0 {
             if self.partial.ends_with('\n') {
@@ -150,8 +151,9 @@ impl Follower {
     }
 }
 
-/// Parses a line of a receiver's log. Blanks separate its fields: the arrival in microseconds since 1970, the webhook
-/// id, the attempt, the nominal instant in milliseconds since 1970, and `1` or `0` for a valid or an invalid signature.
+/// Parses a line of a receiver's log. Spaces separate its fields: the instant of the arrival in microseconds since
+/// 1970, the webhook id, the attempt's number, the nominal instant in milliseconds since 1970, and the validity of the
+/// signature (`1` or `0`).
 fn parse_line(line: &str) -> Option<(Arrival, bool)> {
     let mut fields = line.split_ascii_whitespace();
     let at_micros = fields.next()?.parse().ok()?;

@@ -20,13 +20,14 @@ use crate::server::{self, Server};
 
 /// Number of lines of one request. A request of so many lines has about 5 MB.
 const LINES: u64 = 5_000;
-/// Number of connections of a fill. Two of them keep the server busy while the client builds a request or reads a
-/// response on the third connection.
+/// Number of connections on which the bench fills a server with schedules. Two connections keep the server busy while
+/// the bench builds a request or reads a response on the third connection.
 const CONNECTIONS: usize = 3;
-/// Longest duration of a fill.
+/// Time limit within which the bench sends all batches.
 const DURATION_MAX: Duration = Duration::from_secs(3_600);
 
-/// Exchange that creates schedules in batches. Request number n contains the lines from `first + n * LINES` on.
+/// Exchange that creates schedules in batches. Request number n, counted from 0, starts with schedule number
+/// `first + n * LINES`.
 struct Batches {
     head: Head,
     schedules: Schedules,
@@ -82,7 +83,8 @@ fn acknowledged(body: &[u8]) -> Vec<Incarnation> {
     created.filter_map(server_chosen_id).collect()
 }
 
-/// Returns the value of the first `"id"` of a line. Reveille writes this field without blanks.
+/// Returns the value of the first field `"id"` in a line of a batch response. Reveille writes this field without
+/// blanks.
 fn server_chosen_id(line: &[u8]) -> Option<Incarnation> {
     const KEY: &[u8] = b"\"id\":\"";
     let start = line.windows(KEY.len()).position(|window| window == KEY)? + KEY.len();
@@ -98,7 +100,7 @@ fn contains(line: &[u8], part: &[u8]) -> bool {
 /// Creates `count` schedules for the tenant whose key is in `head`, and returns their incarnations.
 ///
 /// # Errors
-/// Returns an error if the server did not create all of them.
+/// Returns an error if the server did not create all schedules.
 pub(crate) async fn create_all(
     runtime: &Runtime,
     head: Head,
@@ -137,7 +139,8 @@ async fn send(runtime: &Runtime, batches: &Arc<Batches>, connections: usize) -> 
     load::run(runtime, plan, batches.clone()).await
 }
 
-/// Number of schedules that fills created in a data folder. These schedules fall due long after any trial.
+/// Number of pending schedules that the bench has created in a data folder. These schedules fall due long after any
+/// trial.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Filled {
     count: u64,
@@ -146,14 +149,14 @@ struct Filled {
 struct Progress {
     path: PathBuf,
     before: u64,
-    /// Highest count that a task has written to the file. A task holds the lock while it writes the file, because
-    /// batches end concurrently on several connections.
+    /// Highest number of acknowledged schedules that a task has recorded in the file. A task holds the lock while it
+    /// writes the file, because batches end concurrently on several connections.
     written: Mutex<u64>,
 }
 
 impl Progress {
-    /// Records the progress. If a kill loses a record, the next fill creates these schedules again, so that the folder
-    /// contains at least the requested number of schedules.
+    /// Records the number of acknowledged schedules. If the bench is killed before it records some schedules, the next
+    /// fill creates these schedules again. The folder then contains more schedules than requested.
     fn reach(&self, acknowledged: u64) {
         let mut highest = self.written.lock().expect("no task panics while it holds this lock");
         if acknowledged <= *highest {

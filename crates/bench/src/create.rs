@@ -1,4 +1,4 @@
-//! Trials of single creates, cancels and reschedules, with one HTTP request each.
+//! Trials that create, cancel and reschedule schedules. Each HTTP request concerns a single schedule.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ impl Exchange for Create {
     }
 }
 
-/// Runs the trial of creates.
+/// Runs the trial that creates single schedules.
 pub(crate) async fn trial(runtime: &Runtime, server: &Server, load: Load) -> anyhow::Result<Row> {
     let head = server.head("application/json");
     let create = Arc::new(Create { head, schedules: schedules_far(runtime) });

@@ -1,9 +1,10 @@
-//! Trials of leader election. They measure the time of a hand-over from one process to the next, for Reveille's program
-//! and for a program that uses Curator, the peer. They also count the requests that electors send to the ensemble.
+//! Trials of leader election. They measure the time of a hand-over from one process to the next. They compare
+//! Reveille's program with the peer, a program that uses Curator. They also count the requests that electors send to
+//! the ZooKeeper ensemble.
 //!
-//! Invariants: Reveille's program and the peer alternate after each hand-over, on one ensemble in one run. Both
-//! programs receive the same commands (`tools/mixed-java`). A crash is a `kill -9` of a process. The bench starts no
-//! ensemble and has no Java code: the caller passes the ensemble's addresses and the peer's command (`cargo xtask
+//! Invariants: In one run, Reveille's program and the peer use the same ensemble and alternate after each hand-over.
+//! Both programs receive the same commands (`tools/mixed-java`). A crash is a `kill -9` of a process. The bench starts
+//! no ensemble and has no Java code: the caller passes the ensemble's addresses and the peer's command (`cargo xtask
 //! election` supplies both).
 
 pub(crate) mod candidate;
@@ -32,21 +33,21 @@ pub struct ElectionArguments {
     /// URL of the ensemble, zookeeper://HOST:PORT,HOST:PORT/ROOT; without a peer, any engine works
     #[arg(long, env = "REVEILLE_COORDINATION", hide_env_values = true)]
     coordination: Url,
-    /// Measured hand-overs of each kind, for Reveille and for the peer
+    /// Number of measured hand-overs of each kind, for Reveille and for the peer
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     rounds: u32,
-    /// Unmeasured hand-overs before the first measured hand-over, which let the JVM compile the peer's code; crashes
-    /// use a tenth of this number
+    /// Number of unmeasured hand-overs before the first measured hand-over, so that the JVM compiles the peer's code;
+    /// for crashes, a tenth of this number
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1_000))]
     warm_up: u32,
     /// Session timeout of the killed leaders, in milliseconds
     #[arg(long, default_value_t = 4_000, value_parser = clap::value_parser!(u64).range(200..=60_000))]
     session_millis: u64,
-    /// Kill at a random moment instead of right after a heartbeat; the older the last heartbeat, the sooner the
-    /// ensemble notices the crash
+    /// Kill the leader at a random moment instead of right after a heartbeat; the older the last heartbeat, the sooner
+    /// the ensemble notices the crash
     #[arg(long)]
     at_any_moment: bool,
-    /// Numbers of replicas that call their electors
+    /// Numbers of replicas for which the bench counts requests
     #[arg(long, value_delimiter = ',', default_value = "10,100,1000", value_parser = clap::value_parser!(u32).range(2..=10_000))]
     replicas: Vec<u32>,
     /// Milliseconds between two calls of the elector by one replica.
@@ -55,8 +56,8 @@ pub struct ElectionArguments {
     /// Seconds during which the bench counts requests while no hand-over happens
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     rest: u64,
-    /// Hand-overs whose requests the bench counts, for polling and for watching replicas and for each number of
-    /// replicas
+    /// Number of hand-overs whose requests the bench counts, for each number of replicas, first with polling and then
+    /// with watching replicas
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     counted: u32,
     /// Parts to run [default: all]
@@ -65,8 +66,8 @@ pub struct ElectionArguments {
     /// Print JSON instead of tables
     #[arg(long)]
     json: bool,
-    /// Command that starts the peer; the ensemble's addresses and the session timeout in milliseconds are appended.
-    /// Without a peer, the bench measures only Reveille
+    /// Command that starts the peer; the bench appends the ensemble's addresses and the session timeout in
+    /// milliseconds. Without a peer, the bench measures only Reveille
     #[arg(last = true)]
     peer: Vec<String>,
 }
@@ -82,8 +83,8 @@ pub(crate) enum Part {
 }
 
 /// # Errors
-/// Returns an error if a trial fails, if Reveille is slower than the peer, or if a hand-over among more watching
-/// replicas costs more requests.
+/// Returns an error if a trial fails, if Reveille is slower than the peer, or if the number of requests per hand-over
+/// grows with the number of watching replicas.
 pub(crate) async fn run(runtime: &Runtime, arguments: &ElectionArguments) -> anyhow::Result<()> {
     let results = Trial::open(runtime, arguments).await?.run().await?;
     let text = if arguments.json { serde_json::to_string_pretty(&results)? } else { results.to_text() };
@@ -220,7 +221,7 @@ fn table<const N: usize>(names: &[&str; N], rows: impl IntoIterator<Item = [Stri
     text
 }
 
-/// Distribution of values, in milliseconds.
+/// Distribution of measured values: their number, extremes, quartiles and median.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 struct Spread {
     count: usize,

@@ -58,7 +58,8 @@ pub(crate) struct ExternalReceiver {
 #[derive(Clone, Debug)]
 pub(crate) struct Trial {
     pub(crate) due: Due,
-    /// Time from now to the first due instant. The trial creates all schedules in this time.
+    /// Time from the start of the creation of schedules to the first due instant. The trial creates all schedules in
+    /// this time.
     pub(crate) lead: Duration,
     /// True if the trial kills the server with `kill -9` when a quarter of the callbacks have arrived.
     pub(crate) kill: bool,
@@ -67,10 +68,12 @@ pub(crate) struct Trial {
 
 /// Longest wait for callbacks after the last due instant.
 const LATE_MAX: Duration = Duration::from_secs(300);
-/// Longest wait without a new arrival.
+/// Time without a new callback after which the trial stops waiting for callbacks. The time starts at the last due
+/// instant at the earliest.
 const QUIET_MAX: Duration = Duration::from_secs(15);
 
-/// Returns the default lead for `count` schedules. The lead suffices if the server creates 25,000 schedules per second.
+/// Returns the default time from the start of the creation of `count` schedules to the first due instant. The time
+/// suffices if the server creates 25,000 schedules per second.
 pub(crate) fn lead(count: u64) -> Duration {
     Duration::from_secs(4 + count / 25_000)
 }
@@ -105,7 +108,7 @@ pub(crate) async fn trial(runtime: &Runtime, server: &mut Server, trial: &Trial)
 
     let mut row = row("fire", trial.due, planned.first_at, &verdict);
     if !trial.kill {
-        // The costs of a killed process are unknown, because it loses its counters.
+        // A killed process loses its counters of CPU time and reads, so the trial does not report these costs.
         row = row.with_cost(&cost, verdict.arrived);
         row.reads_per_minute = reads_per_minute;
     }
@@ -135,7 +138,7 @@ impl Reads {
     }
 }
 
-/// Measures the server's reads while no schedule is due.
+/// Measures the server's memory and its reads from the store's database while no schedule is due.
 pub(crate) async fn idle(runtime: &Runtime, server: &Server) -> anyhow::Result<Row> {
     const WATCHED: Duration = Duration::from_secs(15);
     let reads = Reads::start(runtime, server).await?;
@@ -153,7 +156,8 @@ struct Planned {
     incarnations: Vec<Incarnation>,
 }
 
-/// Creates schedules that fall due after `lead`, and checks that their creation ended in time.
+/// Creates schedules that fall due from the end of the time `lead` on, and checks that the server created all schedules
+/// within this time.
 async fn plan(
     runtime: &Runtime,
     server: &Server,
@@ -166,11 +170,11 @@ async fn plan(
     Ok(Planned { first_at, incarnations: plan_from(runtime, head, due, first_at, target_url).await? })
 }
 
-/// Creates schedules for the tenant whose key is in `head`, due from `first_at` on, and checks that their creation
-/// ended in time.
+/// Creates schedules for the tenant whose key is in `head`. The schedules fall due from `first_at` on. Checks that the
+/// server created all schedules before `first_at`.
 ///
 /// # Errors
-/// Returns an error if the server does not create all schedules in time.
+/// Returns an error if the server does not create all schedules before `first_at`.
 pub(crate) async fn plan_from(
     runtime: &Runtime,
     head: Head,
@@ -203,7 +207,7 @@ pub(crate) async fn wait(runtime: &Runtime, arrivals: &Arrivals, due: Due, first
     wait_for(runtime, arrivals, due.count(), first_at + due.lasts()).await
 }
 
-/// Waits like [`wait`], for `expected` callbacks of which the last is due at `last_at`.
+/// Works like [`wait`], but waits for `expected` callbacks, of which the last is due at `last_at`.
 pub(crate) async fn wait_for(
     runtime: &Runtime,
     arrivals: &Arrivals,
@@ -219,7 +223,8 @@ pub(crate) async fn wait_for(
             (seen, changed_at) = (count, now);
         }
         let all = count >= expected && now > last_at;
-        // After all callbacks have arrived, a duplicate may still follow.
+        // After all expected callbacks have arrived, the trial waits another second, because a duplicate may still
+        // arrive.
         let quiet = if all { Duration::from_secs(1) } else { QUIET_MAX };
         let over = now.since(changed_at) > quiet && now.since(last_at) > quiet;
         if over || now.since(last_at) > LATE_MAX {
@@ -254,8 +259,8 @@ async fn kill_in_the_middle(
     ))
 }
 
-/// Queries the runs of a sample of schedules: for each callback that the receiver received, the server must have
-/// recorded an outcome.
+/// Queries the runs of a sample of schedules. Returns a note that states for how many of these schedules the server has
+/// recorded a succeeded run.
 async fn sample_outcomes(server: &Server, of: &[Incarnation]) -> anyhow::Result<Option<String>> {
     const SAMPLES: usize = 200;
     let mut connection =
@@ -274,8 +279,8 @@ async fn sample_outcomes(server: &Server, of: &[Incarnation]) -> anyhow::Result<
     Ok(Some(format!("the server recorded a succeeded run for {recorded} of {queried} sampled schedules")))
 }
 
-/// Creates schedules with the due instants of `due`. Runs `during` with the first due instant while the schedules fire,
-/// and returns the verdict on the receiver's log.
+/// Creates schedules with the due instants of `due`. Calls `during` with the first due instant while the schedules
+/// fire. Returns the verdict on the callbacks that arrived, and the first due instant.
 ///
 /// # Errors
 /// Returns an error if the server does not create the schedules in time, or if `during` fails.
@@ -323,7 +328,8 @@ pub(crate) fn row(name: &str, due: Due, first_at: Timestamp, verdict: &Verdict) 
     row
 }
 
-/// Returns the seconds from `first_at` until `share` of `count` callbacks had arrived; `None` if fewer arrived.
+/// Returns the seconds from `first_at` until the fraction `share` of `count` callbacks had arrived; `None` if fewer
+/// callbacks arrived.
 #[expect(clippy::cast_precision_loss, reason = "counts of callbacks and microseconds stay far below 2^52")]
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the share is between 0 and 1")]
 fn seconds_to_share(verdict: &Verdict, first_at: Timestamp, count: u64, share: f64) -> Option<f64> {
@@ -349,11 +355,11 @@ pub(crate) async fn restart(runtime: &Runtime, server: &mut Server, kill: bool) 
     Ok(row)
 }
 
-/// Trial of callbacks to a fast target. The first run calls only the fast target. The second run also calls a target
-/// that is too slow for its callbacks.
+/// Trial of callbacks to a fast target. The first run calls only the fast target. The second run also calls a slow
+/// target, for which callbacks fall due faster than it responds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlowTrial {
-    /// Number of callbacks for the slow target, which are all due within one second.
+    /// Number of callbacks for the slow target. All these callbacks are due within one second.
     pub(crate) slow_count: u64,
     /// Response time of the slow target.
     pub(crate) answer_after: Duration,

@@ -74,9 +74,9 @@ pub enum Command {
     /// Measure a cluster over one database: the callback rate of one, two and three members, and the lateness when one
     /// member stops
     Cluster(ClusterArguments),
-    /// Measure leader elections, graceful and after a crash, against a program that uses Curator, and count the
-    /// requests of polling and watching electors; fail if Reveille is slower, or if watching costs more requests among
-    /// more replicas
+    /// Compare leader elections, graceful and after a crash, with those of a program that uses Curator, and count the
+    /// requests of polling and watching electors; fail if Reveille is slower, or if the requests per hand-over grow
+    /// with the number of watching replicas
     Election(ElectionArguments),
     /// Run the child process of `election` that is a candidate
     #[command(hide = true)]
@@ -115,7 +115,7 @@ pub(crate) struct Common {
     /// Number of runs of the trial; the output has every run and the median
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: u32,
-    /// Keep-alive connections of the load generator and of the bare client
+    /// Number of keep-alive connections of the load generator and of the bare client
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     connections: u32,
     /// Print JSON instead of a table
@@ -136,7 +136,7 @@ pub struct LimitArguments {
     /// Seconds of each measurement
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     duration: u64,
-    /// Parts to measure [default: all]
+    /// Limits to measure [default: all]
     #[arg(long, value_enum)]
     only: Vec<Part>,
     /// Database to measure, postgres://…
@@ -156,11 +156,11 @@ pub struct CreateArguments {
     /// Seconds of each run
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     duration: u64,
-    /// Schedules that are pending before the first run
+    /// Number of schedules that are pending before the first run
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
     preload: u64,
-    /// Measure the bare durable handler before and after each run, and report the ratio; with --store also measure the
-    /// bare database
+    /// Measure the bare durable handler before and after each run, and report the ratio of the run's rate to the
+    /// handler's rate; with --store also measure the bare database
     #[arg(long)]
     with_limit: bool,
 }
@@ -174,7 +174,7 @@ pub struct ClusterArguments {
     store: Url,
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=16))]
     members: u64,
-    /// Callbacks in flight per member
+    /// Number of callbacks in flight per member
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=1_000))]
     in_flight: u64,
 }
@@ -185,10 +185,10 @@ pub struct BatchArguments {
     common: Common,
     #[command(flatten)]
     server: ServerArguments,
-    /// Schedules of each run
+    /// Number of schedules that each run creates
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     count: u64,
-    /// Schedules that are pending before the first run
+    /// Number of schedules that are pending before the first run
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
     preload: u64,
 }
@@ -199,13 +199,13 @@ pub struct ChangeArguments {
     common: Common,
     #[command(flatten)]
     server: ServerArguments,
-    /// Schedules of each run; the run reschedules and then cancels each schedule
+    /// Number of schedules of each run; the run reschedules and then cancels each schedule
     #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     count: u64,
     /// Requests per second, due at fixed instants [default: as many as the server can handle]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     rate: Option<u64>,
-    /// Schedules that are pending before the first run
+    /// Number of schedules that are pending before the first run
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
     preload: u64,
 }
@@ -216,7 +216,7 @@ pub struct FireArguments {
     common: Common,
     #[command(flatten)]
     server: ServerArguments,
-    /// Callbacks that are all due at one instant
+    /// Number of callbacks, which are all due at one instant
     #[arg(long, default_value_t = 100_000, conflicts_with = "rate", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     count: u64,
     /// Callbacks per second at evenly spaced instants, instead of all callbacks at one instant
@@ -225,11 +225,11 @@ pub struct FireArguments {
     /// Seconds of each run, with `--rate`
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     duration: u64,
-    /// Schedules that stay pending while other schedules fire
+    /// Number of schedules that stay pending while other schedules fire
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
     pending: u64,
-    /// Seconds from the start of creation until the first schedule is due [default: derived from the number of
-    /// schedules]
+    /// Seconds in which the trial creates the schedules before the first schedule falls due [default: derived from the
+    /// number of schedules]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     lead: Option<u64>,
     /// Kill the server with `kill -9` when a quarter of the callbacks have arrived, and restart it at once
@@ -239,7 +239,7 @@ pub struct FireArguments {
     /// fast target receives `--rate` callbacks per second (default 1,000)
     #[arg(long, conflicts_with_all = ["kill", "with_limit", "receiver_url"])]
     slow_target: bool,
-    /// Callbacks for the slow target
+    /// Number of callbacks for the slow target
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     slow_count: u64,
     /// URL of a running receiver to use instead of the built-in one; see `tools/receiver-python`
@@ -248,8 +248,8 @@ pub struct FireArguments {
     /// Log file that the receiver of `--receiver-url` writes
     #[arg(long, requires = "receiver_url")]
     receiver_log: Option<PathBuf>,
-    /// Measure the bare client before and after each run, and report the ratio; with --store also measure the bare
-    /// database
+    /// Measure the bare client before and after each run, and report the ratio of the run's rate to the client's rate;
+    /// with --store also measure the bare database
     #[arg(long, conflicts_with = "rate")]
     with_limit: bool,
 }
@@ -260,7 +260,7 @@ pub struct PendingArguments {
     common: Common,
     #[command(flatten)]
     server: ServerArguments,
-    /// Schedules that are pending
+    /// Number of schedules that are pending
     #[arg(long, default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     count: u64,
     /// Callbacks per second that fire while the schedules are pending
@@ -482,7 +482,7 @@ impl<'a> Baseline<'a> {
         Baseline { part, connections, outstanding, location, rows: Vec::new(), database: Vec::new() }
     }
 
-    /// Measures the limit, unless the preceding step measured it.
+    /// Measures the limit before the first run. A later run uses the measurement after the preceding run.
     async fn measure(&mut self, runtime: &Runtime) -> anyhow::Result<()> {
         if self.rows.is_empty() { self.measure_again(runtime).await } else { Ok(()) }
     }
@@ -503,7 +503,8 @@ impl<'a> Baseline<'a> {
         [self.rows, self.database].concat()
     }
 
-    /// Returns the row of a run with the ratio to the mean of two limits: those measured before and after the run.
+    /// Measures the limit again. Returns the row of a run with the ratio of its rate to the mean of two limits: the
+    /// limit before the run and the limit after the run.
     async fn compare(&mut self, runtime: &Runtime, mut row: Row) -> anyhow::Result<Row> {
         self.measure_again(runtime).await?;
         if let [.., before, after] = self.rows.as_slice() {

@@ -1,15 +1,15 @@
-//! Upper limits of this machine, which the bench measures without the work that Reveille adds. Every ratio compares a
-//! result with one of these limits.
+//! Upper limits of this machine, which the bench measures without the work that Reveille adds. Every ratio in a report
+//! compares the result of a run with one of these limits.
 //!
 //! - *handler*: the HTTP stack alone. It responds with 201 to a POST of a schedule and does not read the schedule.
-//! - *durable handler*: the same stack, but it parses the JSON and waits until 1 KB of the text is durable in
-//!   Reveille's journal. It has no index, no key and no checks. With a database, it writes to one plain table of the
-//!   database instead.
+//! - *durable handler*: the same stack with a handler that parses the JSON and waits until a payload of 1 KB is durable
+//!   in Reveille's journal. The handler has no index and checks no API key. With a database, it writes the payload to
+//!   one plain table of the database instead.
 //! - *client*: pooled HTTP/1.1 connections, which post unsigned 1 KB bodies to the counting receiver.
 //! - *database*: inserts of rows of 1 KB into a plain table; see `limit_database`.
 //!
-//! The processes have the same layout as in the trials whose results the bench compares with these limits. The measured
-//! program is a separate process. The load generator and the receiver run in this process.
+//! As in the trials, the measured program is a separate process. The load generator and the receiver run in this
+//! process.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -136,8 +136,9 @@ async fn client(runtime: &Runtime, size: Size, folder: &Path) -> anyhow::Result<
     Ok(row)
 }
 
-/// Runs the child process of [`Part::Client`]. The process posts as fast as possible on `connections` connections until
-/// the bench kills it. It responds on `listen` once the connections are open.
+/// Runs the child process that measures [`Part::Client`]. The process posts requests to `target` as fast as possible on
+/// `connections` connections until the bench kills it. Once the connections are open, the process also responds to
+/// requests on `listen`.
 pub(crate) async fn serve_client(
     runtime: &Runtime,
     target: SocketAddr,

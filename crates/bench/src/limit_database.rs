@@ -1,10 +1,11 @@
-//! Upper limit of a PostgreSQL database. The measurement inserts batches of rows that are as large as schedules into a
-//! plain table with only a primary key.
+//! Upper limit of a PostgreSQL database. The measurement inserts batches of rows into a plain table with only a primary
+//! key. Each row has the size of a schedule's payload.
 //!
 //! This module also contains the tasks with which the bare handler writes these rows.
 //!
-//! The number of rows in flight equals the number of requests in flight of the compared load. The number of connections
-//! equals the store's number of connections. Therefore no batch has more rows than the load has requests in flight.
+//! The bench compares this limit with a load. The measurement has as many rows in flight as the load has requests in
+//! flight, and uses as many connections as the store. Therefore no batch has more rows than the load has requests in
+//! flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -22,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use crate::message::PAYLOAD_BYTES;
 use crate::report::Row;
 
-/// Duration of a load, and the number of connections that send the load.
+/// Duration of a load, and the number of connections on which the bench sends the load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
     pub(crate) connections: usize,
@@ -73,8 +74,9 @@ async fn measure_on(runtime: &Runtime, links: &[Link], batch: usize, duration: D
     Ok(row)
 }
 
-/// Starts tasks that insert entries into the table. When an entry is durable, the task sends a notification through the
-/// entry's [`Ticket`]. As in the store, entries collect into a batch while the tasks write earlier batches.
+/// Starts tasks that insert entries into a table of the database, and returns the channel for these entries. When an
+/// entry is durable, a task sends a notification through the entry's [`Ticket`]. As in the store, new entries wait
+/// while the tasks write earlier batches, and then form a batch.
 ///
 /// # Errors
 /// Returns an error if the database server is unreachable or rejects a request.
@@ -104,7 +106,8 @@ pub(crate) async fn lanes(
                     batch.clear();
                 }
                 for (_, ticket) in batch.drain(..) {
-                    // Sending fails if the handler has dropped the request.
+                    // The task ignores a failure to send the notification: in this case the handler has dropped the
+                    // request.
                     let _gone = ticket.send(());
                 }
             }

@@ -1,5 +1,5 @@
-//! Child process of `bench limit` that takes the place of the server. It contains only the HTTP stack that Reveille
-//! uses.
+//! Child process of `bench limit` that takes the place of the server. Apart from an optional journal or database, it
+//! contains only the HTTP stack that Reveille uses.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::limit_database::{self, Ticket};
 
-/// Storage in which the handler makes a POST durable before it responds.
+/// Storage in which the handler makes the payload of a request durable before it responds.
 pub(crate) enum Durable {
     None,
     Journal(PathBuf),
@@ -69,7 +69,7 @@ async fn open(runtime: &Runtime, tasks: &TaskSet, folder: &Path) -> anyhow::Resu
 async fn respond(journal: Journal<Ticket>, mut commits: mpsc::Receiver<Commit<Ticket>>) {
     while let Some(commit) = commits.recv().await {
         for (_, ticket) in commit.entries {
-            // Sending fails if the client has dropped the request.
+            // The task ignores a failure to send the notification: in this case the handler has dropped the request.
             let _gone = ticket.send(());
         }
         journal.release(commit.first_index);

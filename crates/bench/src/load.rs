@@ -2,9 +2,9 @@
 //!
 //! *Open loop*: request number n is due at `start + n / rate`, even if earlier requests have no response yet. Its
 //! latency counts from that instant. If a server stalls for a second, the latency of every request that was due in this
-//! second includes the stall (Gil Tene's "coordinated omission", which wrk2 corrects in the same way). *Closed loop*:
-//! each connection sends its next request when it has received the last response. A closed loop finds the highest rate.
-//! It does not measure the latency at a given rate.
+//! second includes the rest of the stall. The tool wrk2 avoids "coordinated omission" (Gil Tene) in the same way.
+//! *Closed loop*: each connection sends its next request when it has received the response to its previous request. A
+//! closed loop finds the highest rate. It does not measure the latency at a given rate.
 //!
 //! Invariant: the generator counts each request once, as accepted, rejected, broken off or never sent.
 
@@ -34,9 +34,9 @@ pub(crate) struct Plan {
     pub(crate) address: SocketAddr,
     pub(crate) connections: usize,
     pub(crate) pace: Pace,
-    /// Time from the first to the last due instant.
+    /// Time in which the requests fall due (open loop) or in which the generator starts requests (closed loop).
     pub(crate) duration: Duration,
-    /// Largest number of requests.
+    /// Largest number of requests that the generator sends.
     pub(crate) requests_max: u64,
 }
 
@@ -50,11 +50,12 @@ pub(crate) struct LoadReport {
     pub(crate) accepted: u64,
     /// Number of rejected requests by response status.
     pub(crate) rejected: BTreeMap<u16, u64>,
-    /// Number of exchanges that failed without a response. The generator opened a new connection after each of them.
+    /// Number of requests for which the generator received no complete response. After each of these failures, the
+    /// generator tries to open a new connection.
     pub(crate) broken: u64,
-    /// Number of due requests that the generator did not send within the time for late requests.
+    /// Number of due requests that the generator had not sent when [`LATE_MAX`] had passed after the last due instant.
     pub(crate) unsent: u64,
-    /// Time from the first request's instant to the last response.
+    /// Time from the start of the load to the last response.
     pub(crate) elapsed: Duration,
     /// Latency of all responses in microseconds, counted from the due instant (open loop) or from the instant at which
     /// the generator sent the request (closed loop).
@@ -80,7 +81,7 @@ impl LoadReport {
     }
 }
 
-/// Time that an open loop allows for late requests after the last due instant.
+/// Time after the last due instant in which an open loop still sends late requests.
 const LATE_MAX: Duration = Duration::from_secs(30);
 
 /// Returns an empty histogram of microseconds from 1 us to ten minutes with three significant digits.
@@ -120,7 +121,7 @@ struct Generator {
     plan: Plan,
     exchange: Arc<dyn Exchange>,
     start: Monotonic,
-    /// Total number of requests.
+    /// Number of requests that the generator sends if the time of the plan suffices.
     total: u64,
     next: AtomicU64,
     /// Permits of an open loop: one permit for each due request.
@@ -162,7 +163,7 @@ impl Generator {
         self.start + Duration::from_secs_f64(index as f64 / per_second)
     }
 
-    /// Releases requests as they fall due, in steps finer than tokio's timer.
+    /// Adds permits every 200 microseconds, one for each request that has fallen due. A timer of tokio is less precise.
     #[expect(clippy::disallowed_methods, reason = "a dedicated thread can sleep for less than 1 ms; a timer cannot")]
     fn pace(&self) {
         const STEP: Duration = Duration::from_micros(200);

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use domain::Timestamp;
 
-/// Length of a payload, including its braces.
+/// Number of bytes of a payload, including its braces.
 pub(crate) const PAYLOAD_BYTES: usize = 1_000;
 
 /// Series of schedules that fall due one after the other. Each schedule has one callback.
@@ -25,7 +25,7 @@ impl Schedules {
         Timestamp::from_millis(self.first_at.as_millis().saturating_add(offset))
     }
 
-    /// Appends schedule number `index` as JSON, on one line.
+    /// Appends schedule number `index` to `out` as one line of JSON.
     pub(crate) fn write_json(&self, index: u64, out: &mut Vec<u8>) {
         const FILL: &[u8] = b"This ordinary text fills the payload of an ordinary order. ";
         write!(out, r#"{{"at":"{}","target":{{"http":{{"url":"{}"}}}},"payload":"#, self.at(index), self.target_url)
@@ -41,7 +41,7 @@ impl Schedules {
     }
 }
 
-/// Appends a complete HTTP/1.1 request.
+/// Appends a complete HTTP/1.1 request to `out`.
 pub(crate) fn write_request(method: &str, path: &str, head: &Head, body: &[u8], out: &mut Vec<u8>) {
     write!(
         out,

@@ -1,4 +1,4 @@
-//! Child processes that run this binary, and measurements of their cost.
+//! Child processes that run this binary, and measurements of their CPU time, memory and disk space.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -14,8 +14,8 @@ use runtime::{Runtime, TaskSet};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
-/// Child process of this binary that serves HTTP. A drop of this value kills the process. The process also dies when
-/// this process exits.
+/// Child process that runs this binary and serves HTTP. A drop of this value kills the child process. The child process
+/// also ends when its parent process ends.
 pub(crate) struct Process {
     child: Child,
     pub(crate) pid: u32,
@@ -23,8 +23,9 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts `reveille <arguments> --listen <address>` and waits until the process responds to a request of `path`
-    /// with 200. The process receives the secrets in its environment, and writes its output to the file `log`.
+    /// Starts `reveille <arguments> --listen <address>` and waits until the process responds with 200 to a GET request
+    /// for `path`. The process receives the variables `environment`, which may contain secrets. It appends its output
+    /// to the file `log`.
     ///
     /// # Errors
     /// Returns an error if the process exits or is not ready within `limit`. The error contains the end of the
@@ -107,15 +108,15 @@ fn log_tail(log: &Path) -> String {
 /// Returns the user and system time of a process since its start; zero if the process does not exist.
 pub(crate) fn cpu(pid: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The second field is the name in parentheses. It may contain blanks and ends with the last parenthesis
-    // (proc_pid_stat(5)).
+    // The second field of `/proc/<pid>/stat` is the process's name in parentheses. The name may contain blanks and ends
+    // with the last parenthesis (see proc_pid_stat(5)).
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     let ticks: u64 = after_name.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
     let per_second = rustix::param::clock_ticks_per_second().max(1);
     Duration::from_micros(ticks.saturating_mul(1_000_000) / per_second)
 }
 
-/// Returns the anonymous resident memory in bytes; zero if the process does not exist.
+/// Returns the anonymous resident memory of a process in bytes; zero if the process does not exist.
 pub(crate) fn rss_anon(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
@@ -159,7 +160,7 @@ pub(crate) struct Cost {
 }
 
 impl Meter {
-    /// Starts measuring. Without a `pid`, the meter measures only this process.
+    /// Starts to measure the process `pid` and this process. Without a `pid`, the meter measures only this process.
     pub(crate) fn start(runtime: &Runtime, pid: Option<u32>) -> Self {
         const PERIOD: Duration = Duration::from_millis(200);
         let memory_peak = Arc::new(AtomicU64::new(pid.map_or(0, rss_anon)));

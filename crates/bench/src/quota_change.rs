@@ -1,9 +1,9 @@
 //! Trial that raises and lowers a tenant's quota while many schedules are pending, and checks that each callback
 //! arrives exactly once.
 //!
-//! Invariants: each change of the quota finds pending schedules, and the trial creates further schedules after the
-//! change. Therefore the pollers of each generation have due rows. The receiver counts the arrivals. The expected
-//! callbacks are those of the schedules that the server acknowledged.
+//! Invariants: at each change of the quota, schedules are pending, and the trial creates further schedules after the
+//! change. Therefore the pollers of each generation have due rows. The receiver counts the callbacks that arrive. The
+//! trial expects exactly the callbacks of the schedules that the server acknowledged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,11 +29,11 @@ pub struct QuotaChangeArguments {
     common: Common,
     #[command(flatten)]
     server: ServerArguments,
-    /// Schedules that are pending when the first schedule falls due
+    /// Number of schedules that are pending when the first schedule falls due
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(100..=100_000_000))]
     pending: u64,
-    /// Seconds from the start of creation until the first schedule is due [default: derived from the number of
-    /// schedules]
+    /// Seconds in which the trial creates the schedules before the first schedule falls due [default: derived from the
+    /// number of schedules]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     lead: Option<u64>,
 }
@@ -42,7 +42,7 @@ pub struct QuotaChangeArguments {
 /// second and the fourth quota open additional pollers.
 const QUOTAS: [Option<u64>; 6] = [Some(10), Some(200), Some(1), Some(1_000), Some(25), None];
 const PER_SECOND_MAX: u64 = 10_000;
-/// Number of schedules that a busy machine creates per second.
+/// Number of schedules that the server creates per second on a busy machine.
 const CREATED_PER_SECOND: u64 = 8_000;
 /// Shortest time over which schedules fall due, in seconds. Each of the six quotas is in force for at least a sixth of
 /// this time.
@@ -109,7 +109,7 @@ fn due(pending: u64) -> Due {
 }
 
 impl Due {
-    /// Returns a plan of `count` callbacks at the same rate.
+    /// Returns a plan with at least `count` callbacks at the same rate as this plan.
     fn with_count(self, count: u64) -> Due {
         let Due::Evenly { per_second, .. } = self else { return Due::AtOnce { count } };
         Due::Evenly { per_second, duration: Duration::from_secs(count.div_ceil(per_second)) }

@@ -33,13 +33,13 @@ pub(crate) struct Row {
     pub(crate) doubled: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) early: Option<u64>,
-    /// CPU time of the server per operation.
+    /// CPU time of the server per operation, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) server_cpu_us: Option<f64>,
-    /// CPU time of this process (load generator and receiver) per operation.
+    /// CPU time of this process (load generator and receiver) per operation, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bench_cpu_us: Option<f64>,
-    /// Highest observed anonymous resident memory of the server.
+    /// Highest observed anonymous resident memory of the server, in MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rss_anon_mib: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -56,7 +56,7 @@ impl Row {
         Row { trial: trial.into(), ..Row::default() }
     }
 
-    /// Sets the percentiles from a histogram of microseconds.
+    /// Sets the percentiles and the maximum from a histogram of latencies in microseconds.
     pub(crate) fn with_latency(mut self, latency: &Histogram<u64>) -> Self {
         if !latency.is_empty() {
             self.p50_ms = Some(millis(latency.value_at_quantile(0.5)));
@@ -67,7 +67,7 @@ impl Row {
         self
     }
 
-    /// Sets the cost per operation from the cost of `count` operations.
+    /// Sets the CPU time per operation from the CPU time of `count` operations, and sets the highest memory.
     pub(crate) fn with_cost(mut self, cost: &Cost, count: u64) -> Self {
         self.server_cpu_us = cost.cpu.map(|cpu| micros_each(cpu, count));
         self.bench_cpu_us = Some(micros_each(cost.own_cpu, count));
@@ -124,7 +124,7 @@ fn millis(micros: u64) -> f64 {
     micros as f64 / 1_000.0
 }
 
-/// Returns `part` divided by `count` operations, in microseconds.
+/// Returns the time `part` divided by the number `count` of operations, in microseconds.
 #[expect(clippy::cast_precision_loss, reason = "counts of operations stay far below 2^52")]
 fn micros_each(part: Duration, count: u64) -> f64 {
     part.as_secs_f64() * 1e6 / count.max(1) as f64
@@ -135,7 +135,8 @@ pub(crate) fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / (1024.0 * 1024.0)
 }
 
-/// Returns the middle value, or the mean of the two middle values of an even number.
+/// Returns the middle value in sorted order, or the mean of the two middle values if the number of values is even.
+/// Returns `None` if `values` is empty.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
@@ -147,8 +148,8 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     }
 }
 
-/// Returns the median of each figure over the runs of one trial. The counts, for example of lost callbacks, are sums
-/// over the runs, so that the median hides no fault.
+/// Returns a row with the median of each figure over the runs of one trial. The counts, for example of lost callbacks,
+/// are sums over the runs, because a median could hide a fault of a single run.
 pub(crate) fn summary(trial: &str, runs: &[Row]) -> Row {
     let middle = |figure: fn(&Row) -> Option<f64>| median(runs.iter().filter_map(figure));
     let sum = |figure: fn(&Row) -> Option<u64>| runs.iter().filter_map(figure).reduce(|a, b| a + b);

@@ -1,5 +1,5 @@
-//! Server that a trial measures. It is a process of this binary with its data in the trial's folder, or a running
-//! server.
+//! Server that a trial measures: a process of this binary with its data in the trial's folder, or a server that already
+//! runs at a given URL.
 
 use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -17,16 +17,16 @@ use crate::process::{Process, disk_bytes, free_address};
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ServerArguments {
-    /// Running server to measure, `http://host:port`; without it, the trial starts one
+    /// URL of a running server to measure, `http://host:port`; without this option, the trial starts a server
     #[arg(long, requires = "key_file")]
     url: Option<String>,
-    /// File with the key for `--url`
+    /// File with the API key for the server at `--url`
     #[arg(long)]
     key_file: Option<PathBuf>,
     /// Database of the started server, postgres://…; without it, the server stores its data in the trial's folder
     #[arg(long, conflicts_with = "url")]
     pub(crate) store: Option<Url>,
-    /// Server threads that run tasks [default: one per core]
+    /// Number of threads of the server that run tasks [default: one per core]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
     server_threads: Option<u16>,
 }
@@ -50,7 +50,8 @@ const STOP_MAX: Duration = Duration::from_secs(60);
 
 impl Server {
     /// # Errors
-    /// Returns an error if no server starts in `folder`, or if no server responds at the given URL.
+    /// Returns an error if no server starts in `folder`. For a given URL, returns an error if the host name does not
+    /// resolve or the key file is unreadable.
     pub(crate) async fn start(runtime: &Runtime, arguments: &ServerArguments, folder: &Path) -> anyhow::Result<Self> {
         Server::start_with(runtime, arguments, folder, &[]).await
     }
@@ -58,7 +59,7 @@ impl Server {
     /// Works like [`Server::start`], but passes the arguments `more` to a server that the trial starts.
     ///
     /// # Errors
-    /// Same errors as [`Server::start`].
+    /// Returns the same errors as [`Server::start`].
     pub(crate) async fn start_with(
         runtime: &Runtime,
         arguments: &ServerArguments,
@@ -100,7 +101,7 @@ impl Server {
         Head { host: self.address, key: self.key.clone(), content_type }
     }
 
-    /// Returns the key of the operators of a server that the trial started.
+    /// Returns the operators' API key for a server that the trial started.
     ///
     /// # Errors
     /// Returns an error if the trial did not start the server.
@@ -149,8 +150,8 @@ impl Server {
         self.restart(runtime).await
     }
 
-    /// Starts a server as one of several members over a database, and creates the schema if it is missing. The member's
-    /// own folder lies in `folder`, which contains the key.
+    /// Starts a server as one of several members that share a database, and creates the database's schema if it is
+    /// missing. `folder` contains the tenant's key and the member's own folder `name`.
     ///
     /// # Errors
     /// Returns an error if the server does not start.
@@ -240,7 +241,8 @@ pub(crate) fn data(folder: &Path) -> PathBuf {
     folder.join("data")
 }
 
-/// Creates the schema in a database, and creates the tenant whose key the trial's folder contains.
+/// Creates the schema and the first tenant in a database if they are missing. Checks that the folder `data` contains
+/// the tenant's key.
 async fn migrate(store: &Url, data: &Path) -> anyhow::Result<()> {
     let mut command =
         tokio::process::Command::new(std::env::current_exe().context("cannot determine the path of this program")?);

@@ -1,5 +1,6 @@
-//! Soak trial that simulates a shop. At a steady rate, carts request callbacks, move them and cancel half of them. The
-//! trial checks that the server's figures do not grow from the middle to the end.
+//! Soak trial that simulates a shop. At a steady rate, the trial creates a callback for each cart, moves the callbacks
+//! and cancels half of them. It checks that the server's memory, disk space and latencies do not grow from the middle
+//! to the end of the trial.
 //!
 //! Each minute, the trial creates new carts. It moves the callbacks of the carts that it created one minute earlier. It
 //! cancels half of the callbacks of the carts that it created two minutes earlier, and the other half fire. Invariants:
@@ -51,8 +52,8 @@ pub struct SoakArguments {
     minute_seconds: u64,
 }
 
-/// Minutes from a cart's last move to its callback. The time is longer than the time until a request may cancel the
-/// callback.
+/// Minutes from a cart's last move to its callback. The trial cancels a cart about one minute after the move, so that
+/// the cancellation precedes the callback.
 const DUE_MINUTES: u32 = 2;
 /// Fewest samples per minute for a 99th percentile. With fewer samples the percentile is random, so the trial neither
 /// reports nor judges it.
@@ -197,7 +198,7 @@ struct Minute {
     disk_mib: f64,
     #[serde(flatten)]
     counts: Counts,
-    /// Summaries of the failed requests, one for each kind.
+    /// Summaries of the failed requests, one for each kind of request that failed.
     troubles: Vec<String>,
 }
 
@@ -233,7 +234,7 @@ impl Minute {
     }
 }
 
-/// Returns the figures that must be flat in the second half of the trial.
+/// Returns the figures that must not grow in the second half of the trial.
 fn figures(minutes: &[Minute]) -> Vec<Figure> {
     let half = &minutes[minutes.len() / 2..];
     let of = |figure: fn(&Minute) -> Option<f64>| half.iter().filter_map(figure).collect::<Vec<f64>>();

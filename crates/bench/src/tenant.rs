@@ -18,8 +18,8 @@ pub(crate) struct Tenant {
 }
 
 impl Tenant {
-    /// Creates a tenant whose callbacks may reach this machine. Its name begins with `name`. Each quota in `quotas` is
-    /// also the tenant's ceiling; the other quotas are the server's defaults.
+    /// Creates a tenant whose callbacks may reach this machine. The tenant's name begins with `name`. Each value in
+    /// `quotas` sets a quota and its ceiling; the other quotas are the server's defaults.
     ///
     /// # Errors
     /// Returns an error if the trial did not start the server, or if the server rejects the tenant.

@@ -1,8 +1,10 @@
-//! Measures the cost of a callback against a bare pooled client; docs/decisions/0070 shows the results.
+//! Compares the cost of a callback with the cost of a request that a bare pooled client sends; docs/decisions/0070
+//! shows the results.
 //!
 //! `cargo run --profile dist -p callback --example clients [seconds] [in flight] [name] [address]` runs each client
-//! whose name contains `name`. The example starts a receiver in a separate process, unless `address` names a receiver.
-//! The example prints callbacks per second and the client's own CPU time per callback.
+//! whose name contains `name`. The clients call the receiver at `address`; without `address`, they call a receiver that
+//! the example starts in a separate process. The example prints callbacks per second and the client's own CPU time per
+//! callback.
 
 #![expect(clippy::print_stdout, reason = "the example prints its results")]
 

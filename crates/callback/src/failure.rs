@@ -56,8 +56,8 @@ pub(crate) fn describe(error: &(dyn Error + 'static)) -> Failure {
         if let Some(found) = name(error) {
             return found;
         }
-        // An `io::Error` that wraps another error returns that error from `get_ref`. `source` skips the wrapped error
-        // and returns the source of the wrapped error.
+        // If an `io::Error` wraps another error, `get_ref` returns the wrapped error, but `source` returns only the
+        // source of the wrapped error.
         let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         cause = match inner {
             Some(inner) => Some(inner),
@@ -86,7 +86,8 @@ fn name(error: &(dyn Error + 'static)) -> Option<Failure> {
 }
 
 fn name_io(error: &io::Error) -> Option<Failure> {
-    // `ErrorKind` has no variants for these errors, ENFILE and EMFILE.
+    // `ErrorKind` has no variants for the errors ENFILE (23) and EMFILE (24), which mean that no file descriptor is
+    // free.
     if let Some(23 | 24) = error.raw_os_error() {
         return Some(broken("no file descriptor is free: raise the limit on open files (ulimit -n)"));
     }

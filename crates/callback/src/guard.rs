@@ -1,11 +1,12 @@
 //! The egress guard. It resolves a host name once, checks every resulting address against the tenant's policy
 //! ([`domain::egress`]), and connects to one of exactly these addresses.
 //!
-//! The guard does not decide which addresses are public. The addresses that it checks are the addresses that it connects
-//! to, even if the addresses of a name change between two lookups.
+//! The guard does not decide which addresses are public. It connects only to addresses that it has checked, even if a
+//! later lookup of the same name returns other addresses.
 //!
-//! Invariants: If the policy rejects one address of a name, the guard connects to no address of this name. A name with
-//! an internal and an external address is a common attack on such guards. A rejection does not contain an address.
+//! Invariants: If the policy rejects one address of a name, the guard connects to no address of this name. Attackers
+//! use names with an internal and an external address to bypass egress checks. The text of a rejection contains no
+//! address.
 
 use std::error::Error;
 use std::fmt;
@@ -22,8 +23,8 @@ use tower::Service;
 use crate::resolver::{Resolver, Unresolved};
 use crate::share::TenantShare;
 
-/// Resolver that is restricted to one policy and to one tenant's share of lookups. Hosts that are IP addresses do not
-/// reach the resolver; [`Egress::check_url`] checks them.
+/// Resolver that applies one egress policy and one tenant's limit on concurrent lookups. A URL whose host is an IP
+/// address needs no lookup; [`Egress::check_url`] checks this address.
 #[derive(Clone)]
 pub(crate) struct GuardedResolver {
     resolver: Arc<Resolver>,
@@ -60,7 +61,7 @@ fn check_all(egress: &Egress, addresses: &[SocketAddr]) -> Result<(), EgressReje
     addresses.iter().try_for_each(|address| egress.check(address.ip()))
 }
 
-/// Error of name resolution. Its type differs from that of connection errors.
+/// Error of name resolution or of the egress check. Its type distinguishes it from errors of the connection.
 #[derive(Debug)]
 pub(crate) enum LookupFailed {
     Unresolved(Unresolved),

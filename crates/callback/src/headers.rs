@@ -28,7 +28,7 @@ const SCHEDULED_AT: HeaderName = HeaderName::from_static("reveille-scheduled-at"
 const LATENESS_MS: HeaderName = HeaderName::from_static("reveille-lateness-ms");
 const TERM: HeaderName = HeaderName::from_static("reveille-term");
 
-/// Number of headers that [`Stamper::headers`] adds, including capacity for `host` and `content-length`.
+/// Maximum number of headers that the client adds to the target's headers, including `host` and `content-length`.
 const OWN_HEADERS: usize = 12;
 
 /// Number of tenants in one generation of the cache of signers. The cache contains at most twice as many tenants.
@@ -53,18 +53,20 @@ impl Stamper {
         Stamper { keyring, signers: Cache::new(SIGNERS_KEPT), span: AtomicU64::new(random) }
     }
 
-    /// Returns all headers of this attempt except `host`.
+    /// Returns the headers of an attempt, without `host`, and without `content-length` if the body is not empty.
     pub(crate) fn headers(&self, delivery: &Delivery, prepared: &Prepared, signers: &Signers) -> HeaderMap {
         let mut headers = HeaderMap::with_capacity(prepared.headers.len() + OWN_HEADERS);
         let payload = &delivery.schedule.spec.payload;
         for (name, value) in &prepared.headers {
-            // An empty body is not JSON, and receivers that parse the announced type would reject the callback.
+            // A callback with an empty body has no `content-type`. A receiver that parses an empty body as JSON would
+            // reject the callback.
             if !(payload.is_empty() && *name == CONTENT_TYPE) {
                 headers.append(name, value.clone());
             }
         }
         if payload.is_empty() && [Method::POST, Method::PUT, Method::PATCH].contains(&prepared.method) {
-            // This header announces an empty body (RFC 9110, 8.6). Without the header, some receivers respond with 411.
+            // `content-length: 0` announces an empty body (RFC 9110, 8.6). Without this header, some receivers respond
+            // with 411.
             headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
         }
         self.stamp(delivery, signers, &mut headers);
@@ -152,8 +154,8 @@ impl Values {
 
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
-/// Returns `00-<trace id>-<span id>-01`. The flag `01` (sampled) makes a receiver that honors its caller's
-/// decision record the callback.
+/// Returns `00-<trace id>-<span id>-01`. The flag `01` (sampled) requests that the receiver record a trace of the
+/// callback.
 fn traceparent(trace: u128, span: u64) -> [u8; 55] {
     let mut text = *b"00-00000000000000000000000000000000-0000000000000000-01";
     hex(&mut text[3..35], &trace.to_be_bytes());
@@ -192,8 +194,8 @@ fn digits(into: &mut [u8], mut number: i64) {
     }
 }
 
-/// Year, month and day of a day number that counts from 1970-01-01 and is not negative (Howard Hinnant,
-/// "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`).
+/// Returns the year, month and day of the date that is `days` days after 1970-01-01. `days` must not be negative. The
+/// algorithm is `civil_from_days` (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
 fn civil(days: i64) -> (i64, i64, i64) {
     let shifted = days + 719_468;
     let era = shifted / 146_097;

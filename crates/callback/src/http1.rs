@@ -1,9 +1,10 @@
 //! HTTP/1.1 connection without its own task. The attempt that uses the connection drives it.
 //!
 //! hyper requires that a client polls the connection's future together with the request's future. Most clients spawn a
-//! task per connection for this purpose, so each callback switches between two tasks. Here one task polls both futures
-//! (docs/decisions/0070 contains the measurement). No task polls the connection between attempts. Therefore the next
-//! attempt that takes the connection, or the sweep, detects that the target has closed it.
+//! task per connection for this purpose, so each request switches between two tasks. In this module, one task polls
+//! both futures (docs/decisions/0070 contains the measurement). No task polls the connection between attempts. If the
+//! target closes an idle connection, the next attempt that takes the connection detects the closure, or the pool's
+//! periodic check does.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -21,13 +22,15 @@ use crate::connect::Stream;
 use crate::failure::{ExchangeError, Failure, describe};
 use crate::response::{TargetResponse, keep_alive};
 
-/// Maximum bytes of a response's status line and headers. The client rejects a longer head.
+/// Maximum size of a response's head (status line and headers), in bytes. The client rejects a response with a longer
+/// head.
 const ANSWER_HEAD_BYTES_MAX: usize = 64 * 1024;
 
 pub(crate) struct Http1 {
     sender: SendRequest<Body>,
     connection: Connection<Stream, Body>,
-    /// True if no attempt may use the connection again, because its future has ended or a response has an unread rest.
+    /// True if no attempt may use the connection again, because the connection's future has ended, or because the
+    /// client did not read a response to its end.
     ended: bool,
     /// Time for which the target keeps this connection open, if the response states it.
     pub(crate) keep_alive: Option<Duration>,
@@ -40,15 +43,14 @@ impl Http1 {
         Ok(Box::new(Http1 { sender, connection, ended: false, keep_alive: None }))
     }
 
-    /// Returns true if the connection can take a request now. The call detects that the target has closed the
-    /// connection.
+    /// Returns true if the connection can take a request now. Returns false if the target has closed the connection.
     pub(crate) fn is_ready(&mut self, context: &mut Context<'_>) -> bool {
         self.drive(context);
         !self.ended && self.sender.is_ready()
     }
 
-    /// Sends `request` and reads the response, with at most `body_bytes_max` bytes of its body. The connection is no
-    /// longer ready after an early drop of this future, after an error, and after a longer body.
+    /// Sends `request` and reads the response, with at most `body_bytes_max` bytes of its body. The connection takes no
+    /// further request after an error, after a response with a longer body, or if the caller drops this future early.
     // This is not an `async fn`, because an `async fn` would store `request` in every attempt's future, in addition to
     // hyper's copy.
     pub(crate) fn exchange(
@@ -92,7 +94,7 @@ impl Http1 {
             match left.checked_sub(bytes) {
                 Some(rest) => left = rest,
                 None => {
-                    // The next attempt would read the unread rest as its response.
+                    // The next attempt on this connection would read the rest of this body as its response.
                     self.ended = true;
                     break;
                 }
@@ -102,7 +104,7 @@ impl Http1 {
     }
 
     fn drive(&mut self, context: &mut Context<'_>) {
-        // The request's future also returns the connection's error.
+        // This function ignores an error of the connection, because the request's future also returns the error.
         self.ended = self.ended || Pin::new(&mut self.connection).poll(context).is_ready();
     }
 }

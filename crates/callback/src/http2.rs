@@ -1,7 +1,7 @@
 //! HTTP/2 connection with its own task. It carries as many callbacks at a time as its target permits.
 //!
 //! This module uses `h2` instead of hyper's client, because hyper accepts more requests than the target permits and
-//! queues them. The timeouts of queued callbacks would run before the callbacks are sent
+//! queues them. The timeout of a queued callback would start before the client sends the callback
 //! (docs/decisions/0195-wait-for-a-connection-before-the-timeout-starts.md).
 
 use std::convert::Infallible;
@@ -25,11 +25,11 @@ use crate::response::TargetResponse;
 
 const ANSWER_HEAD_BYTES_MAX: u32 = 64 * 1024;
 
-/// HTTP/2 connection. A drop of this value ends the task that drives an idle connection.
+/// HTTP/2 connection. If the connection is idle, a drop of this value ends the task that drives the connection.
 pub(crate) struct Http2 {
     sender: SendRequest<Bytes>,
     task: TaskHandle,
-    /// Number of exchanges in flight.
+    /// Number of exchanges (requests with their responses) in flight on this connection.
     in_use: Arc<AtomicUsize>,
     /// Wakes the attempts that wait for a stream.
     changed: Arc<Notify>,
@@ -50,8 +50,8 @@ impl Drop for StreamPermit {
 }
 
 impl Http2 {
-    /// Returns the connection when the target has stated how many streams it permits. The connection notifies `changed`
-    /// when a stream becomes free.
+    /// Waits until the target has stated how many concurrent streams it permits, and returns the connection. The
+    /// connection notifies `changed` when a stream becomes free.
     pub(crate) async fn start(runtime: &Runtime, stream: Stream, changed: Arc<Notify>) -> Result<Http2, Failure> {
         let mut builder = Builder::new();
         // No request starts before the target's first SETTINGS frame.
@@ -83,7 +83,8 @@ impl Http2 {
 
     /// Returns a permit, or `None` if the target permits no further stream now.
     pub(crate) fn permit(&self) -> Option<StreamPermit> {
-        // The caller holds the lock of the authority, so no other call runs at the same time.
+        // No two calls for one connection run at the same time, because the caller holds the authority's lock or has
+        // just created the connection.
         if self.in_use.load(Ordering::Relaxed) >= self.sender.current_max_send_streams() {
             return None;
         }
@@ -105,7 +106,8 @@ impl Http2 {
 
 impl Drop for Http2 {
     fn drop(&mut self) {
-        // An exchange in flight keeps a replaced connection open. Close only an idle connection.
+        // Exchanges in flight still use a connection that the pool has dropped, so this code closes only an idle
+        // connection.
         if self.is_idle() {
             (self.task.abort)();
         }
@@ -126,7 +128,7 @@ pub(crate) async fn exchange(
         .send_request(head, body.is_empty())
         .map_err(|error| ExchangeError { error: error.into(), is_unsent: true })?;
     let send = async {
-        // If the target rejects the body, its response says why.
+        // The code ignores this error, because a target that rejects the body states the reason in its response.
         let _rejected = send_all(&mut sender, body).await;
         pending::<Infallible>().await
     };

@@ -1,17 +1,18 @@
 //! HTTP implementation of [`scheduler::Deliver`], which sends one signed callback and returns the target's response.
 //!
-//! The scheduler decides whether, when and how often it sends a callback. For each of its requests, this crate makes
-//! exactly one attempt. An attempt never sends a request twice. It moves a request to another connection only if the
-//! first connection closed before it accepted any byte of the request.
+//! The scheduler decides whether, when and how often it sends a callback. For each request of the scheduler, this crate
+//! makes exactly one attempt. An attempt never sends a request twice. It sends a request on another connection only if
+//! the first connection closed before it accepted any byte of the request.
 //!
-//! An attempt that needs a connection connects, but only one attempt at a time connects to a target that may support
-//! HTTP/2, because all its callbacks may fit on one connection. The other attempts wait. Their timeouts start when they
-//! have a connection or begin to connect (docs/decisions/0195-wait-for-a-connection-before-the-timeout-starts.md).
+//! An attempt that finds no free connection opens one. If the target may support HTTP/2, only one attempt at a time
+//! connects to it, because all callbacks to the target may fit on one connection. The other attempts wait. Their
+//! timeouts start when they have a connection or begin to connect
+//! (docs/decisions/0195-wait-for-a-connection-before-the-timeout-starts.md).
 //!
-//! Invariants: The body consists of the payload's bytes, unchanged. A redirect is a response like any other. Every
-//! attempt ends within its target's timeout after it has a connection or begins to connect. The state per target, tenant and connection is bounded. The client ignores
-//! proxy settings and environment variables. New and reused connections lead only to addresses that the tenant's policy
-//! allows when the attempt starts.
+//! Invariants: The body consists of the payload's bytes, unchanged. The client follows no redirects. Every attempt ends
+//! when its timeout expires, or earlier. The client keeps bounded state per target, tenant and connection. The client
+//! ignores proxy settings and environment variables. An attempt uses a new or reused connection only if the tenant's
+//! egress policy at the start of the attempt allows the address of the connection.
 
 mod cache;
 mod connect;
@@ -58,19 +59,20 @@ pub use connect::RootError;
 pub use headers::trace_id;
 pub use sign::{SIGNATURE_LEN, Signer, sign};
 
-/// Limits of callbacks. Each default suits most installations.
+/// Limits and settings of the HTTP client for callbacks. Each default suits most installations.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Maximum bytes of a response's body that the client reads in order to reuse the connection. After a longer body,
-    /// the client closes the connection, but the status of the response still counts. Default 64 KiB. A value that is
-    /// too small costs a connection for each longer response; a value that is too large costs time and traffic.
+    /// Maximum size of a response's body, in bytes. If the body is longer, the client uses the status of the response,
+    /// but closes the connection (over HTTP/2, only the stream). Default 64 KiB. If the value is too small, the client
+    /// must open a new connection after each longer response. If it is too large, the client spends time and traffic on
+    /// long bodies.
     pub answer_bytes_max: usize,
-    /// Longest time for which the client keeps an unused connection open. Default 30 s. A value that is too small costs
-    /// a handshake for each infrequent callback. A value that is too large exceeds the idle timeout of some targets, so
-    /// an attempt occasionally fails because the target has just closed its connection.
+    /// Longest time for which the client keeps an unused connection open. Default 30 s. If the value is too small, each
+    /// infrequent callback needs a new connection. If the value exceeds the idle timeout of a target, an attempt
+    /// occasionally fails, because the target has just closed the connection.
     pub idle_timeout: Duration,
-    /// Maximum number of idle connections of all tenants to all targets together. One tenant has at most as many as the
-    /// number of free places. Default 4,096. Each connection uses a file descriptor.
+    /// Maximum number of idle connections of all tenants to all targets together. At most about half of them belong to
+    /// one tenant. Default 4,096. Each connection uses a file descriptor.
     pub idle_connections_max: usize,
     /// DNS servers that resolve the host names of targets, with their ports. Default: empty, which selects the servers
     /// of `/etc/resolv.conf`.
@@ -79,8 +81,8 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// Certificate authorities to trust in addition to the Mozilla list.
     pub extra_roots: Vec<CertificateDer<'static>>,
-    /// Decrypts the headers and signing secrets that the store keeps encrypted. Default: no keys, so that the client
-    /// reads only plain values.
+    /// Keys that decrypt the headers and signing secrets that the store keeps encrypted. Default: no keys. Without
+    /// keys, the client can read only values that are not encrypted.
     pub keyring: Arc<Keyring>,
 }
 
@@ -108,9 +110,9 @@ pub struct HttpDeliver {
 /// Connection counts of the pool, for metrics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Connections {
-    /// Number of connections opened since the start.
+    /// Number of connections that the pool has opened since its creation.
     pub opened: u64,
-    /// Number of open connections that wait for a callback, and of all open HTTP/2 connections.
+    /// Number of idle HTTP/1.1 connections, plus the number of HTTP/2 connections that the pool keeps, idle or in use.
     pub idle: usize,
 }
 
@@ -204,7 +206,7 @@ impl Client {
         }
     }
 
-    /// Prepares everything that an attempt needs besides the delivery. Only this function decrypts secrets.
+    /// Returns the prepared target and the signers for an attempt. The client decrypts secrets only in this function.
     fn prepare(&self, delivery: &Delivery, target: &HttpTarget) -> Result<Ready, String> {
         let not_decrypted = |what: &str, error: OpenError| {
             let schedule = delivery.schedule.id.as_str();
@@ -244,8 +246,8 @@ impl Client {
         loop {
             let (channel, is_reused) = match slot {
                 Slot::Open(channel) => (channel, true),
-                // The code boxes the future that connects. Connecting is rare, and its large state would enlarge every
-                // attempt's future.
+                // The code boxes the future of `connect`, because its large state would enlarge every attempt's future,
+                // although attempts rarely connect.
                 Slot::Connect(turn) => (Box::pin(self.pool.connect(turn)).await?, false),
             };
             if self.runtime.monotonic() >= delivery.deadline {

@@ -1,5 +1,5 @@
-//! Pool of connections by tenant, scheme, host, port and egress policy. A tenant uses only its own connections, and only
-//! those that its current policy permits.
+//! Pool of connections by tenant, scheme, host, port and egress policy. A tenant uses only its own connections, and
+//! only those that its current policy permits.
 //!
 //! The pool has no limit of its own on the connections to a target. The scheduler limits the callbacks in flight to a
 //! target, and each callback needs at most one connection.
@@ -29,10 +29,11 @@ pub(crate) struct Pool {
     runtime: Runtime,
     connector: Connector,
     idle_max: usize,
-    /// Number of sweeps for which a connection may stay idle.
+    /// Number of sweeps (periodic checks of all connections) after which the pool closes an idle connection.
     idle_sweeps_max: u32,
     sweep_period: Duration,
-    /// Number of sweeps so far. This number serves as the clock of idle connections, because a read of it is cheap.
+    /// Number of sweeps so far. The pool measures the idle time of connections in sweeps, because it can read this
+    /// number with little work.
     sweeps: AtomicU32,
     idle: Arc<AtomicUsize>,
     opened: AtomicU64,
@@ -48,12 +49,13 @@ struct Known {
 /// Key of an authority: the tenant, the scheme, host and port, and the egress policy.
 type AuthorityKey = (TenantId, Uri, Arc<Egress>);
 
-/// Connections of one tenant to one scheme, host and port under one policy. Each prepared target shares the ownership of
-/// its authority.
+/// Connections of one tenant to one scheme, host and port under one policy. Each prepared target shares the ownership
+/// of its authority.
 pub(crate) struct Authority {
-    /// URL of the form `https://host:port/`.
+    /// URL to which the client connects: the normalised scheme, host and port, for example
+    /// `https://hooks.example:443/`.
     connect_to: Uri,
-    /// Policy that permits the connections.
+    /// Egress policy that permits the connections of this authority.
     pub(crate) egress: Arc<Egress>,
     pub(crate) tenant: TenantId,
     share: Arc<TenantShare>,
@@ -81,20 +83,20 @@ enum Connecting {
 
 struct Idle {
     connection: Box<Http1>,
-    /// Number of the sweep that closes the connection.
+    /// Number of the pool's periodic sweep that closes the connection if it is still idle.
     until: u32,
     _counted: Counted,
 }
 
-/// Guard that adds one to the number of the kept connections of the pool and of a tenant until it is dropped.
+/// Guard that counts one kept connection, for the pool and for a tenant, until the guard is dropped.
 struct Counted {
     all: Arc<AtomicUsize>,
     of_tenant: Arc<AtomicUsize>,
 }
 
 impl Counted {
-    /// Returns `None` if the pool must not keep a further connection of the tenant. A tenant has at most as many kept
-    /// connections as the pool has free places, so that other tenants find a place.
+    /// Returns `None` if the pool must not keep a further connection of the tenant. One tenant may keep at most about
+    /// half of `max` connections, so that other tenants can also keep connections.
     fn one(all: &Arc<AtomicUsize>, of_tenant: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
         let counted = Counted { all: all.clone(), of_tenant: of_tenant.clone() };
         let free = max.saturating_sub(all.fetch_add(1, Ordering::Relaxed));
@@ -112,7 +114,8 @@ impl Drop for Counted {
 struct Multiplexed {
     connection: Http2,
     until: u32,
-    /// `None` if the pool must not keep the connection. It is then closed as soon as it is idle.
+    /// Guard that counts the connection, or `None` if the pool must not keep the connection. Without a guard, the next
+    /// sweep closes the connection if it is idle.
     counted: Option<Counted>,
 }
 
@@ -121,18 +124,18 @@ pub(crate) enum Channel {
     Http2(StreamPermit),
 }
 
-/// Right of an attempt to start.
+/// Right of an attempt to start, with an open connection or with the right to open a connection.
 pub(crate) enum Slot<'a> {
     /// Open connection that can take a request.
     Open(Channel),
-    /// The attempt must connect first.
+    /// Right to connect, for an attempt that needs a new connection.
     Connect(Turn<'a>),
 }
 
 /// Right to connect. A drop of this value lets other attempts connect.
 pub(crate) struct Turn<'a> {
     authority: &'a Authority,
-    /// Permission that later attempts have after this turn.
+    /// Permission to connect that later attempts have when this turn ends.
     next: Connecting,
 }
 
@@ -188,13 +191,14 @@ impl Pool {
         authority
     }
 
-    /// Waits until an attempt can start: until a connection can take its request, or until it may connect. It waits for
-    /// at most [`CONNECTION_WAIT_MAX`] while other attempts connect. After this time it may connect, too.
+    /// Waits until a connection can take the attempt's request, or until the attempt may connect. While other attempts
+    /// connect, this attempt waits for at most [`CONNECTION_WAIT_MAX`]. After this time, it may connect, too.
     pub(crate) async fn slot<'a>(&self, authority: &'a Authority) -> Slot<'a> {
         if let Some(slot) = self.free_slot(authority).await {
             return slot;
         }
-        // The code boxes this future. Waiting is rare, and its state would enlarge every attempt's future.
+        // The code boxes the future that waits, because its state would enlarge every attempt's future, although
+        // attempts rarely wait.
         let wait = Box::pin(async {
             loop {
                 let mut changed = pin!(authority.changed.notified());
@@ -222,15 +226,15 @@ impl Pool {
             Connecting::InTurn { is_busy: false } => state.connecting = Connecting::InTurn { is_busy: true },
             Connecting::AtOnce => {}
         }
-        // If the attempt cannot connect, all attempts that wait connect at once. Otherwise each of them would wait until
-        // the attempts before it have failed.
+        // If this attempt fails to connect, all waiting attempts may connect at once. If they connected one by one,
+        // each of them would wait until all attempts before it had failed.
         Some(Slot::Connect(Turn { authority, next: Connecting::AtOnce }))
     }
 
     fn permit(&self, authority: &Authority) -> Option<StreamPermit> {
         let mut state = lock(&authority.state);
         state.http2.retain(|held| !held.connection.is_closed());
-        // The first connection with a free stream, so that surplus connections expire.
+        // The code takes the first connection with a free stream, so that the other connections become idle and expire.
         state.http2.iter_mut().find_map(|held| {
             let permit = held.connection.permit()?;
             if held.counted.is_some() {
@@ -269,9 +273,9 @@ impl Pool {
         lock(&authority.state).idle.push(Idle { connection, until, _counted });
     }
 
-    /// Returns the sweep that closes a connection which becomes idle now. `keep_alive` is the target's own limit. The
-    /// pool closes the connection a second earlier, because an attempt fails if the target closes the connection while
-    /// the callback is in transit.
+    /// Returns the number of the sweep that closes a connection if the connection becomes idle now. `keep_alive` is the
+    /// time for which the target keeps an idle connection open. The pool closes the connection a second earlier,
+    /// because an attempt fails if the target closes the connection while the callback is in transit.
     fn sweeps_until(&self, keep_alive: Option<Duration>) -> u32 {
         let own = self.idle_sweeps_max;
         let sweeps_max = keep_alive.map_or(own, |limit| {

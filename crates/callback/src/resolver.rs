@@ -1,8 +1,8 @@
 //! Resolver of the host names of targets.
 //!
-//! It asks DNS servers without a thread per lookup, and caches their answers for the time that they state. Each tenant has
-//! a bounded number of lookups at a time, so slow names of one tenant do not delay the names of another tenant
-//! (docs/decisions/0196-resolve-host-names-without-threads.md).
+//! It asks DNS servers without a thread per lookup, and caches each answer for the time that the answer states. Each
+//! tenant has a bounded number of concurrent lookups, so slow lookups of one tenant do not delay lookups of another
+//! tenant (docs/decisions/0196-resolve-host-names-without-threads.md).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -20,19 +20,19 @@ use crate::share::TenantShare;
 
 /// Longest time for one lookup, including its retries.
 const LOOKUP_TIME_MAX: Duration = Duration::from_secs(5);
-/// Number of names in the cache of the resolver.
+/// Maximum number of DNS responses in the cache of the resolver.
 const NAMES_CACHED: u64 = 8_192;
 
-/// Resolver of host names. It caches addresses for the time that their DNS server states, and occupies no thread while
-/// it waits.
+/// Resolver of host names. It caches the addresses of a name for the time that the DNS server states, and occupies no
+/// thread while it waits for a response.
 pub(crate) struct Resolver {
     runtime: Runtime,
     dns: TokioResolver,
 }
 
 impl Resolver {
-    /// Creates a resolver that asks `name_servers`, or the servers of `/etc/resolv.conf` if the list is empty. It also
-    /// reads `/etc/hosts`. It does not read these files again.
+    /// Creates a resolver that asks `name_servers`, or the servers of `/etc/resolv.conf` if the list is empty. The
+    /// resolver also uses `/etc/hosts`. It reads both files only once, at its creation.
     pub(crate) fn new(runtime: &Runtime, name_servers: &[SocketAddr]) -> Self {
         let mut builder = if name_servers.is_empty() { system_resolver() } else { resolver(name_servers) };
         let options = builder.options_mut();
@@ -40,7 +40,7 @@ impl Resolver {
         options.attempts = 2;
         options.cache_size = NAMES_CACHED;
         options.use_hosts_file = ResolveHosts::Always;
-        // The guard checks the addresses of both families.
+        // The resolver returns IPv4 and IPv6 addresses, because the egress guard must check all addresses of a name.
         options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
         let dns = builder.build().expect("the construction of a resolver without TLS never fails");
         Resolver { runtime: runtime.clone(), dns }

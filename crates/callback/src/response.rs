@@ -8,7 +8,8 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 #[derive(Debug)]
 pub(crate) struct TargetResponse {
     pub(crate) status: StatusCode,
-    /// Unparsed value of `Retry-After`. Only failed responses keep this value, and most of them have none.
+    /// Unparsed value of the header `Retry-After`. `None` if the response has a 2xx status or does not contain the
+    /// header.
     retry_after: Option<HeaderValue>,
 }
 
@@ -18,8 +19,8 @@ impl TargetResponse {
         TargetResponse { status, retry_after }
     }
 
-    /// Returns the wait that the target requests, given in seconds or as a date (RFC 9110, 10.2.3). A past date means
-    /// no wait. Returns `None` for any other text.
+    /// Returns the wait that the target requests with `Retry-After`, which contains seconds or a date (RFC 9110,
+    /// 10.2.3). A past date means a wait of zero. Returns `None` if the header is missing or contains any other text.
     pub(crate) fn retry_after(&self, now: impl FnOnce() -> Timestamp) -> Option<Duration> {
         let text = self.retry_after.as_ref()?.to_str().ok()?.trim();
         if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {

@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// Length of `v1,` plus the 44 base64 digits of 32 bytes.
+/// Length of a signature, in bytes: `v1,` and the 44 base64 digits of an HMAC of 32 bytes.
 pub const SIGNATURE_LEN: usize = 47;
 
 /// Signing secret with its precomputed key schedule. Creating a signer hashes the two blocks that HMAC derives from the
@@ -39,7 +39,8 @@ impl Signer {
     }
 }
 
-/// Returns one signature. This function suits callers that sign or check few messages; see [`Signer::sign`].
+/// Returns the signature that [`Signer::sign`] computes. A caller that signs or checks many messages should reuse a
+/// [`Signer`] instead.
 #[must_use]
 pub fn sign(secret: &[u8], id: &str, timestamp_s: i64, body: &[u8]) -> String {
     Signer::new(secret).sign(id, timestamp_s, body).iter().map(|byte| char::from(*byte)).collect()

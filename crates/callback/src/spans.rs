@@ -1,7 +1,8 @@
-//! Tracing span of each attempt, at debug level and with its own tracing target. A disabled span costs one comparison.
+//! Tracing span of each attempt, at debug level and with its own tracing target. If the span is disabled, each function
+//! of this module makes only one comparison.
 //!
-//! The exporter of spans (`reveille::otlp`) relies on these field names. The span records the scheme, host and
-//! port of the callback's target, but neither path nor query, because these may contain secrets.
+//! The exporter of spans (`reveille::otlp`) relies on the names of the span's fields. The span records the scheme, host
+//! and port of the callback's target, but neither path nor query, because these may contain secrets.
 
 use domain::{AttemptResult, Target};
 use http::Uri;

@@ -114,7 +114,8 @@ fn parse_url(url: &str) -> Result<(Uri, Uri, HeaderValue), TargetError> {
     let connect_to = format!("{}/", origin(url))
         .parse()
         .map_err(|_| TargetError::Url("the host is neither a valid name nor a valid IP address"))?;
-    // The URL `http://host?query` has an empty path, but a request line and `:path` must not have one.
+    // The URL `http://host?query` has an empty path. The path in an HTTP/1.1 request line and in the HTTP/2 field
+    // `:path` must not be empty.
     let path = match uri.query() {
         Some(query) => format!("{}?{query}", uri.path()),
         None => uri.path().to_owned(),
@@ -132,12 +133,12 @@ fn headers(target: &HttpTarget) -> Result<Vec<(HeaderName, HeaderValue)>, Target
     for (number, (name, value)) in target.headers.iter().enumerate() {
         let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| TargetError::Header(number))?;
         if is_header_reserved(name.as_str()) {
-            continue; // The schedule is older than the rule that reserves this name.
+            continue; // A user created the schedule before Reveille reserved this header name.
         }
         // `from_bytes` rejects line ends and other control characters, so one header cannot become two.
         let value = value.plain().and_then(|value| HeaderValue::from_bytes(value).ok());
         let mut value = value.ok_or(TargetError::Header(number))?;
-        value.set_sensitive(true); // `Debug` does not show the value, and HPACK does not index it.
+        value.set_sensitive(true); // `Debug` does not show a sensitive value, and HPACK does not index it.
         headers.push((name, value));
     }
     let has = |name| headers.iter().any(|(present, _)| present == name);

@@ -107,7 +107,8 @@ impl Input {
         }
     }
 
-    /// Reads a request and passes it to `handle`. Returns `None` at the end of the connection.
+    /// Reads a request and passes it to `handle`. Returns the result of `handle`, or `None` if the connection ended
+    /// before the request.
     ///
     /// # Errors
     /// Returns an error if the connection ends within a request, or if the request is not valid HTTP/1.1 or exceeds a

@@ -68,7 +68,8 @@ impl Receiver {
         let runtime = runtime.clone();
         tasks.spawn("receiver", async move {
             let serve = |stream, slot: Slot| {
-                // The receiver counts no requests, so it protects all connections.
+                // The receiver does not notify the listener of requests in progress. It therefore marks all connections
+                // as trusted, so that the listener closes none of them to free a slot.
                 slot.trust();
                 let (runtime, sink) = (runtime.clone(), sink.clone());
                 async move {

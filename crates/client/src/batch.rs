@@ -52,7 +52,8 @@ impl Client {
 /// Encodes a request as one line.
 fn line(request: &ScheduleRequest) -> Bytes {
     let mut line = serde_json::to_vec(request).expect("every map in the wire types has string keys, as JSON requires");
-    // A formatted payload may contain line ends. JSON allows line ends only between values, so spaces can replace them.
+    // A formatted payload may contain line ends. JSON allows unescaped line ends only between tokens, so spaces can
+    // replace these line ends.
     for byte in line.iter_mut().filter(|byte| matches!(byte, b'\n' | b'\r')) {
         *byte = b' ';
     }
@@ -63,7 +64,7 @@ fn line(request: &ScheduleRequest) -> Bytes {
 struct Results {
     body: Incoming,
     read: BytesMut,
-    /// Number of bytes at the start of `read` in which the search for a line end found none.
+    /// Number of bytes at the start of `read` that contain no line end.
     searched: usize,
 }
 

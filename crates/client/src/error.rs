@@ -28,14 +28,14 @@ pub enum Error {
     Unreachable {
         /// Base URL of the server.
         url: String,
-        /// Cause of the failure.
+        /// Reason why the client could not connect.
         #[source]
         source: Source,
     },
     /// The connection closed before the response was complete.
     #[error("connection closed before the response was complete")]
     Broken {
-        /// Cause of the failure.
+        /// Reason why the response is incomplete.
         #[source]
         source: Source,
     },
@@ -43,10 +43,11 @@ pub enum Error {
     #[error("no response within {limit:?}")]
     TimedOut {
         /// Time limit of the attempt: the smaller of [`crate::Options::attempt_timeout`] and the rest of
-        /// [`crate::Options::deadline`].
+        /// [`crate::Options::deadline`]. For a batch, it is the time limit of each wait for the next bytes of the
+        /// response.
         limit: Duration,
     },
-    /// The response is longer than [`crate::Options::answer_bytes_max`].
+    /// The response is longer than [`crate::Options::answer_bytes_max`], or a result line of a batch exceeds 1 MiB.
     #[error("the response is larger than the limit of {bytes_max} bytes; request fewer items per page")]
     TooLarge {
         /// Size limit in bytes.
@@ -55,13 +56,13 @@ pub enum Error {
     /// The response does not have the form that this version of the SDK expects.
     #[error("cannot parse the response; check the server's URL and the version of the SDK")]
     Unreadable {
-        /// Position and kind of the syntax error.
+        /// Position and kind of the error in the JSON text.
         #[source]
         source: serde_json::Error,
     },
 }
 
-/// A rejection by the server.
+/// Response with which the server rejected a request.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Rejection {
     /// Problem details of the response. Callers should branch on their `code`.
@@ -86,7 +87,7 @@ impl Error {
         }
     }
 
-    /// Returns all invalid fields of the request that the server reported.
+    /// Returns the errors that the server reported for invalid fields of the request.
     #[must_use]
     pub fn field_errors(&self) -> &[FieldError] {
         self.problem().map_or(&[], |problem| &problem.errors)

@@ -46,9 +46,9 @@ impl FromStr for IdempotencyKey {
 /// Result of [`crate::Client::create_with_key`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct Created {
-    /// State of the schedule at its creation by the first request with the key.
+    /// State of the schedule when the first request with the idempotency key created it.
     pub schedule: ScheduleSummary,
-    /// True if an earlier request with the key created the schedule.
+    /// True if an earlier request with the same idempotency key created the schedule.
     pub is_replay: bool,
 }
 

@@ -21,8 +21,8 @@
 //! This crate does not receive callbacks: the crate `receiver` receives them. The client does not follow redirects, and
 //! it ignores proxy settings.
 //!
-//! Invariants: every call ends within [`Options::deadline`]. The client repeats a request only if the server cannot
-//! carry out the operation twice. The API key appears in no `Debug` text, error or URL.
+//! Invariants: every call except a batch ends within [`Options::deadline`]. The client repeats a request only if the
+//! server cannot carry out the operation twice. The API key appears in no `Debug` text, error or URL.
 
 #![warn(missing_docs)]
 
@@ -60,14 +60,14 @@ pub use tag::{Tag, TagError};
 /// Fields that the server adds to a created or changed schedule.
 pub type ScheduleSummary = api::ScheduleSummary<'static>;
 
-/// Client of one server, which authenticates with one key. A clone is cheap and shares the connections.
+/// Client of one server. The client authenticates with one API key. Clones are cheap and share their connections.
 #[derive(Clone)]
 pub struct Client(Arc<transport::Transport>);
 
 impl Client {
-    /// Returns a client of the server at `url`. The URL has the scheme `http` or `https`, and may have a path in front
-    /// of `/v1`. The client removes white space around `key` and sends the key as the `Bearer` token. This call sends
-    /// no request.
+    /// Returns a client of the server at `url`. The URL has the scheme `http` or `https`. It may contain a path, to
+    /// which the client appends `/v1`. The client removes white space around `key` and sends the key as the `Bearer`
+    /// token. This call sends no request.
     ///
     /// # Errors
     /// Returns [`SetupError`] if the URL, the key or the options are invalid.

@@ -17,7 +17,7 @@ pub struct Options {
     /// If the limit is too small, calls fail while the server restarts. If it is too large, your own callers wait for a
     /// long time.
     pub deadline: Duration,
-    /// Time limit for the connection to the server in each attempt. Default 5 s.
+    /// Time limit for opening a connection to the server, in each attempt. Default 5 s.
     pub connect_timeout: Duration,
     /// Maximum number of attempts of a call. Default 6. With 1, the client repeats no request.
     pub attempts_max: u32,
@@ -28,14 +28,13 @@ pub struct Options {
     /// Maximum that the upper bound of a wait can reach by doubling. Default 5 s.
     pub backoff_max: Duration,
     /// Maximum size of a response that the client reads, in bytes. Default 128 MiB, which is more than the largest
-    /// page. A smaller value saves memory, but lists then need pages with smaller limits.
+    /// page. A smaller value saves memory, but the caller may then have to request fewer items per page.
     pub answer_bytes_max: usize,
     /// Maximum number of idle connections. Default 32. If the number is too small, concurrent calls need additional
     /// handshakes.
     pub idle_connections_max: usize,
     /// Function that the client calls before each wait for another attempt. The arguments are the error of the last
-    /// attempt and the duration of the wait. Default `None`. A program can write a log line, so that its user knows why
-    /// a call takes long.
+    /// attempt and the duration of the wait. Default `None`. For example, the function can log why a call takes long.
     pub on_retry: Option<fn(&Error, Duration)>,
     /// Certificate authorities that the client trusts in addition to the Mozilla list.
     pub extra_roots: Vec<CertificateDer<'static>>,
@@ -76,7 +75,7 @@ pub enum SetupError {
     /// One of [`Options::extra_roots`] is invalid.
     #[error("cannot parse extra certificate authority {number} (counted from 0)")]
     Root {
-        /// Index of the certificate, from 0.
+        /// Index of the invalid certificate in [`Options::extra_roots`], from 0.
         number: usize,
         /// Description of the error in the certificate.
         #[source]

@@ -53,7 +53,7 @@ impl Page for api::AuditPage {
 }
 
 impl Client {
-    /// Fetches one page. If the list needs a query, `path` already contains it.
+    /// Fetches one page of a list. If the list has query parameters, `path` already contains them.
     pub(crate) async fn page<P: Page>(&self, path: &str, limit: u16, token: Option<&str>) -> Result<P, Error> {
         let separator = if path.contains('?') { '&' } else { '?' };
         let token = token.map(|token| format!("&page_token={}", escape(token))).unwrap_or_default();
@@ -65,7 +65,7 @@ impl Client {
     pub(crate) fn pages<P: Page>(&self, path: String) -> BoxStream<'static, Result<P::Item, Error>> {
         const LIMIT: u16 = 100;
         let client = self.clone();
-        // The state is `None` after the last page.
+        // The state of the stream is `None` after the last page.
         try_unfold(Some(None::<String>), move |next| {
             let (client, path) = (client.clone(), path.clone());
             async move {

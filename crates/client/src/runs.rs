@@ -1,4 +1,4 @@
-//! Calls for runs: reads and lists of the runs of occurrences, and the redrive of a dead letter.
+//! Calls that read and list runs, and that redrive dead letters.
 
 use api::{Redriven, Run, RunPage};
 use futures_util::stream::BoxStream;
@@ -43,7 +43,7 @@ impl Client {
     /// Returns one page of [`Client::dead_letters`], of at most `limit` runs (1 to 1,000).
     ///
     /// # Errors
-    /// Returns a variant of [`Error`].
+    /// Returns an [`Error`] if the call fails.
     pub async fn dead_letters_page(&self, limit: u16, token: Option<&str>) -> Result<RunPage, Error> {
         self.page(DEAD_LETTERS, limit, token).await
     }

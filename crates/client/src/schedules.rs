@@ -157,7 +157,7 @@ impl Client {
         self.0.call(&Call::get(path_of(id))).await?.read()
     }
 
-    /// Streams all schedules that match the filter, in the given order, and fetches each page when it is needed.
+    /// Streams all schedules that match the filter, in the given order. The client fetches the schedules page by page.
     #[must_use]
     pub fn schedules(&self, by: &ListBy, order: Order) -> BoxStream<'static, Result<Schedule, Error>> {
         self.pages::<SchedulePage>(by.path(order))
@@ -181,7 +181,7 @@ impl Client {
     /// Returns the number of the tenant's active schedules.
     ///
     /// # Errors
-    /// Returns a variant of [`Error`].
+    /// Returns an [`Error`] if the call fails.
     pub async fn count_schedules(&self) -> Result<ScheduleCount, Error> {
         self.0.call(&Call::get(format!("{SCHEDULES}:count"))).await?.read()
     }

@@ -21,8 +21,8 @@ impl Client {
     /// Lists all tenants, ordered by name.
     ///
     /// # Errors
-    /// Returns an error with the code `role_forbidden` unless the key belongs to an operator, or another variant of
-    /// [`Error`].
+    /// Returns an error with the code `role_forbidden` if the key does not belong to an operator. Returns another
+    /// variant of [`Error`] if the call fails for another reason.
     pub async fn tenants(&self) -> Result<Vec<Tenant>, Error> {
         Ok(self.read::<TenantList>("/v1/tenants".to_owned()).await?.tenants)
     }
@@ -39,8 +39,8 @@ impl Client {
     /// Reads a tenant.
     ///
     /// # Errors
-    /// Returns an error with the code `tenant_not_found`, also for a tenant to which the key gives no access, or
-    /// another variant of [`Error`].
+    /// Returns an error with the code `tenant_not_found` if the tenant does not exist or the key gives no access to it.
+    /// Returns another variant of [`Error`] if the call fails for another reason.
     pub async fn tenant(&self, name: &str) -> Result<Tenant, Error> {
         self.read(of(name, "")).await
     }
@@ -58,7 +58,7 @@ impl Client {
     /// quotas.
     ///
     /// # Errors
-    /// Returns a variant of [`Error`].
+    /// Returns an [`Error`] if the call fails.
     pub async fn quotas(&self) -> Result<QuotaSheet, Error> {
         self.read("/v1/quotas".to_owned()).await
     }
@@ -97,8 +97,8 @@ impl Client {
         self.remove(format!("{}/{}", of(tenant, "/keys"), escape(id))).await
     }
 
-    /// Lists metadata of the secrets that sign a tenant's callbacks, the newest first. The list does not contain the
-    /// secrets.
+    /// Lists the metadata of a tenant's signing secrets, the newest first. The list does not contain the secrets
+    /// themselves.
     ///
     /// # Errors
     /// Returns an error with the code `tenant_not_found`, or another variant of [`Error`].

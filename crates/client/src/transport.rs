@@ -1,5 +1,5 @@
-//! Sends one request over HTTP and reads the response. The client repeats the request while a repetition is allowed and
-//! may succeed.
+//! Sends requests over HTTP and reads the responses. The module `retry` decides when the client sends a failed request
+//! again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -110,8 +110,8 @@ impl Transport {
         &self.url
     }
 
-    /// Sends the request repeatedly until it succeeds, fails with an error that the client may not retry, or reaches a
-    /// limit of the options.
+    /// Sends the request repeatedly until an attempt succeeds, an error excludes a further attempt, or the call reaches
+    /// a limit of [`Options`].
     ///
     /// If the last attempt certainly had no effect and an earlier attempt has an unknown outcome, this function returns
     /// the error of the earlier attempt.
@@ -164,7 +164,7 @@ impl Transport {
             .header(AUTHORIZATION, self.authorization.clone())
             .header(ACCEPT, "application/json")
             .header(USER_AGENT, concat!("reveille-client/", env!("CARGO_PKG_VERSION")));
-        // The client percent-encodes ids, so this call fails only if an id makes the path too long.
+        // The client percent-encodes ids, so the URL is invalid only if an id makes it too long.
         request
             .body(Full::default().boxed_unsync())
             .map_err(|source| Error::Unreachable { url: uri, source: source.into() })
@@ -246,7 +246,7 @@ fn checked(url: &str) -> Result<String, SetupError> {
     }
 }
 
-/// Removes the part before an `@`, which may contain a password.
+/// Removes the part of the URL before its last `@`, because this part may contain a password.
 fn without_user(url: &str) -> String {
     match url.rsplit_once('@') {
         Some((_, rest)) => format!("…@{rest}"),

@@ -49,7 +49,7 @@ const PERIOD: Duration = Duration::from_millis(5);
 /// Polls `is_so` until it returns true.
 ///
 /// # Panics
-/// Panics if the condition does not hold within 20 seconds.
+/// Panics if `is_so` does not return true within 20 seconds.
 pub async fn until(runtime: &Runtime, what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let looking = async {
         while !is_so().await {

@@ -15,13 +15,13 @@ const LONG: Duration = Duration::from_secs(60);
 pub trait Subject: Send + Sync {
     fn runtime(&self) -> Runtime;
 
-    /// Length of a lease whose end a case waits for. A case may wait several times. A process that renews its lease
-    /// after each quarter of this time must keep the lease, even on a busy machine.
+    /// Length of a lease that expires while a case runs. A case may wait for several leases to expire. A process that
+    /// renews its lease after each quarter of this time must keep the lease, even on a busy machine.
     fn lease(&self) -> Duration {
         Duration::from_millis(300)
     }
 
-    /// Opens an elector of this replica group for another process.
+    /// Opens an elector of the replica group `group`. Each call represents another process.
     fn elector<'a>(&'a self, group: &'a str) -> BoxFuture<'a, Arc<dyn Elector>>;
 }
 
@@ -139,7 +139,7 @@ pub(super) async fn resigning_follower_does_not_affect_the_leader(subject: &dyn 
     let term = leads(a, "a").await;
     assert_eq!(leads(b, "b").await, None);
     b.resign("b").await.expect("the engine responds");
-    // Another process cannot resign for this replica, even if that process uses the replica's name.
+    // A process cannot resign for a replica of another process, even if it uses the name of that replica.
     b.resign("a").await.expect("the engine responds");
     assert_eq!(leads(b, "b").await, None);
     assert_eq!(leads(a, "a").await, term);

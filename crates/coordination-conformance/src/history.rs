@@ -1,8 +1,8 @@
 //! Checks whether the promises of the port allow the responses that sessions received. The check compares a recorded
 //! history of a tree with these promises.
 //!
-//! A [`History`] contains the calls on some nodes (*keys*), each with the steps of its request and its response.
-//! The check verifies three properties:
+//! A [`History`] contains calls on some nodes (*keys*). Each call has the points in time (*steps*) of its request and
+//! its response. The check verifies three properties:
 //! - All changes have one order. All responses that show a change report the same data about it. A change that a
 //!   session requests after the response to another change has a greater [`Zxid`].
 //! - Changes, and reads after a sync, are linearizable. For each key, the calls have an order in which a single node
@@ -13,16 +13,16 @@
 //!
 //! A call without a response took effect at some time after its request, or never. It did not take effect after a later
 //! change or sync of the same session that has a response. The promise of
-//! [`Tree::sync`](coordination::tree::Tree::sync) and the order of a session's changes exclude this.
+//! [`Tree::sync`](coordination::tree::Tree::sync) and the order of a session's changes exclude such a late effect.
 //!
-//! ZooKeeper promises less for reads, but it has these properties for the following reasons. The leader orders the
+//! ZooKeeper promises less for reads, but it has the three properties for the following reasons. The leader orders the
 //! writes, and the session's server responds to a write after it has applied the write. The session's server sends a
-//! sync to the leader. The leader returns the sync after all changes that it has committed. Only then does the server
-//! respond to the sync and to the session's later reads. If the session has observed a change that a server does not
-//! know yet, this server rejects the session. The leader does not ask a quorum about a sync (ZOOKEEPER-1675). A paused
-//! leader that another leader has replaced may therefore respond to a sync from an old state. This state is never older
-//! than the session's own view (decision 0148). These tests cut sessions off and kill leaders, but they pause no
-//! leader.
+//! sync to the leader. The leader returns the sync after all changes that it has committed. Only then does the
+//! session's server respond to the sync and to the session's later reads. If the session has observed a change that a
+//! server does not know yet, this server rejects the session. The leader does not ask a quorum about a sync
+//! (ZOOKEEPER-1675). A paused leader that another leader has replaced may therefore respond to a sync from an old
+//! state. This state is never older than the session's own view (decision 0148). The tests that use the check cut
+//! sessions off and kill leaders, but they pause no leader.
 //!
 //! The check does not cover watches, children, multis, or ephemeral nodes.
 
@@ -37,11 +37,12 @@ use std::fmt;
 
 use coordination::tree::{Expected, Zxid};
 
-/// Content of a node. It is the index of the call that wrote it, so no two calls write the same value.
+/// Content of a node: the index of the call that wrote the content. Two calls therefore never write the same value.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Value(pub(super) usize);
 
-/// A point in time. The steps of a history are numbered in the order in which they happened.
+/// Point in time of a request or a response. The history numbers all requests and responses in the order in which they
+/// happened.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Step(pub(super) u64);
 
@@ -58,7 +59,7 @@ pub(super) enum Call {
 /// Data that a response contained about an existing node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Observation {
-    /// `None` if the response does not contain the value.
+    /// Value of the node; `None` if the response does not contain the value.
     pub(super) value: Option<Value>,
     pub(super) version: i32,
     pub(super) created: Zxid,
@@ -67,7 +68,7 @@ pub(super) struct Observation {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Response {
-    /// Node after a create or set, or node that a call read.
+    /// Success of a create, set or read, with the state of the node after the call.
     Node(Observation),
     Deleted,
     NoNode,
@@ -81,7 +82,8 @@ pub(super) struct Operation {
     pub(super) key: String,
     pub(super) call: Call,
     pub(super) requested: Step,
-    /// `None` if no response arrived: the call took effect at some time after the request, or never.
+    /// Response and its step; `None` if no response arrived. A call without a response took effect at some time after
+    /// its request, or never.
     pub(super) response: Option<(Step, Response)>,
 }
 
@@ -118,7 +120,8 @@ impl History {
     /// Checks the whole history.
     ///
     /// # Errors
-    /// Returns a description of the violation, with the calls that show it, for readers of the test's output.
+    /// Returns an error if the history violates a promise of the port. The error describes the violation and lists the
+    /// calls that show it.
     pub(super) fn check(&self) -> Result<(), String> {
         let known = Knowledge::of(self)?;
         known.check_numbers(self)?;
@@ -130,7 +133,7 @@ impl History {
         self.operations.get(at.0)
     }
 
-    /// Returns one line per call.
+    /// Returns a text that describes each of the calls in one line.
     fn shown<'a>(&'a self, all: impl IntoIterator<Item = &'a Operation>) -> String {
         all.into_iter().map(|operation| format!("{}\n", self.line(operation))).collect()
     }
@@ -194,12 +197,12 @@ impl Operation {
 
 /// Changes that the responses to the sessions show.
 struct Knowledge<'a> {
-    /// Creates and sets that a response shows. The map's key is the number of the change, and each entry contains the
-    /// node's key.
+    /// Create and set calls whose effect a response shows. The map's key is the number of the change. Each entry
+    /// contains the node's key.
     changes: BTreeMap<Zxid, (&'a str, Observation)>,
     by_value: BTreeMap<Value, Observation>,
-    /// Steps at which a session received a change number. Each entry contains the greatest number that any session
-    /// knows from that step on.
+    /// Steps at which a session received a change number. Each entry contains the greatest change number that any
+    /// session knew after that step.
     latest: Vec<(Step, Zxid)>,
 }
 

@@ -1,5 +1,6 @@
-//! Cases with large trees. Each case takes seconds, so these cases form a separate suite. An engine with the tree's
-//! [`Subject`](super::tree::Subject) invokes `coordination_conformance::load_conformance_tests!(run);`.
+//! Cases with large trees. Each case takes seconds, so these cases form a separate suite. An engine that implements the
+//! tree's [`Subject`](super::tree::Subject) invokes `coordination_conformance::load_conformance_tests!(run);` in its
+//! tests.
 
 mod configs;
 mod sessions;

@@ -1,6 +1,6 @@
-//! Cases that every recipe must pass on every engine. The prefixes `a1` to `a8` name the criteria for leaders and
-//! locks that `coordination/tests/faults` describes. An engine with the tree's [`Subject`](super::tree::Subject)
-//! invokes `coordination_conformance::recipe_conformance_tests!(run);`.
+//! Cases that every recipe must pass on every engine. The prefixes `a1` to `a8` of case names refer to the criteria for
+//! leaders and locks in `coordination/tests/faults`. An engine that implements the tree's
+//! [`Subject`](super::tree::Subject) invokes `coordination_conformance::recipe_conformance_tests!(run);` in its tests.
 
 mod bags;
 mod barriers;
@@ -154,7 +154,7 @@ fn path(text: &str) -> NodePath {
     NodePath::new(text).expect("the case uses a valid node path")
 }
 
-/// A process with its client.
+/// A process that uses the recipes through its own client.
 struct Peer<'a> {
     subject: &'a dyn Subject,
     process: Arc<dyn Process>,
@@ -166,7 +166,7 @@ impl<'a> Peer<'a> {
         Peer::open_with(subject, SessionOptions { timeout: LONG, credentials: Vec::new() }).await
     }
 
-    /// Opens a process whose sessions end soon after its connection is cut.
+    /// Opens a process whose sessions end soon after a case cuts the connection of the process.
     async fn open_short(subject: &'a dyn Subject) -> Peer<'a> {
         Peer::open_with(subject, SessionOptions { timeout: subject.timeout(), credentials: Vec::new() }).await
     }
@@ -187,7 +187,7 @@ impl<'a> Peer<'a> {
         Peer::of(subject, process, trees, SessionOptions { timeout, credentials: Vec::new() })
     }
 
-    /// Creates a peer whose `trees` reaches the engine through `process`.
+    /// Creates a peer whose client uses `trees`. The requests of `trees` must go through `process`.
     fn of(
         subject: &'a dyn Subject,
         process: Arc<dyn Process>,
@@ -217,7 +217,7 @@ impl<'a> Peer<'a> {
             .expect("the acquisition succeeds")
     }
 
-    /// Returns the names of the nodes in the line at `at`, as the engine stores them.
+    /// Returns the names of the child nodes of `at`, as the engine stores the names.
     async fn line(&self, at: &str) -> Vec<String> {
         let tree = self.tree().await;
         tree.sync().await.expect("the engine responds");
@@ -234,7 +234,7 @@ async fn until(subject: &dyn Subject, what: &str, mut is_so: impl AsyncFnMut() -
     conformance::until(&subject.runtime(), what, async || is_so().await).await;
 }
 
-/// Polls `future` until it is ready or the condition holds. Returns its output if it is ready.
+/// Polls `future` until it is ready or `is_so` returns true. Returns the output of `future` if it is ready.
 async fn poll_until<T>(
     subject: &dyn Subject,
     future: &mut (impl Future<Output = T> + Unpin),

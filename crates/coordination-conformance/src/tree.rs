@@ -27,7 +27,7 @@ use coordination::tree::{
 pub trait Subject: Send + Sync {
     fn runtime(&self) -> Runtime;
 
-    /// Timeout of sessions whose end a case waits for. It must be long enough for a ping to arrive in time on a busy
+    /// Timeout of the sessions that a case lets expire. It must be long enough for a ping to arrive in time on a busy
     /// machine, which may pause for most of a second.
     fn timeout(&self) -> Duration {
         Duration::from_secs(2)
@@ -209,13 +209,13 @@ impl<'a> Peer<'a> {
         self.within("a watch fires", watch).await.expect("the session is open")
     }
 
-    /// Polls until the condition holds.
+    /// Polls the condition until it holds.
     async fn until(&self, what: &str, mut is_so: impl AsyncFnMut() -> bool) {
         conformance::until(&self.subject.runtime(), what, async || is_so().await).await;
     }
 }
 
-/// Asserts that the watch has not fired. The caller ensures that no pending change concerns the watch.
+/// Asserts that the watch has not fired. The caller ensures that no pending change can fire it.
 fn assert_silent(mut watch: Watch) {
     assert!((&mut watch).now_or_never().is_none(), "the watch fired");
 }

@@ -1,8 +1,8 @@
 //! Opens coordination engines by URL, `zookeeper://…` or `postgres://…`. A program that uses this crate names no engine
 //! in its code. It switches to another engine when its user configures another URL.
 //!
-//! This crate has no state and does not retry. The `Client` of the recipes stores the session and retries, with the
-//! [`Trees`] that this crate opens.
+//! This crate has no state and does not retry requests. The `Client` of the recipes stores the session and retries
+//! requests. The client opens its sessions through the [`Trees`] that this crate returns.
 
 #![warn(missing_docs)]
 
@@ -23,7 +23,8 @@ use runtime::Runtime;
 /// Reason why this crate cannot open an engine.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The error text does not contain the URL, because the URL may contain a password.
+    /// The URL has an unknown scheme or no scheme. The error text does not contain the URL, because the URL may contain
+    /// a password.
     #[error(
         "unknown or missing scheme of the coordination URL; use zookeeper://HOST:PORT,HOST:PORT/ROOT, or \
          postgres://USER:PASSWORD@HOST:PORT/DATABASE with a database that `reveille store migrate` has prepared"
@@ -46,12 +47,13 @@ pub struct Options {
     /// Password of the database. It replaces a password in the URL.
     pub password: Option<String>,
     /// Credentials of the members of one replica group on a tree. If they are set, other sessions cannot access the
-    /// nodes of the group.
+    /// nodes of the replica group.
     pub credentials: Vec<Credentials>,
 }
 
 impl Options {
-    /// Returns the access list of created nodes. With credentials, other sessions cannot access the nodes.
+    /// Returns the access list for the nodes that the replica group creates. If the options contain credentials,
+    /// sessions without these credentials cannot access the nodes.
     fn acl(&self) -> Acl {
         if self.credentials.is_empty() { Acl::Open } else { Acl::Creator }
     }
@@ -85,8 +87,8 @@ impl Engine {
     }
 }
 
-/// Opens the tree at `url`. For PostgreSQL, the function connects at once. For ZooKeeper, it connects when the caller
-/// opens a session. `password` is the password of the database.
+/// Opens the tree at `url`. For PostgreSQL, the function connects at once. For ZooKeeper, the returned object connects
+/// when the caller opens a session. `password` is the password of the database.
 ///
 /// # Errors
 /// Returns an error if the URL is invalid or this build cannot use the database.
@@ -115,13 +117,14 @@ pub async fn migrate(runtime: &Runtime, url: &str, password: Option<String>) -> 
     }
 }
 
-/// Opens a replica group for this process, with leases of at most `lease`. If the caller passes a `form`, the replica
-/// group is at a path of a tree, and a session ends two leases after its last contact. Otherwise the engine selects the
-/// form. PostgreSQL stores the lease in a row. On ZooKeeper the replicas watch each other.
+/// Returns an elector of the replica group `group` for this process, with leases of at most `lease`. If the caller
+/// passes a `form`, the elector uses nodes at the path `group` of a tree. Without a `form`, PostgreSQL stores the lease
+/// in a row, and ZooKeeper uses [`Form::Watching`]. An elector on a tree has a session, which ends two leases after its
+/// last contact with the engine.
 ///
 /// # Errors
-/// Returns an error if the URL is invalid, if this build cannot use the database, or if PostgreSQL selects the form and
-/// `group` is not a valid [`GroupName`].
+/// Returns an error if the URL is invalid, if this build cannot use the database, or if PostgreSQL stores the lease in
+/// a row and `group` is not a valid [`GroupName`].
 pub async fn elector(
     runtime: &Runtime,
     url: &str,

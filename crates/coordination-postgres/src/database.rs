@@ -1,5 +1,5 @@
-//! Connections of one process to the database. One connection is for urgent requests. One is for changes, which run one
-//! at a time. One listens for notifications.
+//! Connections of one process to the database. The first connection is for urgent requests. The second connection is
+//! for changes, which run one at a time. The third connection receives notifications.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,24 +21,26 @@ pub struct Database {
     /// Id of the schema. The migration creates it together with the schema, and it never changes. All processes that
     /// open this database get the same id.
     pub id: String,
-    /// Runtime of the tasks and time limits of the connections.
+    /// Runtime that the connections use for their tasks and time limits.
     pub runtime: Runtime,
     /// Address and connection options of the server.
     pub server: Arc<Server>,
     statement_timeout: Duration,
-    /// Connection for requests that must not wait, which are renewals and reads.
+    /// Connection for renewals and reads, because these requests must not wait for changes.
     pub urgent: Link,
     /// Connection for changes, which run one at a time.
     pub serial: Link,
     /// Channel that the listener notifies when data may have changed.
     pub changes: watch::Sender<()>,
     stop: CancellationToken,
-    /// Tasks of the connections and of the engine on them. A drop of the database aborts these tasks.
+    /// Tasks of the connections, and tasks of the engine that uses the connections. A drop of the [`Database`] aborts
+    /// these tasks.
     pub tasks: TaskSet,
 }
 
 impl Database {
-    /// Connects, checks the schema that [`crate::migrate`] created, and listens on `channel`.
+    /// Connects to the server, checks the schema that [`crate::migrate`] created, and listens on the notification
+    /// channel `channel`.
     ///
     /// # Errors
     /// Returns [`OpenError`] if the URL is invalid, if the server is unreachable, or if this build needs another

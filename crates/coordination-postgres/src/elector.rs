@@ -63,7 +63,7 @@ impl GroupName {
     /// Largest length of a name, in bytes. Every allowed character has one byte.
     pub const LEN_MAX: usize = 128;
 
-    /// Checks a name and wraps it.
+    /// Checks that `text` is a valid name, and returns the name.
     ///
     /// # Errors
     /// Returns [`GroupNameError`] if `text` does not match `[A-Za-z0-9_./-]{1,128}`.
@@ -82,15 +82,15 @@ impl GroupName {
 /// Reason why a text is not a valid name of a replica group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GroupNameError {
-    /// The text is empty or longer than [`GroupName::LEN_MAX`]. The field is its length in bytes.
+    /// The text is empty or longer than [`GroupName::LEN_MAX`]. The field contains the length of the text in bytes.
     #[error("invalid name of a replica group: it has {0} bytes instead of 1 to 128")]
     Length(usize),
     /// The text contains a character outside `[A-Za-z0-9_./-]`.
     #[error("invalid name of a replica group: it contains {found:?} at byte {at}; use only A-Z, a-z, 0-9, _ . / and -")]
     Character {
-        /// Index of the first such character, in bytes.
+        /// Index of the first character that is not allowed, in bytes.
         at: usize,
-        /// First such character.
+        /// First character that is not allowed.
         found: char,
     },
 }

@@ -28,7 +28,7 @@ pub enum OpenError {
         server: String,
         /// Version of the schema in the database.
         found: i32,
-        /// Version that this build needs.
+        /// Version of the schema that this build needs.
         wanted: i32,
     },
     /// The schema is newer than the version that this build needs.
@@ -41,13 +41,13 @@ pub enum OpenError {
         server: String,
         /// Version of the schema in the database.
         found: i32,
-        /// Version that this build needs, which is the newest version that it supports.
+        /// Version of the schema that this build needs. This build supports no newer version.
         wanted: i32,
     },
 }
 
 impl OpenError {
-    /// Returns whether a later attempt to open may succeed without an operator's action.
+    /// Returns whether a later attempt to open the database may succeed without an operator's action.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -60,10 +60,11 @@ impl OpenError {
     }
 }
 
-/// Returns whether the same call may succeed later.
+/// Returns whether the failed call may succeed if the caller repeats it later.
 #[must_use]
 pub fn is_unavailable(failure: &Failure) -> bool {
-    // Class 53 means that the server has no more disk space, memory or connections. This may be temporary.
+    // Error codes of class 53 mean that the server has no free disk space, memory or connections. The shortage may be
+    // temporary.
     let is_short = matches!(failure, Failure::Statement { code, .. } if code.starts_with("53"));
     failure.is_retryable() || is_short
 }

@@ -44,9 +44,9 @@ pub struct Options {
     pub password: Option<String>,
     /// Time limit of a connection attempt. The default is 5 s.
     pub connect_timeout: Duration,
-    /// Time limit of a statement. The default is 500 ms, which is below the margin of the default lease. If the value
-    /// is too small, members lose their leases while the database is busy. If it is too large, a stuck call delays the
-    /// retry that would succeed.
+    /// Time limit of a statement. The default is 500 ms, which is less than the margin that a member subtracts from its
+    /// default lease (600 ms). If the time limit is too small, members lose their leases while the database is busy. If
+    /// the time limit is too large, a stuck call delays the retry that would succeed.
     pub statement_timeout: Duration,
 }
 
@@ -65,7 +65,7 @@ impl Options {
             application_name: "reveille coordination".to_owned(),
             connect_timeout: self.connect_timeout,
             statement_timeout: self.statement_timeout,
-            // The database may have other defaults, and leases would be unsafe under them.
+            // These settings override the defaults of the database, because leases may be unsafe under other values.
             settings: vec![
                 ("synchronous_commit", "on".to_owned()),
                 ("default_transaction_isolation", "read committed".to_owned()),
@@ -109,7 +109,7 @@ pub fn millis(lease: Duration) -> i64 {
         !lease.is_zero() && lease <= LEASE_MAX,
         "invalid lease {lease:?}: it must be above zero and at most {LEASE_MAX:?}"
     );
-    // The function rounds up. The lease may end later than requested, but not earlier.
+    // The function rounds the lease up. The lease may end later than the caller requested, but not earlier.
     i64::try_from(lease.as_micros().div_ceil(1000))
         .expect("a lease of at most one hour has milliseconds that fit into an i64")
 }

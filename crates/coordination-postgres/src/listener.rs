@@ -44,7 +44,7 @@ async fn listen_for_ever(runtime: &Runtime, server: &Server, channel: &str, chan
     }
 }
 
-/// Listens until the connection ends.
+/// Listens for notifications on `channel` until the connection ends.
 async fn listen(runtime: &Runtime, server: &Server, channel: &str, changes: &watch::Sender<()>) -> Result<(), Failure> {
     let (client, mut messages) = server.connect(runtime).await?;
     let subscribing = async {
@@ -57,7 +57,7 @@ async fn listen(runtime: &Runtime, server: &Server, channel: &str, changes: &wat
         // The task reports a change at once, because the server may have sent a notification before this process
         // listened.
         changes.send_replace(());
-        // Waits forever to keep the client alive. A drop of the client closes the connection.
+        // The task waits forever to keep the client alive, because a drop of the client closes the connection.
         std::future::pending::<()>().await;
         Ok(())
     };

@@ -15,7 +15,7 @@ const SCHEMA: Schema = Schema {
         include_str!("../migrations/0002.sql"),
         include_str!("../migrations/0003.sql"),
     ],
-    // The lock's two keys are "reve" and "coor" in ASCII.
+    // The two keys of the advisory lock for migrations are "reve" and "coor" in ASCII.
     lock: "x'72657665'::integer, x'636f6f72'::integer",
 };
 

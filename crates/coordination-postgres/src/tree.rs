@@ -1,11 +1,11 @@
 //! The coordination tree as rows of PostgreSQL.
 //!
 //! Each change is one call of a server function (see `migrations/0003.sql`). A single row contains the number of the
-//! last change. The function locks this row until it commits. In the same transaction it checks that its session is
-//! alive. The row of a session contains the session's end by the database's clock. A client that finds an expired
-//! session ends the session and deletes its nodes in a separate change. A change records its effects on each node.
-//! [`feed`] reads these records for the watches of this process. It reads them after each NOTIFY, and also
-//! periodically.
+//! last change. The function locks this row until its transaction ends. In the same transaction the function checks
+//! that the session of the caller is alive. The row of a session contains the session's end by the database's clock. A
+//! client that finds an expired session ends the session and deletes its nodes in a separate change. A change records
+//! its effects on each node. [`feed`] reads these records for the watches of this process. It reads them after each
+//! NOTIFY, and also periodically.
 //!
 //! Invariants: Before a read returns a state, the watches of this process receive all events up to this state. The
 //! server applies the changes of a session in the order of its calls.
@@ -44,7 +44,8 @@ const TIMEOUTS: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Du
 /// Largest number of dropped sessions that wait until this process closes them. Further dropped sessions end with their
 /// leases.
 const CLOSING_MAX: usize = 64;
-/// Largest number of concurrent reads. The time limit of a read begins when the read starts, not while it waits.
+/// Largest number of concurrent reads. A further read waits for its turn. The time limit of this read begins after the
+/// wait.
 const READS_MAX: usize = 64;
 
 /// Access of one process to the tree in a database. Its connections close after the process drops this object and all
@@ -144,8 +145,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Reads through the read connection. A read above the largest number of concurrent reads waits in this function,
-    /// before the time limit of that read begins.
+    /// Runs a statement on the connection for reads. If [`READS_MAX`] reads are in progress, the function first waits
+    /// until another read completes. The time limit of the new read begins after this wait.
     async fn read(&self, statement: &'static str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, TreeError> {
         let _turn = self.reading.acquire().await;
         self.query(&self.reads, statement, parameters).await
@@ -165,7 +166,7 @@ struct PostgresTree {
 /// queue has a free entry or the session ends.
 const CHANGES_MAX: usize = 1_024;
 
-/// State of one session, which its object and its tasks share.
+/// State of one session. The [`PostgresTree`] and the tasks of the session share this state.
 struct Shared {
     inner: Arc<Inner>,
     session: Session,
@@ -467,7 +468,8 @@ impl Drop for PostgresTree {
         self.shared.session.lose();
         self.shared.inner.feed.leave(self.shared.session.id());
         if !self.shared.is_closed.load(Ordering::Acquire) {
-            // If the queue is full, this process does not close the session. The session then ends with its lease.
+            // If the queue of dropped sessions is full, this process does not close the session. The session then ends
+            // when its lease expires.
             let _full = self.shared.inner.closing.try_send((self.shared.session.id(), self.shared.inner.clone()));
         }
     }

@@ -6,10 +6,10 @@
 //! adds the types and errors of the port, and it reports the effect of a lost connection on [`Events`]. It also
 //! computes the deadline of the session by the clock of this process (`coordination::tree::session`).
 //!
-//! Invariants: this crate abandons the client and its session when the session is lost by the clock of this process.
-//! The end of a session never overloads the servers, because the number of its ephemeral nodes is limited
-//! ([`EPHEMERAL_BYTES_MAX`]). The watches of a session survive a reconnect, because their number is limited too
-//! ([`WATCHED_BYTES_MAX`]).
+//! Invariants: this crate abandons the client and its session when the session has expired by the clock of this
+//! process. The end of a session never overloads the servers, because this crate limits the total length of the paths
+//! of its ephemeral nodes ([`EPHEMERAL_BYTES_MAX`]). The watches of a session survive a reconnect, because this crate
+//! also limits the total length of the watched paths ([`WATCHED_BYTES_MAX`]).
 //!
 //! docs/decisions/0141-use-kezhuws-zookeeper-client.md gives the reasons for the design.
 
@@ -72,8 +72,8 @@ impl ZookeeperTrees {
             )),
         })?;
         let Some(root) = self.url.root() else { return Ok(client) };
-        // Every session may access the root of the URL, like ZooKeeper's own root. A user who wants to protect the root
-        // must create it in advance.
+        // If the root node of the URL is missing, this function creates it. Every session may then access this node,
+        // like ZooKeeper's own root. A user who wants to protect the root node must create it in advance.
         let options = zk::CreateMode::Persistent.with_acls(zk::Acls::anyone_all());
         client.mkdir(root.as_str(), &options).await.map_err(error_of)?;
         client.chroot(root.as_str().to_owned()).map_err(|_| TreeError::Invalid(format!("invalid root: {root}")))
@@ -85,8 +85,8 @@ impl Trees for ZookeeperTrees {
         Box::pin(async move {
             let opened = self.runtime.timeout(OPEN_MAX, async {
                 let client = self.connect(&options).await?;
-                // The connection attempt may have taken long. The deadline therefore counts from a request whose
-                // sending time is known.
+                // The connection attempt may have taken long. The deadline of the session therefore counts from the
+                // next request, whose sending time is known.
                 let sent = self.runtime.monotonic();
                 client.check_stat("/").await.map_err(error_of)?;
                 let session = Session::new(SessionId(client.session_id().0), client.session_timeout(), sent);

@@ -9,22 +9,22 @@ use zookeeper_client as zk;
 
 use crate::translate::error_of;
 
-/// Largest total of the paths of a session's ephemeral nodes, in bytes. When the session ends, the leader sends all of
-/// these paths to the other servers in one message. The servers accept up to twice the message limit. A longer message
-/// stops the ensemble, and it stops the ensemble again after each election of a leader (ZOOKEEPER-4306).
+/// Largest total length of the paths of a session's ephemeral nodes, in bytes. When the session ends, the leader sends
+/// all of these paths to the other servers in one message. The servers accept up to twice the message limit. A longer
+/// message stops the ensemble, and it stops the ensemble again after each election of a leader (ZOOKEEPER-4306).
 pub const EPHEMERAL_BYTES_MAX: usize = 1_900_000;
-/// Largest total of the paths that a session watches, in bytes. After a reconnect the client library requests all
-/// watches again, in messages of this length. It mistakes the response to a second message for an error, closes the
-/// connection, and repeats this until the session is lost. The reason in version 0.11.2 is that both messages have the
-/// same number, and `Depot` has one entry per number.
+/// Largest total length of the paths that a session watches, in bytes. After a reconnect the client library requests
+/// all watches again, in messages of at most this length. It mistakes the response to a second message for an error,
+/// closes the connection, and repeats this until the session is lost. The reason in version 0.11.2 is that both
+/// messages have the same number, and `Depot` has one entry per number.
 pub const WATCHED_BYTES_MAX: usize = 128 << 10;
-/// Bytes of the length field before each path in a message.
+/// Size of the length field before each path in a message, in bytes.
 const LENGTH_BYTES: usize = 4;
 /// Largest length of the number in the name of a sequential node, in bytes.
 const NUMBER_BYTES: usize = 11;
 
-/// Upper estimate of the size of a session's ephemeral nodes. The estimate is exact only right after the server has
-/// listed the nodes.
+/// Upper estimate of the total length of the paths of a session's ephemeral nodes. The estimate is exact only right
+/// after the server has listed the nodes.
 pub(crate) struct Ephemerals {
     root_len: usize,
     known: Arc<Mutex<Known>>,
@@ -35,12 +35,13 @@ pub(crate) struct Ephemerals {
 /// Total length of the paths of ephemeral nodes, in bytes, for each state of the nodes.
 #[derive(Default)]
 struct Known {
-    /// Nodes that the server has listed, and nodes that it has confirmed after that list. The total still includes
-    /// nodes that were deleted after that list.
+    /// Bytes for the nodes in the server's last list of the nodes, and for the nodes whose creation the server has
+    /// confirmed since that list. The total still includes nodes that were deleted since that list.
     confirmed: usize,
-    /// Nodes whose creation this process has requested and that have no response yet.
+    /// Bytes for the nodes whose creation this process has requested without a response so far.
     requested: usize,
-    /// Nodes whose creation this process has requested and that will never get a response.
+    /// Bytes for the nodes whose creation this process has requested, and about which it will never receive a
+    /// response.
     uncertain: usize,
 }
 
@@ -72,16 +73,17 @@ impl Ephemerals {
         LENGTH_BYTES + self.root_len + path.len()
     }
 
-    /// Reserves space for new nodes.
+    /// Reserves `more` bytes for the paths of new ephemeral nodes.
     ///
     /// # Errors
-    /// Returns [`TreeError::Invalid`] if the new nodes exceed the limit. Returns the errors of the request to the
-    /// server.
+    /// Returns [`TreeError::Invalid`] if the session's ephemeral nodes would exceed the limit. Also returns the errors
+    /// of the requests to the server.
     pub(crate) async fn reserve(&self, client: &zk::Client, more: usize) -> Result<Reservation, TreeError> {
         if let Some(reserved) = self.try_reserve(more) {
             return Ok(reserved);
         }
-        // The function asks the server for the nodes, because many of the known nodes may no longer exist.
+        // The function asks the server for the session's ephemeral nodes, because many of the counted nodes may not
+        // exist any more.
         let _listing = self.listing.lock().await;
         let (confirmed, uncertain) = {
             let known = lock(&self.known);

@@ -48,7 +48,7 @@ fn owner_of(field: i64) -> Option<SessionId> {
     (field != 0 && field != CONTAINER).then_some(SessionId(field))
 }
 
-/// Converts an access list of the port.
+/// Converts an access list of the port to an access list of ZooKeeper.
 ///
 /// # Errors
 /// Returns [`TreeError::InvalidAcl`] if the list grants nothing.
@@ -86,7 +86,8 @@ fn permission_of(permissions: Permissions) -> zk::Permission {
     granted.fold(zk::Permission::NONE, |all, (_, theirs)| all | *theirs)
 }
 
-/// Converts an access list of ZooKeeper. Drops the entries of schemes that the port does not support.
+/// Converts an access list of ZooKeeper to grants of the port. Drops the entries whose authentication scheme the port
+/// does not support.
 pub(crate) fn grants_of(acls: &[zk::Acl]) -> Vec<Grant> {
     let permissions = |acl: &zk::Acl| {
         let granted = PERMISSIONS.iter().filter(|(_, theirs)| acl.permission().has(*theirs));
@@ -100,7 +101,8 @@ pub(crate) fn grants_of(acls: &[zk::Acl]) -> Vec<Grant> {
     acls.iter().filter_map(|acl| Some(Grant { to: identity(acl)?, permissions: permissions(acl) })).collect()
 }
 
-/// Converts an event. Returns `None` for events of the session and for invalid paths.
+/// Converts a watch event of ZooKeeper to an event of the port. Returns `None` for events about the session and for
+/// invalid paths.
 pub(crate) fn event_of(event: &zk::WatchedEvent) -> Option<Event> {
     let path = NodePath::new(&event.path).ok();
     Some(match event.event_type {

@@ -1,10 +1,11 @@
-//! Candidate for the leadership of a group. It writes while it leads, and it reports each step. The fault tests start,
-//! kill, pause and cut off this program.
+//! Candidate for the leadership of a replica group. It writes its term while it leads, and it reports each step. The
+//! fault tests start, kill and pause this program, and cut its connection to the engine.
 //!
 //! `candidate URL GROUP ID SESSION_MILLIS SINK` stands for election in GROUP. While it leads, it writes its term
-//! repeatedly to two targets. One is the node `/work`, with the fence of its guard. The other is SINK, the socket of a
-//! service that rejects terms below the greatest term that it has received. After its leadership it tries both writes
-//! once more, like a program that does not check its leadership. Then it stands for election again.
+//! repeatedly to two targets. The first target is the node `/work`, and each write to it contains the fence of the
+//! guard. The second target is SINK, the socket of a service that rejects terms below the greatest term that it has
+//! received. After its leadership it tries both writes once more, like a program that does not check its leadership.
+//! Then it stands for election again.
 //!
 //! It writes events to its standard output. Times are nanoseconds of `CLOCK_BOOTTIME`, which all processes of a machine
 //! share:

@@ -76,8 +76,8 @@ async fn main() -> anyhow::Result<()> {
     let group = NodePath::new("/cronulla/leaders")?.join(&arguments.job).context("--job")?;
     let selector = LeaderSelector::new(&client, group, candidate);
 
-    // 3. `run` joins the line again after each leadership, like Curator's `autoRequeue`.
-    // 4. `run` calls this closure in each leadership, like `takeLeadership`.
+    // 3. `run` joins the line of candidates again after each leadership, like Curator's `autoRequeue`.
+    // 4. `run` calls this closure in each leadership, as Curator calls `takeLeadership`.
     let stop = stopped_by_the_terminal(&runtime);
     let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();
     let scheduler = Scheduler { arguments, cron, job, runtime, client: client.clone(), http };
@@ -103,8 +103,8 @@ impl Scheduler {
         println!("{} no longer leads", self.arguments.replica);
         if let Err(error) = ended {
             eprintln!("{error:#}");
-            // Another leader may succeed, so this replica ends its leadership. If no other candidate exists, this
-            // replica leads again after this wait.
+            // Another replica may not encounter this error, so this replica ends its leadership. If no other candidate
+            // exists, this replica leads again after 200 ms.
             self.runtime.sleep(Duration::from_millis(200)).await;
         }
     }
@@ -131,8 +131,8 @@ impl Scheduler {
                 continue;
             }
             // The leader stores the instant of the firing after the call. If this process dies between the call and
-            // this write, the next leader repeats the call under the same name. The fence rejects the write of a
-            // process that has lost its leadership without noticing it.
+            // this write, the next leader repeats the call with the same `idempotency-key`. The fence rejects the write
+            // of a process that has lost its leadership without noticing it.
             let store = Op::Set { path: self.job.clone(), data: text(due), expected: Expected::Any };
             tree.multi([leading.fence.clone(), vec![store]].concat())
                 .await

@@ -35,7 +35,7 @@ use tokio::process;
 /// Largest number of tasks that a replica has at the same time. With a limit of one, a replica would wait for the
 /// leader after each task. With a large limit, a new replica would find no waiting tasks.
 const GIVEN_MAX: usize = 4;
-/// Time before another attempt.
+/// Time that a replica waits before it repeats a failed request or looks for tasks again.
 const RETRY_WAIT: Duration = Duration::from_millis(200);
 
 #[derive(Parser)]
@@ -68,7 +68,7 @@ struct Work {
     /// Milliseconds that a leadership lasts without a renewal
     #[arg(long, default_value_t = 3_000)]
     lease_millis: u64,
-    /// Kind of election [default: a lease in a row on PostgreSQL, watching on ZooKeeper]
+    /// Kind of election [default: a lease in a table row on PostgreSQL, watching on ZooKeeper]
     #[arg(long)]
     elector: Option<ElectorForm>,
 }
@@ -133,7 +133,8 @@ struct Replica {
     elector: Arc<dyn Elector>,
     name: String,
     lease: Duration,
-    /// Time of the last successful call of the elector. This replica follows or leads until one lease after this time.
+    /// Start of the last successful call of the elector. From this time on, this replica follows or leads for the
+    /// duration of one lease.
     followed: Cell<Option<Monotonic>>,
 }
 
@@ -165,7 +166,8 @@ impl Replica {
         }
     }
 
-    /// Assigns the waiting tasks. Repeats this as soon as a follower has left, until this replica no longer leads.
+    /// Assigns the waiting tasks, and assigns tasks again as soon as a follower has left. Ends when this replica no
+    /// longer leads.
     async fn hand_out(&self, known: &mut Vec<Follower>) -> anyhow::Result<()> {
         loop {
             let followers = self.elector.followers().await?;
@@ -256,8 +258,8 @@ impl Tasks {
                     for task in tasks {
                         self.give(&place, &self.waiting, &task).await?;
                     }
-                    // Another leader may give the replica a task at this moment. The next pass then takes this task
-                    // back.
+                    // Another leader may assign a task to the departed replica at this moment. The next call of this
+                    // function takes the task back.
                     match self.client.session().await?.delete(&place, Expected::Any).await {
                         Ok(()) | Err(TreeError::NoNode | TreeError::NotEmpty) => {}
                         Err(error) => return Err(error.into()),
@@ -318,7 +320,8 @@ impl Tasks {
         Ok(())
     }
 
-    /// Moves a task from the place `from`. Returns false if the task is no longer in this place.
+    /// Moves a task from the place `from` to the place `to`. Returns false if the task is no longer in the place
+    /// `from`.
     async fn move_to(&self, from: &NodePath, to: &NodePath, task: &str, data: Bytes) -> anyhow::Result<bool> {
         let (path, mode, acl) = (to.join(task)?, CreateMode::Persistent, Acl::Open);
         let steps =

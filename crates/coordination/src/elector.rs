@@ -15,7 +15,7 @@ pub const REPLICA_LEN_MAX: usize = 256;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Term(pub u64);
 
-/// Future of the outcome of a call of an [`Elector`].
+/// Future that returns the outcome of an [`Elector`] call.
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, ElectorError>>;
 
 /// Failure of a call of an [`Elector`].
@@ -42,8 +42,8 @@ impl ElectorError {
 
 /// Access to one replica group, which has at most one leader.
 ///
-/// The name *and* the object identify a replica. A process that restarts under an old name is therefore a new replica.
-/// It waits like any other replica until the lease of the earlier process has ended.
+/// The name *and* the `Elector` object together identify a replica. A process that restarts under an old name is
+/// therefore a new replica. It waits like any other replica until the lease of the earlier process has ended.
 ///
 /// # Errors
 /// Returns [`ElectorError::Unavailable`] if the call may or may not have taken effect. The leader keeps its leadership
@@ -59,10 +59,11 @@ pub trait Elector: Send + Sync + 'static {
     /// lead.
     fn is_leader(&self, replica: &str, lease: Duration) -> Answer<'_, Leadership>;
 
-    /// Releases the lease if the replica holds it, and removes the replica from the followers. Does nothing otherwise.
+    /// Releases the lease if the replica holds it, and removes the replica from the followers. Does nothing if the
+    /// replica is not a follower.
     fn resign(&self, replica: &str) -> Answer<'_, ()>;
 
-    /// Returns every replica that has called recently, including the leader, sorted by name.
+    /// Returns every replica that has called [`Elector::is_leader`] recently, including the leader, sorted by name.
     fn followers(&self) -> Answer<'_, Vec<Follower>>;
 
     /// Waits until some of the `known` followers have left, and returns these followers. Returns `None` as soon as
@@ -113,7 +114,7 @@ pub struct Leadership {
 /// Replica that has called [`Elector::is_leader`] recently. The leader is also a follower.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Follower {
-    /// Name of the replica, as it passed the name to [`Elector::is_leader`].
+    /// Name that the replica passed to [`Elector::is_leader`].
     pub replica: String,
     /// True if the replica holds the lease and therefore leads.
     pub leads: bool,

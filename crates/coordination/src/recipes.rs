@@ -5,11 +5,11 @@
 //!
 //! The holder of a lock or leadership has a guard of type [`Held`]. A guard cannot be copied, and it reports its end
 //! through [`Held::cancelled`]. It contains a [`Term`](crate::Term) that distinguishes the holder's writes from those
-//! of earlier and later holders. If the holder is cut off from the engine, its guard ends by its own clock before the
-//! engine gives the lock to another process ([`crate::tree::session`]). This protection works only if that clock runs
-//! at the right rate. It does not help a process that is paused between a check of the guard and a write. If two
-//! writers must never write at the same time, the target of the writes must compare terms. Alternatively, the holder
-//! writes to the tree in one change together with [`Held::fence`].
+//! of earlier and later holders. If the holder is cut off from the engine, its guard ends by the holder's clock before
+//! the engine gives the lock to another process ([`crate::tree::session`]). This protection works only if the holder's
+//! clock runs at the right rate. It does not help a process that is paused between a check of the guard and a write. If
+//! two writers must never write at the same time, the target of the writes must compare terms. Alternatively, the
+//! holder writes to the tree in one change together with [`Held::fence`].
 //!
 //! Nodes have the same layout as the nodes of Curator, so processes with Curator can use the same paths.
 //!

@@ -3,13 +3,13 @@
 //!
 //! The ring uses rendezvous hashing (Thaler and Ravishankar, 1998). Each member has a weight for each key, and the
 //! member with the greatest weight owns the key. If one of *n* members leaves, only its own keys move. These are about
-//! one *n*th of all keys, and each of the other members gets some of them. If every member must have at most its share
-//! of the keys, use [`Ring::assign`]. It distributes a set of keys under a bound, after Mirrokni, Thorup and
-//! Zadimoghaddam (2018).
+//! one *n*th of all keys, and each of the other members gets some of them. To limit the number of keys of each member,
+//! use [`Ring::assign`]. It uses an algorithm by Mirrokni, Thorup and Zadimoghaddam (2018).
 //!
 //! The ring does not prevent two members from owning the same key. While members join and leave, two processes may know
-//! different members, and both processes may own a key. If this is not acceptable, the owner must acquire a
-//! [`Lock`](crate::recipes::Lock) named after the key and write under the term of that lock.
+//! different sets of members, so each of them may compute that it owns the key. If an application cannot accept two
+//! owners, the owner must acquire a [`Lock`](crate::recipes::Lock) named after the key and send the term of that lock
+//! with every write.
 
 use std::collections::BTreeMap;
 
@@ -47,8 +47,8 @@ impl Ring {
         self.members.iter().max_by_key(|member| weight(key, member)).map(|(name, _)| name.as_str())
     }
 
-    /// Returns the first `count` members for a key, the owner first. If a member leaves, the next member in this list
-    /// takes over.
+    /// Returns the `count` members with the greatest weights for a key, the owner first. If the owner leaves, the next
+    /// member in this list becomes the owner.
     #[must_use]
     pub fn owners(&self, key: &[u8], count: usize) -> Vec<&str> {
         let mut members = self.by_weight(xxh3_64(key));
@@ -56,16 +56,16 @@ impl Ring {
         members.into_iter().map(|at| self.members[at].0.as_str()).collect()
     }
 
-    /// Assigns each of `keys` to the member with the greatest weight among those that have fewer than `share` keys
-    /// ([`Ring::share`]). With a smaller `share`, more keys move when the members or the keys change. Returns an empty
-    /// map if there are no members.
+    /// Assigns each key to the member with the greatest weight among the members that have fewer than `share` keys.
+    /// [`Ring::share`] computes `share`. With a smaller `share`, more keys move when the members or the keys change.
+    /// Returns an empty map if there are no members.
     ///
     /// # Panics
-    /// Panics if the shares of all members together are less than the number of keys.
+    /// Panics if `share` times the number of members is less than the number of keys.
     #[must_use]
     pub fn assign<'a>(&self, keys: impl IntoIterator<Item = &'a str>, share: usize) -> BTreeMap<&'a str, &str> {
-        // The function assigns the keys in the order of their hashes. In the order of their texts, keys with late texts
-        // would always get the last free members.
+        // The function assigns the keys in the order of their hashes. In alphabetical order, only keys late in the
+        // alphabet would go to members that are not their owners.
         let mut keys: Vec<(u64, &str)> = keys.into_iter().map(|key| (xxh3_64(key.as_bytes()), key)).collect();
         keys.sort_unstable();
         keys.dedup();
@@ -88,15 +88,15 @@ impl Ring {
         assigned
     }
 
-    /// Returns the largest number of keys per member, for `keys` keys. The bound is `slack_percent` percent above the
-    /// mean, for example 25 percent.
+    /// Returns a `share` for [`Ring::assign`], which is the largest number of keys per member. For `keys` keys, the
+    /// share is `slack_percent` percent (for example 25) above the mean number of keys per member.
     #[must_use]
     pub fn share(&self, keys: usize, slack_percent: usize) -> usize {
         let all = keys.saturating_mul(100 + slack_percent).div_ceil(100);
         all.div_ceil(self.members.len().max(1))
     }
 
-    /// Returns the indexes of the members. The member with the greatest weight is the first.
+    /// Returns the indexes of the members in descending order of their weights for `key`.
     fn by_weight(&self, key: u64) -> Vec<usize> {
         let mut members: Vec<usize> = (0..self.members.len()).collect();
         members.sort_unstable_by_key(|at| std::cmp::Reverse(weight(key, &self.members[*at])));

@@ -3,21 +3,21 @@
 //! A tree consists of nodes, each with a path. A node has data, a version, an access list and children. A process opens
 //! a [`Session`](session::Session) with [`Trees::open`] and sends requests through the [`Tree`] that it gets.
 //! *Ephemeral* nodes exist as long as their session. The engine removes them when the process closes the session. It
-//! also removes them when, by the engine's clock, the session's timeout has passed since the last request or ping. A
-//! lost session never becomes valid again, so the process must open another session.
+//! also removes them if it receives no request or ping of the session for the session's timeout, by the engine's clock.
+//! A lost session never becomes valid again, so the process must open another session.
 //!
 //! Every engine promises:
 //! - Every change has a [`Zxid`], and all changes happen in one order. A [multi](Tree::multi) happens completely or not
 //!   at all.
 //! - The changes of a session happen in the order in which the session requested them.
-//! - A read may show an earlier state of the tree. It never shows an earlier state than a state that the same session
-//!   has already read or written. After [`Tree::sync`], reads show a state that is at least as new as the start of that
-//!   call. ZooKeeper has one exception: a leader that does not know yet that another leader has replaced it (decision
-//!   0148).
+//! - A read may show an outdated state of the tree. It never shows an older state than a state that the same session
+//!   has already read or written. After [`Tree::sync`], reads show a state that is at least as new as the state at the
+//!   start of that call. ZooKeeper has one exception: a leader that another leader has replaced may return an older
+//!   state until it notices the replacement (decision 0148).
 //! - A watch reports a change before a read of the same session shows that change. It reports changes in their order. A
 //!   [`Watch`] fires once. [`Events`] report many changes. After a lost connection they report [`Event::Gap`], and the
 //!   caller must read the nodes again.
-//! - The deadline of a session in its process comes before the engine ends the session ([`session`]).
+//! - A session reaches its deadline in its own process before the engine ends the session ([`session`]).
 //!
 //! An engine does not promise that a caller sees every change of a node, because several changes may happen between two
 //! reads. It does not promise that an empty [container](CreateMode::Container) remains.
@@ -49,8 +49,9 @@ pub use watchers::Watchers;
 /// Future of the outcome of a request to a [`Tree`].
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, TreeError>>;
 
-/// Largest size of the data of one node, in bytes. It is also the largest size of a multi, which is the sum of all
-/// paths and data, plus 100 bytes for each step. ZooKeeper rejects requests above 1 MiB, including headers and paths.
+/// Largest size of the data of one node, in bytes. It is also the largest size of a multi. The size of a multi is the
+/// sum of the sizes of its paths and data, plus 100 bytes for each step. ZooKeeper rejects requests above 1 MiB,
+/// including headers and paths.
 pub const DATA_BYTES_MAX: usize = 1_000_000;
 /// Number of bytes that a step of a multi needs in addition to its path and data. The number includes a header and an
 /// access list with a few grants.
@@ -71,9 +72,9 @@ pub trait Trees: Send + Sync + 'static {
 /// Options with which a process opens a session.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SessionOptions {
-    /// Time from the last request or ping of a session to its end. If the timeout is too short, a pause of the process
-    /// or the network ends the session. If it is too long, the locks and nodes of a dead process block other processes
-    /// for a long time. The engine may choose another timeout. The default is 10 s.
+    /// Time without a request or ping after which the engine ends the session. If the timeout is too short, a pause of
+    /// the process or the network ends the session. If it is too long, the locks and nodes of a dead process block
+    /// other processes for a long time. The engine may choose another timeout. The default is 10 s.
     pub timeout: Duration,
     /// Credentials of the session. By default a session has no credentials.
     pub credentials: Vec<Credentials>,
@@ -115,17 +116,19 @@ pub trait Tree: Send + Sync + 'static {
     /// Returns the stat of the node, or `None` if the node does not exist.
     fn exists(&self, path: &NodePath) -> Answer<'_, Option<Stat>>;
 
-    /// Returns the direct children, sorted by name.
+    /// Returns the names of the node's direct children, sorted, and the stat of the node.
     fn children(&self, path: &NodePath) -> Answer<'_, Children>;
 
-    /// Reads like [`Tree::get`]. The watch fires when the data changes or the node is deleted.
+    /// Reads a node like [`Tree::get`] and returns a watch. The watch fires when the data changes or the node is
+    /// deleted.
     fn get_and_watch(&self, path: &NodePath) -> Answer<'_, (Node, Watch)>;
 
-    /// Reads like [`Tree::exists`]. The watch fires when the node is created or deleted, or its data changes.
+    /// Reads a stat like [`Tree::exists`] and returns a watch. The watch fires when the node is created or deleted, or
+    /// its data changes.
     fn exists_and_watch(&self, path: &NodePath) -> Answer<'_, (Option<Stat>, Watch)>;
 
-    /// Reads like [`Tree::children`]. The watch fires when a child is created or deleted, and when the node itself is
-    /// deleted.
+    /// Reads the children of a node like [`Tree::children`] and returns a watch. The watch fires when a child is
+    /// created or deleted, and when the node itself is deleted.
     fn children_and_watch(&self, path: &NodePath) -> Answer<'_, (Children, Watch)>;
 
     /// Returns a stream of the events of this node and of all nodes below it, from now on. The node may or may not
@@ -152,14 +155,15 @@ pub trait Tree: Send + Sync + 'static {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Zxid(pub i64);
 
-/// Kind of a new node. The kind determines when the node ends and whether its name ends with a number.
+/// Kind of a new node. The kind determines whether the engine deletes the node by itself, and whether the node's name
+/// ends with a number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CreateMode {
     /// Node that exists until a session deletes it.
     Persistent,
     /// Persistent node whose name ends with a [`Sequence`].
     PersistentSequential,
-    /// Node that ends with its session and cannot have children.
+    /// Node that the engine deletes when the session that created it ends. The node cannot have children.
     Ephemeral,
     /// Ephemeral node whose name ends with a [`Sequence`].
     EphemeralSequential,
@@ -174,7 +178,7 @@ impl CreateMode {
         matches!(self, CreateMode::PersistentSequential | CreateMode::EphemeralSequential)
     }
 
-    /// Returns true if the node ends with its session.
+    /// Returns true if the engine deletes the node when the session that created it ends.
     #[must_use]
     pub fn is_ephemeral(self) -> bool {
         matches!(self, CreateMode::Ephemeral | CreateMode::EphemeralSequential)
@@ -184,9 +188,9 @@ impl CreateMode {
 /// Version of the node's data that a change requires.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Expected {
-    /// Every version. The node must exist.
+    /// Every version of the node's data. The node must exist.
     Any,
-    /// Only this version. It is [`Stat::version`] of an earlier read or change.
+    /// Only this version of the node's data. An earlier read or change returned it as [`Stat::version`].
     Version(i32),
 }
 
@@ -282,7 +286,7 @@ pub struct Node {
 /// Children of a node at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Children {
-    /// Last path parts of the direct children, sorted.
+    /// Names of the direct children, sorted. A name is the last part of a path.
     pub names: Vec<String>,
     /// Stat of the parent.
     pub stat: Stat,
@@ -291,8 +295,8 @@ pub struct Children {
 /// Versions, times and sizes of a node at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stat {
-    /// Number of the change that created the node. It is greater than this number of every earlier node, even of an
-    /// earlier node at the same path.
+    /// Number of the change that created the node. It is greater than the numbers of all nodes that earlier changes
+    /// created, even at the same path.
     pub created: Zxid,
     /// Number of the last change of the node's data.
     pub modified: Zxid,
@@ -316,7 +320,7 @@ pub struct Stat {
     pub modified_at: Timestamp,
 }
 
-/// Checks the size of data.
+/// Checks the size of the data of a node, or the size of a multi.
 ///
 /// # Errors
 /// Returns [`TreeError::Invalid`] if `bytes` is above [`DATA_BYTES_MAX`].
@@ -332,8 +336,7 @@ pub fn check_data(bytes: usize) -> Result<(), TreeError> {
 /// Checks the number and the size of the steps of a multi.
 ///
 /// # Errors
-/// Returns [`TreeError::Invalid`] if the multi has more than [`OPS_MAX`] steps, or if their paths and data are too
-/// large.
+/// Returns [`TreeError::Invalid`] if the multi has more than [`OPS_MAX`] steps or its size is above [`DATA_BYTES_MAX`].
 pub fn check_ops(ops: &[Op]) -> Result<(), TreeError> {
     if ops.len() > OPS_MAX {
         return Err(TreeError::Invalid(format!(

@@ -15,11 +15,11 @@ use crate::occurrence::Run;
 use crate::recurrence::{CronError, Missed};
 use crate::{AttemptResult, DueKey, Occurrence, RunState, Schedule, Status, TargetKey, Timestamp, When};
 
-/// Wait before the executor examines a schedule with unreadable stored text again.
+/// Minimum time from now to the later position that [`Start::Unreadable`] gives to a due row.
 pub const UNREADABLE_WAIT: Duration = Duration::from_secs(3_600);
 
-/// Returns the first due row of a schedule that a user created or changed at its `updated_at`, or `None` if the
-/// schedule has no further occurrence. A one-shot schedule always has a due row, even if its instant is long past.
+/// Returns the first due row of `schedule` after a user created or changed it at its `updated_at`. Returns `None` if
+/// the schedule has no further occurrence. A one-shot schedule always has a due row, even if its instant is long past.
 #[must_use]
 pub fn first(schedule: &Schedule, now: Timestamp) -> Option<DueKey> {
     let nominal = match &schedule.spec.when {
@@ -29,8 +29,8 @@ pub fn first(schedule: &Schedule, now: Timestamp) -> Option<DueKey> {
     Some(due_row(schedule, nominal, schedule.spec.target.key(), now))
 }
 
-/// Returns the due row for `next` after a change that did not change the timing, or `None` if the schedule has no
-/// `next`.
+/// Returns the due row for the schedule's `next` instant after a user changed the schedule, but not its timing. Returns
+/// `None` if the schedule has no `next` instant.
 #[must_use]
 pub fn kept(schedule: &Schedule, now: Timestamp) -> Option<DueKey> {
     Some(due_row(schedule, schedule.next?, schedule.spec.target.key(), now))
@@ -43,8 +43,8 @@ pub enum Start {
     /// before the outcome of the attempt.
     Fire { advance: Option<DueKey> },
     /// Later occurrences of the recurring schedule are due too. The executor first writes `missed`, the outcome of this
-    /// occurrence, from which the schedule continues (see [`after_outcome`]). Then it writes `latest`, the due row of
-    /// the latest occurrence, which fires as usual.
+    /// occurrence. If the owner then fails, the next owner continues from this outcome (see [`after_outcome`]). After
+    /// the outcome, the executor writes `latest`, the due row of the latest occurrence, which fires as usual.
     Skip { missed: Run, latest: DueKey },
     /// The executor drops the row, because the row is void.
     Drop(Void),
@@ -52,7 +52,7 @@ pub enum Start {
     /// already has attempts or is a redrive.
     Cancel,
     /// The program cannot parse the schedule's stored text, for example after a downgrade of the program. The executor
-    /// writes the row again as `defer`, and warns the operator.
+    /// logs `error`, and the owner defers the due row. `defer` is the same row at a later position.
     Unreadable { error: CronError, defer: DueKey },
 }
 
@@ -122,7 +122,8 @@ pub fn at_start(schedule: &Schedule, key: &DueKey, catch_up: CatchUp, now: Times
     }
 }
 
-/// Returns the occurrences that became due after `nominal` if they are missed.
+/// Returns the overdue occurrences of a recurring schedule if only the latest of them fires. Returns `None` if every
+/// occurrence fires, or if no occurrence after `nominal` is due.
 fn overdue(schedule: &Schedule, nominal: Timestamp, catch_up: CatchUp, now: Timestamp) -> Option<Missed> {
     match catch_up {
         CatchUp::Latest => schedule.spec.when.missed(schedule.updated_at, nominal, now),
@@ -157,10 +158,10 @@ pub struct Outcome {
     pub ends: bool,
 }
 
-/// Decides the outcome of an attempt. `schedule` is the schedule that the executor read for the attempt. If `schedule`
-/// already supersedes the run, a success still counts, but a failure is not retried. If a later change supersedes the
-/// run, [`at_start`] cancels the retry. `retry_after` is the wait that the target requested, counted from `now`.
-/// `random` selects the wait.
+/// Decides the outcome of an attempt. `schedule` is the schedule that the executor read for the attempt. If the run is
+/// already void in this schedule, a success still counts, but the executor does not retry a failure. If a user changes
+/// the schedule later, [`at_start`] cancels the retry. `retry_after` is the wait that the target requested, counted
+/// from `now`. `random` selects the wait before the retry.
 #[must_use]
 pub fn after_attempt(
     schedule: &Schedule,
@@ -211,8 +212,8 @@ fn due_row(schedule: &Schedule, nominal: Timestamp, target: TargetKey, now: Time
     DueKey { position: nominal.max(now), occurrence, attempt: 1, target }
 }
 
-/// Returns true if the schedule has an occurrence at `nominal`. A change that failed before its end can leave a due row
-/// behind. A later change may then use the revision of that row for other instants.
+/// Returns true if the schedule has an occurrence at `nominal`. A failed change of the schedule can leave a due row in
+/// the store. A later change may then use the revision of that row for other instants.
 fn has_occurrence_at(schedule: &Schedule, nominal: Timestamp) -> bool {
     let before = Timestamp::from_millis(nominal.as_millis() - 1);
     match &schedule.spec.when {

@@ -47,8 +47,8 @@ pub fn parse(text: &str) -> Result<Duration, DurationError> {
     Ok(duration)
 }
 
-/// Returns the shortest text in days, hours, minutes, seconds and milliseconds that [`parse`] reads as `duration`. The
-/// text omits fractions of a millisecond.
+/// Returns a text of `duration` in days, hours, minutes, seconds and milliseconds, which [`parse`] can read. The text
+/// omits units whose number is zero, and fractions of a millisecond. The text of zero is `0s`.
 #[must_use]
 pub fn format(duration: Duration) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];

@@ -5,9 +5,10 @@
 //! operator's computer. Therefore callbacks may reach only public addresses, unless the tenant's policy allows other
 //! addresses.
 //!
-//! Invariants: an address that the tables below do not classify as public is not public. Some addresses contain another
-//! address (RFC 4038, 6052, 3056, 4380). Callbacks may reach such an address only if the policy allows both addresses.
-//! This module does not check host names. The code that resolves a name must check each resolved address.
+//! Invariants: callbacks reach an address that is not public only if the policy allows this address. Some IPv6
+//! addresses contain an IPv4 address (RFC 4038, 6052, 3056, 4380). Callbacks may reach such an IPv6 address only if the
+//! policy allows both the IPv6 address and the IPv4 address. This module does not check host names. The code that
+//! resolves a name must check each resolved address.
 //!
 //! The tables follow IANA's special-purpose registries for IPv4 and IPv6 (RFC 6890 and its updates).
 //!
@@ -32,7 +33,7 @@ pub const NETWORKS_MAX: usize = 32;
 pub struct Egress {
     pub allow: BTreeSet<Class>,
     /// Allowed networks, at most [`NETWORKS_MAX`]. Only this list can allow an address that is neither public nor in a
-    /// class. A metadata service is allowed only by a network that consists of its single address.
+    /// class. A network allows the address of a metadata service only if the network consists of this one address.
     pub allow_networks: Vec<Network>,
     /// Restricts callbacks to `https`.
     pub forbid_http: bool,
@@ -168,7 +169,7 @@ impl fmt::Display for Network {
 pub enum Kind {
     Public,
     Of(Class),
-    /// Metadata service of a cloud, which gives credentials to every client inside the cloud's network.
+    /// Address of a cloud's metadata service, which gives credentials to every client inside the cloud's network.
     Metadata,
     /// Address that is unassigned, or that a standard reserves for documentation, benchmarks, multicast, broadcast or
     /// future use.
@@ -177,8 +178,8 @@ pub enum Kind {
     Translated(Ipv4Addr),
 }
 
-/// Addresses of the metadata services of the large clouds. Most clouds use the same link-local address. The other
-/// addresses would count as private, shared or public without this table.
+/// Addresses of the metadata services of the large clouds. Most clouds use the first of these addresses. Without this
+/// table, the addresses would count as link-local, private, shared or public.
 const METADATA: [IpAddr; 8] = [
     IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
     IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)), // metadata service of AWS for credentials of containers
@@ -202,7 +203,8 @@ const RESERVED_V4: [Network; 9] = [
     Network::v4(240, 0, 0, 0, 4), // this network includes the broadcast address
 ];
 
-/// Global unicast addresses. An IPv6 address outside this network is reserved unless a class contains it.
+/// Global unicast addresses. An IPv6 address outside this network is reserved, unless a class contains it or it
+/// contains an IPv4 address.
 const GLOBAL_V6: Network = Network::v6([0x2000, 0, 0, 0], 3);
 
 const RESERVED_V6: [Network; 3] = [

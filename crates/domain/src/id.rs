@@ -8,8 +8,8 @@ pub struct TenantId(pub u32);
 
 /// Partition of a tenant's due rows.
 ///
-/// A generation is the set of pollers that one of the tenant's quotas opened. `generation` is the number of this set. A
-/// schedule keeps its poller for its whole life.
+/// A generation is the set of pollers that a tenant received at its creation or after an increase of its quota.
+/// `generation` is the number of this set. A schedule keeps its poller for its whole life.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PollerId {
     pub tenant: TenantId,
@@ -74,8 +74,8 @@ impl fmt::Debug for Incarnation {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct TargetKey(pub u32);
 
-/// Index key for schedules with one label. It is a hash of the label's name and value. Two labels may have the same
-/// key, so the reader must also compare the label itself.
+/// Key in the index of schedules by label. It is a hash of the label's name and value. Two labels may have the same
+/// key, so a reader of the index must also compare the label itself.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct LabelKey(pub u64);
 
@@ -211,7 +211,7 @@ impl PollerId {
         PollerId { tenant, generation, number: u16::try_from(number).unwrap_or(0) }
     }
 
-    /// Returns the shard of this poller, which never changes.
+    /// Returns the shard of this poller. The shard of a poller never changes.
     #[must_use]
     pub fn shard(self) -> ShardId {
         let mut bytes = [0; 8];
@@ -222,8 +222,8 @@ impl PollerId {
     }
 }
 
-/// Mixes the bits of a hash, so that every input bit affects the low bits, which select the shard or the poller (32-bit
-/// finalizer of MurmurHash3).
+/// Mixes the bits of a hash with the 32-bit finalizer of MurmurHash3. Every input bit then affects the low bits, which
+/// select the shard or the poller.
 fn mix(mut hash: u32) -> u32 {
     hash = (hash ^ hash >> 16).wrapping_mul(0x85eb_ca6b);
     hash = (hash ^ hash >> 13).wrapping_mul(0xc2b2_ae35);

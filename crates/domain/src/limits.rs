@@ -1,4 +1,4 @@
-//! Limits of a schedule, with their defaults. Some comments state the cost of a value that is too small or too large.
+//! Limits of a schedule, with their defaults. Some comments state the effect of a value that is too small or too large.
 
 use std::time::Duration;
 
@@ -23,8 +23,8 @@ pub struct Limits {
     pub attempts_max: u16,
     /// Longest `backoff_max` that a schedule may set. Default 24 h.
     pub backoff_max: Duration,
-    /// Longest `timeout` that a schedule may set. Default 5 min. A slow target can occupy a slot for attempts for this
-    /// time.
+    /// Longest `timeout` that a schedule may set. Default 5 min. An attempt to a slow target can occupy a slot of the
+    /// service for this time.
     pub timeout_max: Duration,
     /// Maximum number of headers of a target (default 32), and their maximum total size in bytes (default 8 KiB).
     pub headers_max: usize,

@@ -14,7 +14,7 @@ pub struct Occurrence {
     pub incarnation: Incarnation,
     /// Instant at which the schedule is due, regardless of when the occurrence starts.
     pub nominal: Timestamp,
-    /// Revision of the schedule that planned this occurrence.
+    /// Revision of the schedule to which this occurrence belongs.
     pub revision: Revision,
     /// Number of times that users redrove this occurrence; 0 for the first run.
     pub replay: u16,
@@ -64,7 +64,8 @@ impl fmt::Display for RunId {
     }
 }
 
-/// Key of a due row. It contains all data except the payload that the scheduler needs to fire the row.
+/// Key of a due row. It identifies the attempt and its target. The scheduler reads the schedule's contents, for example
+/// the payload, only when it starts the attempt.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct DueKey {
     /// Instant at which the attempt becomes due. It is the nominal instant or later. For example, it is later if the
@@ -78,7 +79,7 @@ pub struct DueKey {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RunState {
-    /// An attempt failed, and another attempt is due.
+    /// An attempt failed, and a retry is planned.
     Retrying,
     Succeeded,
     /// The last allowed attempt failed. The run is a dead letter until a user redrives it.
@@ -128,7 +129,7 @@ pub enum AttemptResult {
 }
 
 impl AttemptResult {
-    /// Returns true for a 2xx status only (Standard Webhooks).
+    /// Returns true only if the target responded with a 2xx status, as Standard Webhooks requires.
     #[must_use]
     pub fn is_success(&self) -> bool {
         matches!(self, AttemptResult::Answered(200..=299))

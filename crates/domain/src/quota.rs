@@ -8,7 +8,7 @@ pub enum Quota {
     /// Attempts per minute, including retries. The scheduler delays attempts above the limit, and starts them in the
     /// order of their due times. It drops no attempt.
     CallbacksPerMinute,
-    /// Requests and batch lines that create or change a schedule, including those that the server rejects.
+    /// Requests and batch lines per second that create or change a schedule, including those that the server rejects.
     CreatesPerSecond,
     /// Schedules of the tenant that have a future occurrence.
     PendingMax,
@@ -265,7 +265,8 @@ mod tests {
                     taken += 1;
                 }
                 let arrived = (now - began).as_secs_f64() * f64::from(tokens);
-                // Tokens arrive only at whole nanoseconds.
+                // The rate rounds the interval between two tokens down to whole nanoseconds, so the test tolerates a
+                // few more tokens.
                 prop_assert!(f64::from(taken) <= arrived + f64::from(tokens) + 1.0 + arrived * 1e-6);
                 prop_assert!(f64::from(taken) + 1.0 >= arrived.min(f64::from(tokens)));
             }

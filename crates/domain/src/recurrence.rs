@@ -18,21 +18,22 @@ pub enum When {
     /// All instants `since + n * interval`, for n from 1.
     Every {
         interval: Duration,
-        /// Instant at which a user last set the timing. `None` if the schedule has not changed since that instant. Then
-        /// the instants count from the schedule's `updated_at`.
+        /// Instant at which a user last set the timing. `None` if the schedule has not changed since that instant. In
+        /// this case, the schedule's `updated_at` is the same instant and takes the place of `since`.
         since: Option<Timestamp>,
     },
 }
 
 impl When {
-    /// Returns the timing of a schedule that repeats every `interval`, counted from its creation or its last change.
+    /// Returns the timing of a schedule that repeats every `interval`. The first interval starts at the creation or the
+    /// last change of the schedule.
     #[must_use]
     pub const fn every(interval: Duration) -> Self {
         When::Every { interval, since: None }
     }
 
-    /// Makes `Every` count from `anchor` after a change of the schedule that does not change the timing. Does nothing if
-    /// an earlier change already set `since`.
+    /// Sets `since` of `Every` to `anchor` when a user changes the schedule but not its timing. Does nothing if an
+    /// earlier change of the schedule already set `since`.
     pub fn keep_since(&mut self, anchor: Timestamp) {
         if let When::Every { since, .. } = self {
             since.get_or_insert(anchor);
@@ -53,8 +54,8 @@ impl When {
         }
     }
 
-    /// Returns the instants after `nominal` and up to `now`. `nominal` is an instant of a recurring schedule. Returns
-    /// `None` if `nominal` is the latest instant up to `now`.
+    /// Returns the overdue instants from `nominal`, an instant of a recurring schedule, up to `now`. Returns `None` if
+    /// the schedule has no instant after `nominal` and up to `now`.
     ///
     /// The search for the instants of a cron expression takes at most one step per day between `nominal` and `now`.
     /// `Every` needs no search.
@@ -109,7 +110,7 @@ impl Series {
         u64::try_from(passed / self.interval_millis).unwrap_or(0)
     }
 
-    /// Returns instant number `n`, or `None` after the last representable instant.
+    /// Returns instant number `n`, or `None` if it lies after the last representable instant.
     fn instant(&self, n: u64) -> Option<Timestamp> {
         let millis = i64::try_from(n).ok()?.checked_mul(self.interval_millis)?.checked_add(self.anchor_millis)?;
         Some(Timestamp::from_millis(millis)).filter(|found| *found <= Timestamp::MAX)

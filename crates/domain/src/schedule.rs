@@ -16,15 +16,15 @@ pub struct Schedule {
     pub tenant: TenantId,
     pub id: ScheduleId,
     pub incarnation: Incarnation,
-    /// Poller of the schedule, which never changes. The poller's shard is the schedule's home shard.
+    /// Poller of the schedule. A schedule never changes its poller. The poller's shard is the schedule's home shard.
     pub poller: PollerId,
     pub revision: Revision,
     pub status: Status,
     pub created_at: Timestamp,
-    /// Instant at which a user last created, replaced or patched the schedule. The schedule's cancellation and its end do
-    /// not change this instant.
+    /// Instant at which a user last created, replaced or patched the schedule. The schedule's cancellation and its end
+    /// do not change this instant.
     pub updated_at: Timestamp,
-    /// Nominal instant of the occurrence that has a due row. `None` if the schedule has ended.
+    /// Nominal instant of the occurrence that has a due row. `None` if the schedule is ended or cancelled.
     pub next: Option<Timestamp>,
     pub spec: Spec,
 }
@@ -50,7 +50,7 @@ pub struct ScheduleVersion {
 }
 
 impl ScheduleVersion {
-    /// Returns the public, opaque form of the version: 26 Crockford digits, a `-`, and the revision.
+    /// Returns the public, opaque form of the version: 26 digits in Crockford's base 32, a `-`, and the revision.
     #[must_use]
     pub fn name(&self) -> String {
         let mut text = String::with_capacity(32);
@@ -92,8 +92,8 @@ pub enum Status {
 pub struct Spec {
     pub when: When,
     pub target: Target,
-    /// Body of the callback. It has exactly the bytes of `payload` in the request, and is empty if the request had no
-    /// payload.
+    /// Body of the callback. It has exactly the bytes of `payload` in the user's request for the schedule. It is empty
+    /// if this request had no payload.
     pub payload: Bytes,
     pub labels: BTreeMap<String, String>,
     pub retry: RetryPolicy,
@@ -110,8 +110,8 @@ pub struct HttpTarget {
     /// schedule.
     pub url: String,
     pub method: String,
-    /// Headers of the callback in the order of the request, with lower-case names. The list contains no header that
-    /// Reveille sets itself and no hop-by-hop header. Header values may be credentials.
+    /// Headers of the callback in the order of the user's request, with lower-case names. The list contains no header
+    /// that Reveille sets itself and no hop-by-hop header. Header values may be credentials.
     pub headers: Vec<(String, Secret)>,
     /// Time limit of one attempt, from the start of the connection to the end of the response.
     pub timeout: Duration,
@@ -125,7 +125,7 @@ impl Target {
         TargetKey(crate::id::fnv1a(self.origin().as_bytes()))
     }
 
-    /// Returns the scheme, host and port of the URL, in the form of [`origin`].
+    /// Returns the scheme, host and port of the URL, in the form that [`origin`] returns.
     #[must_use]
     pub fn origin(&self) -> String {
         let Target::Http(http) = self;
@@ -133,9 +133,9 @@ impl Target {
     }
 }
 
-/// Returns the scheme, host and port of a URL in one form for all spellings, such as `https://example.com:443`. The form
-/// has lower-case letters, no dot at the end of the host, IP addresses in their canonical form, and always a port. If a
-/// part is invalid, the form contains it in lower case.
+/// Returns the scheme, host and port of a URL in a canonical form, such as `https://example.com:443`. All spellings of
+/// the same scheme, host and port have the same canonical form. The form has lower-case letters, no dot at the end of
+/// the host, IP addresses in their canonical form, and always a port. It contains an invalid part in lower case.
 #[must_use]
 pub fn origin(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or_default();

@@ -7,11 +7,11 @@ use std::fmt;
 
 use bytes::Bytes;
 
-/// Prefix of an attempt's error if this member does not have the key that decrypts the schedule's secrets.
+/// Prefix of an attempt's error if the member cannot decrypt a secret of the schedule or of its tenant.
 pub const NOT_DECRYPTED: &str = "secret_not_opened";
 
-/// Secret value. It is encrypted in storage. It is plain text between a request and the store, and between the store
-/// and a callback.
+/// Secret value. It is encrypted in storage. The value is plain text on the way from a user's request to the store, and
+/// in the code that sends a callback.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Secret {
     /// Plain text from a user, or from an older version that stored secrets without encryption.
@@ -86,7 +86,7 @@ impl KeyId {
     /// Length of a key id in bytes.
     pub const LEN: usize = 8;
 
-    /// Parses the text that `Display` writes. Returns `None` for any other text.
+    /// Parses the text that `Display` writes: 16 hexadecimal digits. Returns `None` if the text is malformed.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let byte = |at| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();

@@ -1,4 +1,4 @@
-//! Tenants: the registered users of the service, their keys, and the audit log of their changes.
+//! Tenants: the registered users of the service, their keys, and the audit log of changes to the tenants.
 //!
 //! The crate `stored` defines the stored form of a tenant. The crate `api` defines the JSON form.
 
@@ -91,7 +91,7 @@ impl SigningSecret {
 pub struct ApiKey {
     /// Id of the key: the part before the dot in `id.secret`.
     pub id: String,
-    /// Name of the key for people, which may be empty.
+    /// Name of the key for human readers. It may be empty.
     pub name: String,
     pub secret_sha256: [u8; 32],
     pub role: Role,
@@ -100,7 +100,7 @@ pub struct ApiKey {
 }
 
 impl ApiKey {
-    /// Creates an admin key without a name that never expires.
+    /// Creates an admin key that has no name and never expires.
     #[must_use]
     pub fn admin(id: &str, secret_sha256: [u8; 32], created_at: Timestamp) -> Self {
         let (id, name) = (id.to_owned(), String::new());
@@ -112,15 +112,15 @@ impl ApiKey {
 pub enum Role {
     /// Role that may read the tenant's schedules and runs.
     Reader,
-    /// Role that may also create and change schedules.
+    /// Role that has the rights of a reader, and may also create and change schedules.
     Writer,
-    /// Role that may also change the tenant's keys, secrets and quotas.
+    /// Role that has the rights of a writer, and may also change the tenant's keys, secrets and quotas.
     Admin,
-    /// Role that may create and change tenants, but has no schedules.
+    /// Role that may create and change tenants, but may not use schedules.
     Operator,
 }
 
-/// Entry of the audit log. It states the actor of a change to a tenant and the change, and contains no secrets.
+/// Entry of the audit log. It states a change to a tenant and the actor of the change. It contains no secrets.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Audit {
     /// Version of the tenant after the change.

@@ -3,8 +3,9 @@
 //! The server validates a schedule before it stores anything. If the text of a cron expression, a duration or an
 //! instant is malformed, its parser rejects the text before there is a [`Spec`].
 //!
-//! Invariant: a spec without violations has a target that the server can call without changes. No header of the target
-//! can break out of its line, change the framing of the message, or imitate a header of Reveille.
+//! Invariant: if a spec has no violations, the server can send requests to its target without changes to the URL, the
+//! method or the headers. No header of the target can start another header line, change the framing of the message, or
+//! imitate a header of Reveille.
 //!
 //! docs/decisions/0052-validate-targets-with-http-types.md gives the reasons for the design.
 
@@ -152,8 +153,8 @@ fn is_method_usable(method: &str) -> bool {
     method.len() <= METHOD_BYTES_MAX && parsed.is_ok_and(|method| !is_forbidden(&method))
 }
 
-/// Returns the standard method that differs from `method` only in the case of its letters. Servers compare methods with
-/// their case (RFC 9110, 9.1) and would reject each attempt.
+/// Returns the standard method that differs from `method` only in the case of its letters. Methods are case-sensitive
+/// (RFC 9110, section 9.1), so a server would reject each attempt with `method`.
 fn method_in_lower_case(method: &str) -> Option<Method> {
     const STANDARD: [Method; 7] =
         [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::OPTIONS];
@@ -168,7 +169,7 @@ fn header_violation(name: &str, value: &Secret) -> Option<Violation> {
     if is_header_reserved(&lower) {
         return Some(Violation::HeaderReserved { name: name.to_owned() });
     }
-    // Validation already checked an encrypted value before its encryption.
+    // Reveille validates a header value before it encrypts the value, so an encrypted value needs no check.
     let value = value.plain()?;
     if value == Secret::REDACTED {
         return Some(Violation::HeaderRedacted { name: name.to_owned() });
@@ -225,14 +226,15 @@ pub enum Field {
     Header(String),
     Timeout,
     Labels,
-    /// Label, with its name, which is cut off after 64 characters.
+    /// Label, with the first 64 characters of its name.
     Label(String),
     AttemptsMax,
     Backoff,
     BackoffMax,
 }
 
-/// Violation of a rule. Its text states the fault. A remedy, if any, follows the last semicolon.
+/// Violation of a validation rule. Its error text states the fault. If the text contains a remedy, the remedy follows
+/// the last semicolon.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Violation {
     #[error("{at} is too far in the past (server time: {now}); the maximum age is {}", text(past_max))]

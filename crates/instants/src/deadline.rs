@@ -13,7 +13,8 @@ use crate::Monotonic;
 #[derive(Clone)]
 pub struct Deadline(Arc<AtomicU64>);
 
-/// Value of a deadline that a task has ended. All other values are nanoseconds since the clock's start.
+/// Value of a deadline after a task has ended it or has observed that it has passed. All other values are nanoseconds
+/// since the clock's start.
 const ENDED: u64 = 0;
 
 impl Deadline {
@@ -23,7 +24,8 @@ impl Deadline {
         Deadline(Arc::new(AtomicU64::new(nanos(at))))
     }
 
-    /// Returns the first instant at which the deadline has passed, or the clock's start if the deadline has ended.
+    /// Returns the first instant at which the deadline has passed. Returns the clock's start if a task has ended the
+    /// deadline or has observed that the deadline has passed.
     #[must_use]
     pub fn at(&self) -> Monotonic {
         Monotonic::from_start(Duration::from_nanos(self.0.load(Ordering::Acquire)))

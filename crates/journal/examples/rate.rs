@@ -106,7 +106,7 @@ async fn journal(
     }
     let closed = journal.clone();
     drop(journal);
-    // The consumer also has a handle, so dropping this handle alone does not close the journal.
+    // The consumer also has a handle of the journal, so the journal does not close when this function drops its handle.
     closed.close().await;
     drop(tasks);
     std::fs::remove_dir_all(&dir)?;

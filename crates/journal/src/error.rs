@@ -18,8 +18,8 @@ pub struct Damage {
     pub offset: u64,
     /// Index of the first unreadable entry.
     pub first_index: u64,
-    /// Index of the first readable entry after the damage, or of the next entry to append if none is readable; `None`
-    /// if this index is unknown.
+    /// Index of the first readable entry after the damage. If no later entry is readable, the index of the next entry
+    /// to append. `None` if the journal does not know this index.
     pub end_index: Option<u64>,
     pub what: &'static str,
 }

@@ -1,8 +1,8 @@
 //! Format of the bytes on disk: a segment's header, and records. This module does no I/O.
 //!
-//! All numbers are little-endian. A segment is one [`BLOCK`] that begins with a [`SegmentHeader`], followed by records.
-//! Each record begins at a multiple of [`BLOCK`] and has a [`RecordHeader`], the entries (each a `u32` length and its
-//! bytes), and zeros up to the next multiple.
+//! All numbers are little-endian. The first [`BLOCK`] of a segment begins with a [`SegmentHeader`]. The other blocks
+//! contain records. Each record begins at a multiple of [`BLOCK`]. It consists of a [`RecordHeader`], the entries (each
+//! a `u32` length and its bytes), and zeros up to the next multiple of [`BLOCK`].
 //!
 //! Invariant: no two records share a block. A write therefore never touches a sector of an earlier record that the
 //! journal reported as durable. A disk that loses power during a write may corrupt every sector of that write, but no
@@ -20,7 +20,7 @@ use bytes::Bytes;
 pub(crate) const BLOCK: u64 = 4096;
 pub(crate) const VERSION: u16 = 1;
 pub(crate) const HEADER_BYTES: usize = 64;
-/// Bytes that the length before each entry occupies.
+/// Size in bytes of the length field before each entry.
 pub(crate) const ENTRY_OVERHEAD: usize = 4;
 
 const SEGMENT_MAGIC: [u8; 8] = *b"RVLJRNL\0";
@@ -36,7 +36,7 @@ pub(crate) struct SegmentHeader {
     /// Entries below this index were durable before the journal prepared the segment. Earlier segments contain these
     /// entries.
     pub(crate) synced_below: u64,
-    /// Length of the whole segment file.
+    /// Length of the whole segment file in bytes.
     pub(crate) length: u64,
 }
 
@@ -82,7 +82,7 @@ impl SegmentHeader {
 /// Header of a record. A record contains the entries of one commit. A record without entries is a marker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RecordHeader {
-    /// Offset of the record in its segment.
+    /// Offset of the record in its segment, in bytes.
     pub(crate) offset: u64,
     /// Index of the record's first entry; in a marker, the index of the next entry.
     pub(crate) first_index: u64,
@@ -127,8 +127,8 @@ impl RecordHeader {
         bytes
     }
 
-    /// Decodes the header of the record at `offset` of the segment with this salt and length. Returns `None` if `bytes`
-    /// are not the header of such a record.
+    /// Decodes the header of a record. Returns `None` if `bytes` are not the header of a record that begins at `offset`
+    /// in a segment with the salt `salt` and the length `segment_length`.
     pub(crate) fn decode(bytes: &[u8; HEADER_BYTES], salt: u64, offset: u64, segment_length: u64) -> Option<Self> {
         // The decoder compares the salt first. Nearly all bytes that are not a record header fail this test, and the
         // decoder computes no checksum for them.

@@ -3,7 +3,7 @@
 //!
 //! Invariants: a file has a segment's name only while its header is the durable header of that segment. The task
 //! removes the name of the oldest segment first, and makes this removal durable before it removes the next name. A
-//! crash therefore leaves no gap and no incomplete segment.
+//! crash therefore leaves no gap between the segments, and no incomplete segment.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -142,7 +142,7 @@ pub(crate) async fn prepare(
     let prepared = prepare_from(disk, dir, header, from, spare.is_none()).await;
     if prepared.as_ref().is_err_and(is_full) {
         // The task removes the allocated file, because the file would occupy the little space that is left. If the file
-        // already has the segment's name, the removal fails. The next attempt then replaces the file with that name.
+        // already has the segment's name, the removal fails. The next attempt then replaces this file.
         let _removed = disk.remove(from).await;
     }
     prepared

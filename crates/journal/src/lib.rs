@@ -11,8 +11,8 @@
 //! released all entries of the segment.
 //!
 //! The journal does not interpret entries and has no index of their content. It cannot detect that another program
-//! removed its newest segments as whole files. A consumer therefore stores [`Journal::id`] and the index that it has
-//! applied, and rejects a journal whose [`Opened::next`] is not after that index.
+//! deleted the files of its newest segments. A consumer therefore stores [`Journal::id`] and the index of the last
+//! entry that the consumer has applied. It rejects a journal whose [`Opened::next`] is not after that index.
 //!
 //! Invariants:
 //! - The journal sends a [`Commit`] after the sync that made its entries durable. Indexes have no gap, and the first
@@ -53,7 +53,7 @@ use crate::recover::{Recovered, io_error};
 use crate::shared::{LiveSegment, Shared, State};
 
 /// Handle of a journal; cheap to clone. When the caller drops the last handle, the journal writes the queued entries,
-/// sends their commits and ends, like after [`Journal::close`].
+/// sends their commits and ends its tasks, as it does after a call of [`Journal::close`].
 pub struct Journal<T> {
     shared: Arc<Shared>,
     queue: Arc<Queue<T>>,
@@ -62,8 +62,8 @@ pub struct Journal<T> {
 
 pub struct Opened<T> {
     pub journal: Journal<T>,
-    /// Receiver of the commits. The consumer must receive commits until the channel ends; the writer stops while the
-    /// channel is full. If the consumer drops the receiver, the journal closes.
+    /// Receiver of the commits. The consumer must receive commits until the channel ends, because the writer waits
+    /// while the channel is full. If the consumer drops the receiver, the journal closes.
     pub commits: mpsc::Receiver<Commit<T>>,
     /// Index of the oldest retained entry.
     pub first: u64,
@@ -76,7 +76,7 @@ pub struct Opened<T> {
 pub struct Commit<T> {
     /// Index of the first entry. Each further entry has the next index.
     pub first_index: u64,
-    /// Entries with their tickets. The list is never empty.
+    /// Entries, each with the ticket that the caller passed to [`Journal::append`]. The list is never empty.
     pub entries: Vec<(Bytes, T)>,
 }
 
@@ -223,8 +223,8 @@ impl<T> Journal<T> {
         Reader::new(self.shared.clone(), from)
     }
 
-    /// Releases the entries with an index below `below`. The consumer calls this once the effects of these entries are
-    /// durable in another place.
+    /// Releases the entries with an index below `below`. The consumer calls this function once the effects of these
+    /// entries are durable in another place.
     pub fn release(&self, below: u64) {
         self.shared.release(below);
     }

@@ -1,11 +1,11 @@
 //! Decision whether the writer waits between two commits. During a wait, the queue collects more entries for the next
 //! commit.
 //!
-//! A commit costs a sync and the wake-up of the waiting callers. This cost does not depend on the number of entries. On
-//! a fast disk, a busy journal would write thousands of small commits per second, and these would occupy the cores. But
-//! if every caller waits for a response before its next append, a delay collects no entries and slows every caller
-//! down. The queue's length does not distinguish the two cases. The writer therefore tries a delay, and continues to
-//! use the delay while the rate of entries is high enough.
+//! A commit requires a sync and the wake-up of the waiting callers. This work does not depend on the number of entries.
+//! Without a delay, a busy journal on a fast disk would write thousands of small commits per second, and these commits
+//! would occupy the cores. But if every caller waits for a response before its next append, a delay collects no entries
+//! and slows every caller down. The queue's length does not show which of the two cases applies. The writer therefore
+//! tries a delay, and continues to use the delay while the rate of entries is high enough.
 //!
 //! docs/decisions/0012-delay-commits-under-load.md gives the reasons for the design.
 
@@ -24,15 +24,15 @@ const IDLE: Duration = Duration::from_millis(10);
 const RATE_RETAINED: f64 = 0.9;
 /// Number of rounds with delay, after which the writer measures the rate without delay again.
 const ROUNDS_WITH: u32 = 64;
-/// Numbers of rounds without delay after a trial that lowered the rate: the number after the first such trial, and the
-/// maximum. Each further such trial doubles the number.
+/// Minimum and maximum number of rounds without delay after a failed trial of the delay. A trial fails if the delay
+/// lowers the rate of entries too much. Each further failed trial doubles the number.
 const ROUNDS_WITHOUT: (u32, u32) = (4, 256);
 
 pub(crate) struct Linger {
     waits: bool,
-    /// Number of rounds before the writer tries the other mode: with delay or without delay.
+    /// Number of rounds before the writer tries the other mode. The modes are commits with delay and without delay.
     rounds_left: u32,
-    /// Number of rounds without delay after the next trial that lowers the rate.
+    /// Number of rounds without delay after the next failed trial of the delay.
     rounds_without: u32,
     /// Entries per second in the last round without delay.
     rate_without: f64,
@@ -102,8 +102,9 @@ mod tests {
     /// Duration of a simulated commit.
     const COMMIT: Duration = Duration::from_micros(250);
 
-    /// Simulates `seconds` seconds. `gathered` gets the time since the start of the last commit, and returns the number
-    /// of entries that arrive in this time. Returns the number of entries and the number of commits.
+    /// Simulates commits for `seconds` seconds. `gathered` receives the time since the start of the last commit, and
+    /// returns the number of entries that arrive in this time. The simulation returns the total numbers of entries and
+    /// commits.
     fn run(seconds: u64, gathered: impl Fn(Duration) -> usize) -> (usize, u32) {
         let mut now = Monotonic::from_start(Duration::ZERO);
         let mut linger = Linger::new(now);

@@ -29,7 +29,7 @@ struct State<T> {
 /// Entries of one record. The list is never empty.
 pub(crate) struct Batch<T> {
     pub(crate) entries: Vec<(Bytes, T)>,
-    /// Size of the record's body.
+    /// Size of the record's body in bytes.
     pub(crate) body_bytes: usize,
 }
 
@@ -145,7 +145,7 @@ impl<T> Queue<T> {
         *self.full.borrow()
     }
 
-    /// Sets the state of the disk. Returns true if the state changed.
+    /// Records whether the disk is full. Returns true if this call changed the recorded state.
     pub(crate) fn set_full(&self, full: bool) -> bool {
         self.full.send_replace(full) != full
     }
@@ -157,7 +157,8 @@ impl<T> Queue<T> {
     }
 
     fn weight(&self, entry: &Bytes) -> u32 {
-        // The weight has a limit, so that the empty queue accepts an entry that is larger than the limit of the queue.
+        // The weight of an entry is at most the limit of the queue, so that an empty queue also accepts an entry that
+        // is larger than this limit.
         u32::try_from(entry.len()).unwrap_or(u32::MAX).max(self.share).min(self.capacity_max)
     }
 

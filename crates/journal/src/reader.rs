@@ -1,5 +1,5 @@
-//! Reader that returns entries in order. The consumer reads entries when it starts. For a backup, it reads entries
-//! while the writer appends further entries.
+//! Reader that returns the entries of a journal in order. The consumer reads entries when it starts. A reader also
+//! works while the writer appends further entries, for example for a backup.
 
 use std::io;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use crate::format::{BLOCK, Entries};
 use crate::shared::{LiveSegment, Shared};
 use crate::{Damage, ReadError};
 
-/// Reader that starts at an index. The journal retains the entries that the reader has not read until the caller drops
-/// the reader. A reader that the caller never drops therefore fills the disk.
+/// Reader that starts at an index. Until the caller drops the reader, the journal retains all entries that the reader
+/// has not read. A reader that the caller never drops therefore fills the disk.
 ///
-/// A call blocks its thread during a disk operation: use the reader in a task that may block.
+/// A call of [`Reader::next`] blocks its thread during a disk operation. Use the reader in a task that may block.
 pub struct Reader {
     shared: Arc<Shared>,
     pin: u64,
@@ -71,8 +71,8 @@ impl Reader {
                 continue;
             }
             let Some(header) = segment.next_header(offset).await.map_err(failed)? else {
-                // The remaining bytes of the segment may contain only markers. The first record of the next segment
-                // shows whether entries are missing.
+                // The rest of the segment contains no valid record header. It may have contained only markers before
+                // they became corrupt. The first record of the next segment shows whether entries are missing.
                 self.position = Some((segment.number + 1, BLOCK));
                 continue;
             };

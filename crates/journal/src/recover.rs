@@ -1,15 +1,15 @@
 //! Recovery of a journal from its folder. It distinguishes whole entries, an unfinished last record, and damage.
 //!
-//! The rule: a valid header states the index up to which entries were durable when the journal wrote the header. Let E
-//! be the highest such index of all segments. Recovery reads records from the oldest on, while the records are whole
-//! and their indexes are consecutive. If these records reach E, recovery drops all later records, because the journal
-//! never reported them as durable. If they do not reach E, a durable entry is lost, and recovery fails with an error
-//! that names the place of the damage and the indexes of the lost entries. Recovery changes no file before it has made
-//! this decision.
+//! A valid header states the index up to which entries were durable when the journal wrote the header. Let E be the
+//! highest of these indexes in all segments. Recovery reads records from the oldest on, while the records are whole and
+//! their indexes are consecutive. If these records reach E, recovery drops all later records, because the journal never
+//! reported them as durable. If they do not reach E, a durable entry is lost, and recovery fails with an error that
+//! names the place of the damage and the indexes of the lost entries. Recovery changes no file before it knows whether
+//! a durable entry is lost.
 //!
 //! Invariant: the journal returns an entry only after this process has synced it. After a failed sync, Linux may return
-//! bytes from its cache that are not on disk and that another sync would not write. Recovery therefore first rewrites
-//! the entries that no header proves durable.
+//! bytes from its cache that are not on disk and that another sync would not write. Recovery therefore writes and syncs
+//! an entry again if no header proves that the entry is durable.
 
 use std::collections::VecDeque;
 use std::io;
@@ -62,7 +62,7 @@ pub(crate) async fn list(disk: &dyn Disk, dir: &Path) -> Result<Listing, OpenErr
     Ok(listing)
 }
 
-/// Recovers the segments `numbers`, which must be ascending and not empty.
+/// Recovers the segments with the given numbers. `numbers` must be ascending and not empty.
 pub(crate) async fn recover(disk: &dyn Disk, dir: &Path, numbers: &[u64]) -> Result<Recovered, OpenError> {
     let mut walk = Walk::new(numbers[0]);
     let mut expected = numbers[0];
@@ -104,12 +104,12 @@ struct Walk {
     journal_id: Option<u128>,
     live: VecDeque<LiveSegment>,
     defect: Option<Defect>,
-    /// Entries below this index were durable, according to a valid header.
+    /// Index below which all entries were durable, according to a valid header.
     evidence: u64,
     /// Index of the expected next entry. While `anchored` is false, this is a lower bound of that index.
     next: u64,
-    /// True once recovery knows the index of the first retained entry. The journal's first segment starts at index 1.
-    /// In another oldest segment, the first record contains the index.
+    /// True once recovery knows the index of the first retained entry. If the oldest segment is the journal's first
+    /// segment, this index is 1. Otherwise, the first record of the oldest segment contains the index.
     anchored: bool,
     /// Whole records for which recovery has not yet read a header that proves them durable.
     unproven: Vec<(Arc<Segment>, RecordHeader)>,
@@ -151,15 +151,15 @@ impl Walk {
             offset = self.record(&segment, offset, &header).await.map_err(io_error("read", &path))?;
         }
         if !self.anchored {
-            // The keeper removed the older segments only after this segment had a durable record, so this record is
-            // lost.
+            // The keeper removed the older segments only after this segment had a durable record. Recovery found no
+            // such record, so the record is lost.
             self.lost(path, BLOCK, "the segment's first record is corrupt", true, None);
         }
         Ok(())
     }
 
-    /// Accepts the record if its first entry is the next entry. `expected` is the offset at which the last record
-    /// ended. Returns the offset at which the search for the next record continues.
+    /// Accepts the record if its first entry is the entry that recovery expects next. `expected` is the offset at which
+    /// the previous record ended. Returns the offset at which the search for the next record continues.
     async fn record(&mut self, segment: &Arc<Segment>, expected: u64, header: &RecordHeader) -> io::Result<u64> {
         self.add_evidence(header.synced_below);
         // Recovery does not trust the length of a record that follows a corrupt record.
@@ -188,7 +188,8 @@ impl Walk {
                 let what = "a record has the same entry indexes as an earlier record";
                 self.lost(path.clone(), header.offset, what, true, None);
             }
-            // An incomplete record is the rest of an unfinished write. An earlier start dropped this record.
+            // An incomplete record is the rest of an unfinished write. An earlier recovery of the journal dropped this
+            // record.
             return Ok(continue_at);
         }
         let live = self.live.back_mut().expect("the caller has added the record's segment to the live segments");
@@ -233,7 +234,8 @@ impl Walk {
         }
     }
 
-    /// Returns an error if a durable entry is lost. `after` is the path of the next segment.
+    /// Returns an error if a durable entry is lost. `after` is the path of the segment that would follow the last
+    /// segment.
     fn check_loss(&self, after: PathBuf) -> Result<(), Damage> {
         let short = self.evidence > self.next;
         let evidence = short.then_some(self.evidence);
@@ -286,7 +288,7 @@ impl Walk {
     }
 }
 
-/// Opens a segment. The inner error describes the damage of the file.
+/// Opens a segment. If the file is damaged, the inner result contains a description of the damage.
 async fn open_segment(
     disk: &dyn Disk,
     path: &Path,

@@ -19,7 +19,7 @@ pub(crate) struct Segment {
     pub(crate) file: Arc<dyn DiskFile>,
     pub(crate) length: u64,
     pub(crate) salt: u64,
-    /// Entries below this index are in earlier segments.
+    /// Index below which all entries are in earlier segments.
     pub(crate) synced_below: u64,
 }
 

@@ -28,7 +28,8 @@ pub(crate) struct Shared {
     pub(crate) dir: PathBuf,
     pub(crate) options: Options,
     pub(crate) journal_id: u128,
-    /// Histogram of the time from the start of a record's write to the end of its sync. It excludes markers.
+    /// Histogram of the time, in seconds, from the start of a record's write to the end of its sync. It excludes
+    /// markers.
     pub(crate) commit_seconds: Histogram,
     state: Mutex<State>,
     /// Wakes the keeper when it must prepare or remove a segment.
@@ -95,7 +96,7 @@ pub(crate) struct State {
     files_named: u64,
     /// Index after the last durable entry.
     pub(crate) next: u64,
-    /// The consumer has released the entries below this index.
+    /// Index below which the consumer has released all entries.
     released: u64,
     /// Index of the next entry of each reader. The key is the number that [`State::pin`] returned to the reader.
     pins: BTreeMap<u64, u64>,
@@ -166,8 +167,8 @@ impl State {
         self.next = next;
     }
 
-    /// Removes the oldest segment from the live segments if the consumer has released all of its entries and no reader
-    /// needs them.
+    /// Removes the oldest live segment if the consumer has released all entries of this segment, no reader needs them,
+    /// and the next segment contains a record.
     pub(crate) fn remove_oldest(&mut self) -> Option<Arc<Segment>> {
         let needed_from = self.pins.values().copied().min().unwrap_or(u64::MAX).min(self.released);
         let second = self.live.get(1)?;
@@ -177,7 +178,7 @@ impl State {
         self.live.pop_front().map(|live| live.segment)
     }
 
-    /// Retains the entries from `index` on until the reader calls [`State::unpin`]. Returns the number of the pin.
+    /// Retains the entries from `index` on until the reader calls [`State::unpin`] with the returned number.
     pub(crate) fn pin(&mut self, index: u64) -> u64 {
         self.pins_created += 1;
         self.pins.insert(self.pins_created, index);

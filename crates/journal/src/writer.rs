@@ -1,5 +1,5 @@
 //! Writer task. It repeats these steps: it takes entries from the queue, writes them as one record, syncs the record,
-//! and sends the commit.
+//! and sends the commit to the consumer.
 //!
 //! Invariants: at most one record is written and not yet durable, so a crash can damage only the last record. The
 //! writer sends a commit after the sync of its record. After a failed write or sync, the writer sends no further
@@ -17,7 +17,7 @@ use crate::queue::{Batch, Queue};
 use crate::segment::Segment;
 use crate::shared::Shared;
 
-/// Time after the last commit after which an idle writer writes a marker. The marker proves that the commit was
+/// Delay between the last commit and the marker that an idle writer writes. The marker proves that the commit was
 /// durable. With this proof, recovery can distinguish later damage to the commit from an unfinished write.
 const MARKER_DELAY: Duration = Duration::from_millis(10);
 
@@ -30,7 +30,7 @@ pub(crate) struct Writer<T> {
     offset: u64,
     /// Index of the next entry. All entries before it are durable.
     next: u64,
-    /// True if the journal contains the proof that every entry is durable.
+    /// True if a header in the journal proves that every entry is durable.
     proven: bool,
     buffer: RecordBuffer,
     linger: Linger,
@@ -111,7 +111,8 @@ impl<T: Send + 'static> Writer<T> {
         self.next += count as u64;
         self.proven = false;
         self.publish_position();
-        // If the consumer has dropped the receiver, it cannot respond to the callers, so the writer stops.
+        // If the consumer has dropped the receiver of the commits, no task responds to the callers, so the writer
+        // stops.
         self.commits.send(Commit { first_index, entries }).await.map_err(|_| Stopped)?;
         if let Some(pause) = self.linger.after_commit(count, self.shared.runtime.monotonic()) {
             self.shared.runtime.sleep(pause).await;
@@ -167,13 +168,13 @@ impl<T: Send + 'static> Writer<T> {
     /// Makes the next segment the active segment. Waits until that segment is ready.
     async fn activate_next_segment(&mut self) -> Result<(), Stopped> {
         if self.offset == BLOCK {
-            // The active segment is empty, but too small for this record, because the keeper prepared the segment for a
-            // smaller limit. The writer writes a marker, so that every earlier segment contains a record. Recovery can
-            // then detect damage to the segment.
+            // The active segment is empty, but too short for this record, because the keeper prepared the segment when
+            // `segment_bytes` was smaller. The writer writes a marker into the segment, so that every segment before
+            // the new active segment contains a record. Recovery can then detect damage to the previous segment.
             self.write_marker().await;
         }
-        // The writer notifies the keeper only once: on a full disk the keeper retries by itself and wakes the writer
-        // after each attempt.
+        // The writer notifies the keeper only once. On a full disk, the keeper tries again by itself to prepare a
+        // segment, and wakes the writer after each attempt.
         self.shared.keeper_wake.notify_one();
         loop {
             {

@@ -1,9 +1,9 @@
 //! Serves one HTTP connection and closes it after an idle timeout.
 //!
-//! The idle timer of [`Activity`] replaces the header timer of the HTTP library, which the library sets again for each
-//! request. The idle timer is not set again for each request. It also covers an HTTP/2 connection without requests, a
-//! response that the client does not read, and a client that does not send the HTTP/2 preface. Further requests do not
-//! extend the time for which a client may leave responses unread.
+//! Each connection has one idle timer, see [`Activity`]. This timer replaces the header timer of the HTTP library,
+//! which the library creates again for each request. The idle timer also covers an HTTP/2 connection without requests,
+//! a response that the client does not read, and a client that does not send the HTTP/2 preface. Further requests do
+//! not extend the time for which a client may leave responses unread.
 //!
 //! docs/decisions/0061-set-one-idle-timer-per-connection.md and 0193-bound-the-bytes-of-unread-responses.md give the
 //! reasons for the design.
@@ -32,7 +32,7 @@ use crate::slots::{InProgress, Slot};
 /// Builder of HTTP connections, which contains their protocol limits.
 pub type Builder = auto::Builder<Executor>;
 
-/// Returns a builder without a header timeout, because [`serve_http`] watches the connection instead.
+/// Returns a builder without a header timeout, because [`serve_http`] closes an idle connection instead.
 #[must_use]
 pub fn builder(runtime: &Runtime) -> Builder {
     let mut builder = auto::Builder::new(Executor(runtime.clone()));
@@ -57,8 +57,8 @@ pub struct IdleTimeout {
     /// Timeout before the first response. The handler of a request can set another timeout with
     /// [`Activity::set_idle_timeout`].
     pub first: Duration,
-    /// Period of the checks for idleness. It must not exceed the shortest timeout, because a response may shorten the
-    /// timeout during a wait.
+    /// Time between two checks of whether the connection is idle. It must not exceed the shortest idle timeout, because
+    /// a response may shorten the timeout between two checks.
     pub period: Duration,
 }
 
@@ -98,7 +98,7 @@ where
             let _busy = busy;
             match response {
                 Some(response) => Ok::<_, Infallible>(response.await),
-                // The listener drops the connection.
+                // The listener is closing the connection, so the request gets no response.
                 None => pending().await,
             }
         }
@@ -128,8 +128,8 @@ pub struct Activity {
     /// Time of the last start or end of a request or of the last [`Activity::touch`], in milliseconds of the monotonic
     /// clock.
     last_millis: AtomicU64,
-    /// For each piece of a response that the client has not read yet: the time at which the client last read a part of
-    /// the piece, in milliseconds of the monotonic clock. Before the first part, this is the time of its creation.
+    /// Time of the client's last read of each unread piece of a response, in milliseconds of the monotonic clock. Until
+    /// the client reads a part of a piece, the value is the time of the call of [`Activity::unread`].
     unread: Mutex<Vec<Arc<AtomicU64>>>,
 }
 
@@ -158,7 +158,7 @@ impl Activity {
     }
 
     /// Returns a guard for a piece of a response that the connection has not written yet. The connection ends if the
-    /// client reads no part of the piece for the idle timeout.
+    /// client reads no part of the piece for the length of the idle timeout.
     #[must_use]
     pub fn unread(self: &Arc<Self>) -> Unread {
         let read_millis = Arc::new(AtomicU64::new(self.now_millis()));
@@ -174,7 +174,7 @@ impl Activity {
         millis(self.runtime.monotonic().since_start())
     }
 
-    /// Protects the connection from being closed to free its slot, see [`Slot::trust`].
+    /// Prevents the listener from closing the connection to free its slot, see [`Slot::trust`].
     pub fn trust(&self) {
         self.slot.trust();
     }
@@ -204,7 +204,7 @@ impl Activity {
         !self.is_busy() && self.runtime.monotonic() >= self.idle_from()
     }
 
-    /// Returns true if the client has read no part of some piece for the idle timeout.
+    /// Returns true if the client has read no part of an unread piece of a response for the length of the idle timeout.
     fn is_stalled(&self) -> bool {
         let (now, timeout) = (self.now_millis(), self.idle_timeout_millis.load(Ordering::Relaxed));
         self.pieces().iter().any(|read_millis| now >= read_millis.load(Ordering::Relaxed).saturating_add(timeout))
@@ -215,7 +215,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Guard of a piece of a response. It counts the piece as unread until it is dropped.
+/// Guard of a piece of a response. The piece counts as unread until the drop of the guard.
 pub struct Unread {
     activity: Arc<Activity>,
     read_millis: Arc<AtomicU64>,
@@ -234,7 +234,7 @@ impl Drop for Unread {
     }
 }
 
-/// Guard that counts a request as in progress until it is dropped.
+/// Guard of a request. The request counts as in progress until the drop of the guard.
 struct Busy {
     activity: Arc<Activity>,
     _in_progress: InProgress,

@@ -4,8 +4,8 @@
 //! The accept loop does not depend on HTTP. Its caller passes a function that serves one connection. [`http`] contains
 //! such a function for HTTP/1.1 and HTTP/2, which uses hyper-util. The callers provide TLS, authentication and routes.
 //!
-//! Invariants: at most `connections_max` connections are open, and one further connection that waits for a slot. When
-//! [`serve_until`] returns, no connection is open and no task that holds a token of [`Shutdown::tasks`] runs.
+//! Invariants: at most `connections_max` connections are open, and at most one further connection waits for a slot.
+//! When [`serve_until`] returns, no connection is open and no task that holds a token of [`Shutdown::tasks`] runs.
 
 mod http;
 mod slots;
@@ -71,8 +71,8 @@ pub async fn bind(
 
 fn listen(address: SocketAddr, backlog: u32) -> io::Result<(TcpListener, SocketAddr)> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // With this option, a new process may listen on the address at once, although the kernel still has connections of
-    // the old process.
+    // With `SO_REUSEADDR`, a new process may listen on the address at once, although the kernel still has connections
+    // of the old process.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     let listener = socket.listen(backlog)?;
@@ -83,12 +83,13 @@ fn listen(address: SocketAddr, backlog: u32) -> io::Result<(TcpListener, SocketA
 /// Limits and texts of one accept loop.
 #[derive(Clone)]
 pub struct Options {
-    /// Maximum number of open connections. A further connection replaces the connection that has been idle longest, among
-    /// those without [`Slot::trust`]. If there is none, further connections wait in the kernel.
+    /// Maximum number of open connections. At this limit, a further connection replaces the untrusted connection that
+    /// has been idle longest, see [`Slot::trust`]. If no untrusted connection is idle, further connections wait in the
+    /// kernel.
     pub connections_max: usize,
     /// Share of the connections that one client address may have; `None` if one address may have all of them.
     pub share: Option<AddressShare>,
-    /// Maximum time for which the listener waits after the stop until connections and tasks end.
+    /// Maximum time for which a stopped listener waits for the end of its connections and tasks.
     pub drain_timeout: Duration,
     /// Name of the task of each connection.
     pub task: &'static str,
@@ -113,9 +114,9 @@ pub struct Shutdown {
 /// until all tasks have ended. After `options.drain_timeout`, the function cancels `shutdown.kill`, which drops the
 /// remaining connections.
 ///
-/// The loop calls `serve` for each connection before it accepts the next connection. The future that `serve` returns
-/// runs as the task of the connection. The loop drops the future to free the slot for another connection, unless `serve`
-/// trusts the slot.
+/// The function calls `serve` for each connection before it accepts the next connection. The future that `serve`
+/// returns runs as the task of the connection. To free a slot for another connection, the function drops the future of
+/// an idle connection, unless [`Slot::trust`] protects it.
 pub async fn serve_until<F>(
     runtime: &Runtime,
     listener: TcpListener,
@@ -138,7 +139,7 @@ pub async fn serve_until<F>(
         let Some((stream, taken)) = accepted else { continue };
         let slot = taken.slot.clone();
         let (connection, kill, token) = (serve(stream, slot.clone()), shutdown.kill.clone(), shutdown.tasks.token());
-        // Because of the token, this function waits for the task at the end.
+        // The task holds a token, so `serve_until` waits for the end of the task before it returns.
         drop(runtime.spawn(options.task, async move {
             let _guard = (taken, token);
             let closed = pin!(slot.closed());
@@ -160,15 +161,16 @@ struct Accepts<'r> {
     runtime: &'r Runtime,
     listener: TcpListener,
     slots: Arc<Slots>,
-    /// Text of the warning after a failure.
+    /// Text of the warning that the listener logs after a failed accept.
     failed: &'static str,
-    /// Number of accepted connections, which identifies the next one.
+    /// Number of accepted connections. This number also identifies the last accepted connection.
     number: u64,
     warned_at: Option<Monotonic>,
 }
 
 impl Accepts<'_> {
-    /// Waits for the next connection and for its slot. Returns `None` if there is no connection to serve.
+    /// Waits for the next connection and for its slot. Returns `None` if the accept failed, or if the listener closed
+    /// the new connection.
     async fn next(&mut self) -> Option<(TcpStream, Taken)> {
         let (stream, address) = match self.listener.accept().await {
             Ok(accepted) => accepted,

@@ -1,11 +1,11 @@
 //! Slots of a listener, one for each open connection.
 //!
-//! When all slots are in use, the listener closes idle connections to free a slot. It closes only connections that have
-//! not been trusted, the one that has been idle longest first. A client address has a share of the slots, and a further
-//! connection of the address replaces an idle connection of the same address.
+//! When all slots are in use, the listener closes idle connections to free a slot. It closes only untrusted
+//! connections, and closes the connection that has been idle longest first. Each client address has a share of the
+//! slots. When an address uses its whole share, its next connection replaces one of its idle connections.
 //!
-//! Invariants: at most `connections_max` slots exist. The listener closes no trusted connection and no connection with a
-//! request in progress to free a slot.
+//! Invariants: at most `connections_max` slots exist. To free a slot, the listener closes no trusted connection and no
+//! connection with a request in progress.
 //!
 //! docs/decisions/0194-replace-idle-connections-without-a-key.md gives the reasons for the design.
 
@@ -34,7 +34,7 @@ struct State {
     runtime: Runtime,
     source: Source,
     is_trusted: AtomicBool,
-    /// Number of requests in progress, and [`CLOSING`].
+    /// Number of requests in progress, with the bit [`CLOSING`] while the listener closes the connection.
     busy: AtomicU64,
     /// Time at which the last request ended, or the time of the accept, in milliseconds of the monotonic clock.
     idle_from_millis: AtomicU64,
@@ -53,7 +53,7 @@ impl Slot {
         }))
     }
 
-    /// Protects the connection from being closed to free its slot. The caller has checked the client's key.
+    /// Prevents the listener from closing the connection to free its slot. The caller has checked the client's key.
     pub fn trust(&self) {
         self.0.is_trusted.store(true, Ordering::Relaxed);
     }
@@ -109,17 +109,18 @@ impl Drop for InProgress {
 /// Share of the slots that one client address may use.
 #[derive(Clone)]
 pub struct AddressShare {
-    /// Maximum number of open connections of one address. A further connection replaces a connection of the same address.
-    /// If none is replaceable, the listener closes the further connection.
+    /// Maximum number of open connections of one address. At this limit, a further connection replaces an idle,
+    /// untrusted connection of the same address. If the address has no such connection, the listener closes the further
+    /// connection.
     pub connections_max: usize,
     /// Function that returns true for an address that may use all slots, such as the address of a proxy.
     pub is_exempt: Arc<dyn Fn(IpAddr) -> bool + Send + Sync>,
-    /// Function that the listener calls when it closes a connection above the share.
+    /// Function that the listener calls when it closes a connection because its address already uses its share.
     pub rejected: Arc<dyn Fn() + Send + Sync>,
 }
 
-/// Client address that has a share of the slots. The network of 64 bits represents an IPv6 address, because one client
-/// can use all addresses of such a network.
+/// Client address that has a share of the slots. All IPv6 addresses with the same first 64 bits count as one address,
+/// because one client can use all of them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Source(IpAddr);
 
@@ -161,8 +162,8 @@ impl Slots {
         })
     }
 
-    /// Waits for a slot for a connection from `address`. Returns `None` if the address has its share of the slots, and
-    /// none of its connections is replaceable. `number` identifies the connection.
+    /// Waits for a slot for a connection from `address`. Returns `None` if the address already uses its share of the
+    /// slots and has no idle, untrusted connection. `number` identifies the connection.
     ///
     /// The function has one caller at a time, the accept loop. It is cancel-safe.
     pub(crate) async fn take(self: &Arc<Self>, number: u64, address: IpAddr) -> Option<Taken> {
@@ -214,7 +215,7 @@ impl Slots {
 
 enum Found {
     Slot(Slot),
-    /// All slots are in use. A slot becomes free later.
+    /// No slot is free for the connection yet. The accept loop waits until a connection ends.
     Full,
     ShareUsedUp,
 }

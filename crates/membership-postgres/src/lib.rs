@@ -12,8 +12,9 @@
 //!
 //! Invariants: The database grants a claim of an ended session to another member only in the transaction that deletes
 //! that session. The database syncs each change to disk before it responds. A database that returns to an earlier state
-//! (after a restore, or a fail-over to a standby that lagged) loses renewals and claims. Then only the store's terms
-//! reject old owners. See docs/decisions/0101-tie-claims-to-sessions.md.
+//! (after a restore, or a fail-over to a standby that lagged) loses renewals and claims. In this case, only the store
+//! rejects writes of old owners, because it compares their terms. See
+//! docs/decisions/0101-tie-claims-to-sessions.md.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -47,8 +48,7 @@ impl PostgresOwnership {
     /// Connects to the database, and checks the schema that [`coordination_postgres::migrate`] created.
     ///
     /// # Errors
-    /// Returns [`OpenError`] if the URL is invalid, the server is unreachable, or its schema is not the one of this
-    /// build.
+    /// Returns [`OpenError`] if the URL is invalid, the server is unreachable, or this build needs another schema.
     pub async fn open(runtime: &Runtime, url: &str, options: &Options) -> Result<Self, OpenError> {
         let database = Database::open(runtime, url, options, "reveille_coordination").await?;
         Ok(PostgresOwnership { database, joined: Mutex::default(), calls: AtomicI64::new(1) })
@@ -113,8 +113,8 @@ const RENEW: &str = "select reveille_coordination.renew($1::text::uuid, $2)";
 const LEAVE: &str = "select 1 from reveille_coordination.leave($1::text::uuid)";
 const CLAIM: &str = "select reveille_coordination.claim($1::text::uuid, $2, $3)";
 const RELEASE: &str = "select 1 from reveille_coordination.release($1::text::uuid, $2, $3)";
-/// The view is one statement, so it reads one state of the database. An expired session whose renewal is not committed
-/// yet is missing from the view.
+/// The engine reads the view with one statement, so the view shows one state of the database. An expired session whose
+/// renewal is not committed yet is missing from the view.
 const VIEW: &str = "
     with clock as materialized (select clock_timestamp() as now)
     select member.id::text, member.name, member.address, member.owns, member.build,

@@ -4,7 +4,7 @@
 //! A member has an engine session and an ephemeral node `<root>/members/<id>`. The timeout of the session is the
 //! member's lease. The node contains the member's public information and the names of its claims. Each claim also has
 //! an ephemeral node `<root>/claims/<name>`, which only one member can create. The member creates this node in the same
-//! change as it adds the name to its own node. A view therefore reads only the members' nodes.
+//! change that adds the name to the member's own node. A view therefore reads only the members' nodes.
 //!
 //! The member's process closes a session that it could not renew in time. If the process died or cannot reach the
 //! engine, the engine ends the session.
@@ -256,8 +256,8 @@ impl Inner {
                 match session.change(&self.clock, session.lease, add, create).await {
                     Err(TreeError::Multi { at, source }) if at > 0 && *source == TreeError::NodeExists => {
                         let others = self.held_by_others(&session, batch).await?;
-                        // If the holder has released the name since the failed attempt, the next attempt claims the
-                        // name again.
+                        // If the holder of a name has released the name since the failed attempt, the next attempt
+                        // claims the name again.
                         taken.extend(others);
                     }
                     changed => break changed.map_err(ownership_error)?,
@@ -311,8 +311,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Reads a consistent view: reads the nodes, checks their versions, and repeats these steps until no node changed
-    /// between them.
+    /// Reads a consistent view: reads the nodes, checks their versions, and repeats these steps until no node has
+    /// changed between the read and the check.
     async fn view(&self) -> Result<View, TreeError> {
         let tree = self.client.session().await?;
         tree.sync().await?;
@@ -389,7 +389,8 @@ fn check_lease(lease: Duration) {
 }
 
 impl Inner {
-    /// Runs a call in its own task. A dropped future then neither interrupts the call nor blocks other callers.
+    /// Runs a call in its own task. If the caller drops the future, the call still runs to its end, and does not block
+    /// other callers.
     fn detached<T: Send + 'static>(
         &self,
         call: impl Future<Output = Result<T, OwnershipError>> + Send + 'static,

@@ -19,11 +19,11 @@ pub(super) struct Session {
     pub(super) tree: Arc<dyn Tree>,
     pub(super) node: NodePath,
     pub(super) lease: Duration,
-    /// Content of the member's node. `None` if a change of the node got no response. The call that changes the node
-    /// holds the lock.
+    /// Cached content of the member's node. `None` if the content in the tree is unknown, for example because a change
+    /// got no response. A call that changes the node holds the lock until the change ends.
     pub(super) content: tokio::sync::Mutex<Option<NodeContent>>,
     life: Mutex<Life>,
-    /// Wakes the task that closes the session when a renewal has ended.
+    /// Signal that a renewal has ended. It wakes the task that closes the session when the lease ends.
     renewed: Notify,
     _tasks: TaskSet,
 }
@@ -78,8 +78,8 @@ impl Session {
         Ok(())
     }
 
-    /// Changes the node's content and executes `steps` in one multi. `steps` computes its operations from the content
-    /// before the change.
+    /// Changes the content of the member's node, and executes the operations of `steps` in the same atomic request.
+    /// `steps` computes these operations from the content before the change.
     pub(super) async fn change(
         &self,
         clock: &NodePath,
@@ -104,7 +104,7 @@ impl Session {
                 after.version += 1;
                 *content = Some(after);
             }
-            // The node's content differs from the cached content, or is unknown.
+            // The node's content in the tree differs from the cached content, or is unknown, so the cache stays empty.
             Err(TreeError::Multi { at: 0, .. } | TreeError::Disconnected(_)) => {}
             Err(_) => *content = Some(before),
         }
@@ -209,7 +209,8 @@ impl NodeContent {
     }
 }
 
-/// Returns the view with these members and their claims. `all` contains each member's node and lease.
+/// Returns the view of the members in `all`, with their claims. `all` contains the node's content and the lease of each
+/// member.
 pub(super) fn view_of(all: Vec<(NodeContent, Duration)>) -> View {
     let first_end = all.iter().map(|(_, lease)| *lease).min();
     let mut view = View { first_end, ..View::default() };

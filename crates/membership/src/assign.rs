@@ -1,11 +1,11 @@
-//! Plan of the owner of each shard. The plan is a pure function of the view, so members with the same view compute the
-//! same plan.
+//! Plan that assigns an owner to each shard. The plan is a pure function of the view, so members with the same view
+//! compute the same plan.
 //!
-//! The plan is sticky and balanced. A shard stays with its live owner unless that member has more than its share;
-//! shares differ by at most one. If a member joins, only the shards of its share move. If a member leaves, only its own
-//! shards move. Rendezvous hashing (Thaler and Ravishankar, 1998) selects the shards that move and their new owners, so
-//! members with the same view always agree. docs/decisions/0100-assign-shards-by-sticky-shares.md compares this plan
-//! with a hash ring.
+//! The plan is sticky and balanced. A shard stays with its live owner unless the owner has more shards than its share.
+//! The shares of two members differ by at most one shard. If a member joins, only the shards of its new share move. If
+//! a member leaves, only the shards of this member move. Rendezvous hashing (Thaler and Ravishankar, 1998) selects the
+//! shards that move and their new owners, so members with the same view always agree.
+//! docs/decisions/0100-assign-shards-by-sticky-shares.md compares this plan with a hash ring.
 //!
 //! The plan does not exclude conflicts: two members with different views may plan to own the same shard. The engine
 //! then grants the claim to only one of the members.
@@ -17,9 +17,9 @@ use domain::ShardId;
 
 use crate::MemberId;
 
-/// Returns the owner of every shard below `shards`, for the current claims and the members that may own shards. The
-/// plan is empty if there are no members. The function ignores claims by other members and claims of shards out of
-/// range.
+/// Returns the planned owner of every shard whose number is below `shards`. The plan depends on the current claims and
+/// on the members that may own shards. The plan is empty if there are no members. The function ignores claims of
+/// members outside `members`, and claims of shards whose number is out of range.
 #[must_use]
 pub fn plan(
     claims: &BTreeMap<ShardId, MemberId>,
@@ -33,7 +33,7 @@ pub fn plan(
     let mut capacity = BTreeMap::new();
     for (member, held, share) in shares(claims, members, shards) {
         capacity.insert(member, share.saturating_sub(held.len()));
-        // A member with more than its share keeps the shards with its highest weights.
+        // A member that holds more shards than its share keeps the shards for which its weight is highest.
         let retained = held.into_iter().take(share);
         plan.extend(retained.map(|shard| (shard, member)));
     }
@@ -51,10 +51,11 @@ pub fn plan(
     plan
 }
 
-/// Returns each member with its current shards, ordered by descending weight, and with the size of its share. Members
-/// that hold more shards than the smaller share get the larger shares first, because this choice moves fewer shards.
-/// Among the other members, those with the lowest ids get the larger shares. The numbers of shards of the other members
-/// do not matter, because these numbers change while members take their planned shards.
+/// Returns each member with its current shards, ordered by descending weight, and with the size of its share. Shares
+/// have at most two sizes, which differ by one shard. Members that hold more shards than the smaller size get the
+/// larger shares first, because fewer shards then move. The remaining larger shares go to the other members with the
+/// lowest ids. The numbers of shards that these other members hold do not matter, because the numbers change while the
+/// members take their planned shards.
 fn shares(
     claims: &BTreeMap<ShardId, MemberId>,
     members: &BTreeSet<MemberId>,

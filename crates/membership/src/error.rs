@@ -1,6 +1,6 @@
 //! Errors of the port `Ownership`.
 
-/// Failure of a whole call of the port.
+/// Failure of a whole call to the port `Ownership`.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OwnershipError {
     /// The member's session and its claims have ended. The member must join again under a new id.

@@ -10,7 +10,7 @@
 //! at the same time. One renewal therefore extends any number of claims, as with ZooKeeper's ephemeral nodes.
 //!
 //! Two parts of this crate use the port. [`Membership`] runs in every process: it renews the session, computes the
-//! local deadline and reads the view. [`assign`] computes the planned owner of each shard.
+//! lease's deadline by the local clock, and reads the view. [`assign`] computes the planned owner of each shard.
 //!
 //! Invariants: A claim has one holder. The engine grants the claim to another member only after the holder released the
 //! claim or left, or after the holder's lease ended by the engine's clock. An ended session never becomes active again.

@@ -3,20 +3,20 @@
 //!
 //! - A [`Lease`] is valid until a deadline that this machine computes alone: the time *before* the last successful
 //!   renewal began, plus the lease, minus a margin. The engine grants no claim of the session to another member before
-//!   that deadline, so the engine need not notify this process.
+//!   that deadline, so the engine need not notify this process of the end of the session.
 //! - Before each renewal, the membership runs `before_renewal`. In this check, an owner processes the cancellation
-//!   records of its shards. The membership renews the session only if the check returns true. The lease counts from the
-//!   time before the check began. If a record has been durable for a whole lease, the owner has therefore processed the
-//!   record, or its lease has ended.
+//!   records of its shards. The membership renews the session only if the check returns true. The renewed lease counts
+//!   from a time before the check began. If a record has been durable for a whole lease, the owner has therefore
+//!   processed the record, or the owner's lease has ended.
 //! - After the membership loses its session, it opens another session, under a new [`MemberId`] and with a new
 //!   [`Lease`]. The old lease never becomes valid again.
 //! - While this machine's clock is wrong, the membership announces a member that takes no shards ([`Member::owns`]), so
-//!   the plans of other members assign it none.
+//!   the plans of other members assign no shards to this member.
 //! - The membership reads the view again after the engine hints at a change, when the first session of the view may
 //!   end, periodically, and at the caller's request.
 //!
-//! This module does not choose the names to claim; [`crate::assign`] plans them. It does not stop the owner's work in
-//! progress.
+//! This module does not choose the names to claim; [`crate::assign`] plans them. The module does not stop work that the
+//! owner has in progress.
 
 mod clock;
 mod keeper;
@@ -49,14 +49,14 @@ pub struct Options {
     pub lease: Duration,
     /// Time by which the lease ends earlier in this process than in the engine, because clocks run at different rates.
     /// Default a tenth of the lease. This margin is thousands of times larger than the error of real clocks. The margin
-    /// also gives the last callback time to begin.
+    /// also covers the time between the last check of the lease and the start of a callback.
     pub margin: Duration,
     /// Largest age of the view. Default 1 s. If the value is too small, the reads of all members load the engine. If
     /// the value is too large, hand-overs take longer when the engine loses hints of changes.
     pub view_period: Duration,
-    /// Largest difference between the engine's wall clock and this machine's, beyond the uncertainty of the
-    /// measurement. Default 500 ms. Beyond this difference, callbacks could be early or late, so the member owns no
-    /// shards.
+    /// Largest permitted difference between the engine's wall clock and this machine's wall clock, in addition to the
+    /// uncertainty of the measurement. Default 500 ms. While the difference is larger, the member owns no shards,
+    /// because its callbacks could be early or late.
     pub clock_offset_max: Duration,
 }
 
@@ -76,7 +76,7 @@ impl Options {
         self.lease.min(Self::PACE_LEASE_MAX) / 20
     }
 
-    /// A lease above this value does not make the time limit of a call or the wait before a retry longer.
+    /// Length of the lease above which the time limit of a call, and the wait before a retry, do not increase further.
     const PACE_LEASE_MAX: Duration = Duration::from_secs(10);
 }
 
@@ -107,8 +107,8 @@ impl Profile {
     }
 }
 
-/// State of a membership. The channel retains only the latest value. A receiver may therefore see two values `Joined`
-/// with different members, and miss the value `Lost` between them.
+/// State of a membership. The channel that reports the state retains only the latest value. A receiver may therefore
+/// see two values `Joined` with different members, and miss the value `Lost` between them.
 #[derive(Clone, Debug)]
 pub enum Status {
     /// The membership has not opened a session yet.
@@ -131,8 +131,8 @@ pub struct Claimed {
     pub held: Vec<bool>,
 }
 
-/// Handle to a membership, which is cheap to clone. The tasks of the membership end with [`Membership::leave`] or with
-/// their task set.
+/// Handle to a membership. A clone of the handle is cheap. The tasks of the membership end after [`Membership::leave`],
+/// or when their task set ends.
 #[derive(Clone)]
 pub struct Membership {
     shared: Arc<Shared>,
@@ -148,13 +148,14 @@ struct Shared {
     looking: tokio::sync::Mutex<()>,
     look_again: Notify,
     clock: Mutex<Clock>,
-    /// Wakes the task that renews the session when a call reports that the session is lost.
+    /// Signal that a call has reported the session as lost. It wakes the task that renews the session.
     lost: Notify,
     stop: watch::Sender<bool>,
 }
 
 impl Membership {
-    /// Starts a task that joins, and retries until the join succeeds. [`Membership::status`] reports the result.
+    /// Starts a task that joins the cluster, and that repeats the join until it succeeds. [`Membership::status`]
+    /// reports the result.
     ///
     /// # Panics
     /// Panics if the lease does not exceed its margin.
@@ -189,7 +190,7 @@ impl Membership {
         self.shared.status.subscribe()
     }
 
-    /// Waits for a session.
+    /// Waits until a session is open, and returns the session's lease.
     ///
     /// # Errors
     /// Returns [`OwnershipError::Lost`] if the caller has ended the membership with [`Membership::leave`].
@@ -218,15 +219,15 @@ impl Membership {
         self.shared.clock().is_off()
     }
 
-    /// Returns the difference between the engine's clock and this machine's clock, measured by the last call. Returns
-    /// `None` before the first measurement.
+    /// Returns the difference between the engine's clock and this machine's clock, as the last successful call to the
+    /// engine measured it. Returns `None` before the first measurement.
     #[must_use]
     pub fn clock_offset(&self) -> Option<ClockOffset> {
         self.shared.clock().offset()
     }
 
-    /// Returns the latest view, which is empty at first. The channel's value changes only when members or claims
-    /// change.
+    /// Returns a channel with the latest view, which is empty at first. The channel notifies its receivers only when
+    /// members or claims change.
     #[must_use]
     pub fn view(&self) -> watch::Receiver<Arc<View>> {
         self.shared.view.subscribe()
@@ -241,7 +242,7 @@ impl Membership {
     }
 
     /// Claims names for the current session. If the engine's response gets lost, the claim may still take effect, now
-    /// or later. A caller that releases names must therefore take the names from the view.
+    /// or later. A caller that releases its names must therefore read from the view which names it holds.
     ///
     /// # Errors
     /// Returns [`OwnershipError::Lost`] if no session is open, or if the session ended during the call, together with
@@ -265,7 +266,8 @@ impl Membership {
     /// that relies on the names.
     ///
     /// # Errors
-    /// After [`OwnershipError::Unavailable`], the names may or may not be free.
+    /// Returns the errors of [`Ownership::release`]. After [`OwnershipError::Unavailable`], the engine may or may not
+    /// have released the names.
     pub async fn release(&self, names: Vec<ClaimName>) -> Result<(), OwnershipError> {
         let Some(lease) = self.lease() else { return Ok(()) };
         self.shared.limited(self.shared.ownership.release(lease.member(), names)).await?;
@@ -280,7 +282,7 @@ impl Membership {
         self.shared.stop.send_replace(true);
         let mut status = self.status();
         let left = status.wait_for(|status| matches!(status, Status::Left));
-        // If the task ended together with its task set, the task never reports this status.
+        // If the caller ended the membership's task together with its task set, the task never reports `Status::Left`.
         let _reported = self.shared.runtime.timeout(self.shared.options.call_limit() * 2, left).await;
     }
 }

@@ -2,10 +2,10 @@
 //! the engine of a single process.
 //!
 //! Members of one cluster share the data through [`MemoryOwnership::reopen`]. The engine uses the clocks of the
-//! `Runtime` that created it; each handle waits on its own `Runtime`.
+//! `Runtime` that created it; each handle takes the delays of its calls from its own `Runtime`.
 //!
-//! Invariants: A call takes effect in one step, once or not at all. Equal `Runtime`s and equal calls give equal
-//! results.
+//! Invariants: A call takes effect in one step, once or not at all. The same calls, on simulated `Runtime`s with the
+//! same seed, give the same results.
 
 mod model;
 
@@ -29,7 +29,8 @@ pub struct EngineOptions {
     pub sessions_end: bool,
     /// Range of the delays of a call: one delay before its effect, and one after it. Default none.
     pub latency: Option<RangeInclusive<Duration>>,
-    /// Average number of calls of which one call fails, before or after its effect. By default no call fails.
+    /// Average number of calls per failed call. A failed call fails before or after its effect. By default no call
+    /// fails.
     pub fail_one_in: Option<u32>,
     /// Time by which the engine's wall clock is ahead of the wall clock of its `Runtime`. Default 0.
     pub clock_ahead_millis: i64,

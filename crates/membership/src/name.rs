@@ -62,7 +62,7 @@ impl ClaimName {
         ClaimName("leader".into())
     }
 
-    /// Returns the shard if [`ClaimName::shard`] returns this name for the shard.
+    /// Returns the shard whose claim has this name. Returns `None` if no shard's claim has this name.
     #[must_use]
     pub fn to_shard(&self) -> Option<ShardId> {
         let shard = ShardId(self.0.strip_prefix("shard/")?.parse().ok()?);

@@ -12,33 +12,34 @@ use crate::name::{ClaimName, MemberId};
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, OwnershipError>>;
 
-/// Longest lease of an engine whose sessions end. No other member gets a dead member's claims until that member's lease
-/// ends.
+/// Longest lease that a caller may request from an engine whose sessions end. Until a dead member's lease ends, no
+/// other member gets that member's claims.
 pub const LEASE_MAX: Duration = Duration::from_secs(3600);
 
-/// Largest number of names in one call.
+/// Largest number of claim names in one call of the port.
 pub const NAMES_MAX: usize = 4096;
 
-/// Port of an engine of sessions and claims. The crate's documentation states the contract. Several tasks may call the
-/// engine at the same time. All calls for one member use the same object.
+/// Port that an engine of sessions and claims implements. The crate's documentation states the contract. Several tasks
+/// may call the engine at the same time. All calls for one member use the same `Ownership` object.
 ///
 /// # Errors
-/// After [`OwnershipError::Unavailable`], the call may have taken effect, or may still take effect later. The caller
-/// may repeat the call. If a claim takes effect late, the member holds a name without knowing it. The view shows that
-/// name. If a release takes effect late, it does not remove a claim that the member requested after the release.
+/// Returns [`OwnershipError::Unavailable`] if the outcome of the call is unknown: the call may have taken effect, or
+/// may still take effect later. The caller may repeat the call. If a claim takes effect late, the member holds a name
+/// without knowing it. The view shows that name. If a release takes effect late, it does not remove a claim that the
+/// member requested after the release.
 ///
 /// # Panics
 /// Panics if a lease is zero, or above [`LEASE_MAX`] on an engine whose sessions end, or if there are more than
 /// [`NAMES_MAX`] names.
 pub trait Ownership: Send + Sync + 'static {
-    /// Opens a session with an id that never had a session. The session lasts until `lease` after its last renewal. A
-    /// repeated call during that session renews the session, and the view then shows the new `member`. Returns
+    /// Opens a session under a member id that never had a session. The session ends one `lease` after its last renewal.
+    /// A repeated call during that session renews the session, and the view then shows the new `member`. Returns
     /// [`OwnershipError::Rejected`] if [`Member::check`] fails.
     fn join(&self, member: Member, lease: Duration) -> Answer<'_, Renewed>;
 
-    /// Extends the session until `lease` from now by the engine's clock. Returns [`OwnershipError::Lost`] if the
-    /// session has ended. Some engines fix the lease at the join. These engines return [`OwnershipError::Rejected`] if
-    /// `lease` is longer than the lease of the join.
+    /// Extends the session so that it ends one `lease` from now, by the engine's clock. Returns
+    /// [`OwnershipError::Lost`] if the session has ended. Some engines fix the lease at the join. These engines return
+    /// [`OwnershipError::Rejected`] if `lease` is longer than the lease of the join.
     fn renew(&self, member: MemberId, lease: Duration) -> Answer<'_, Renewed>;
 
     /// Ends the session and its claims at once. Does nothing if the session has already ended.
@@ -48,15 +49,16 @@ pub trait Ownership: Send + Sync + 'static {
     /// Returns [`OwnershipError::Lost`], and claims nothing, if the session has ended.
     fn claim(&self, member: MemberId, names: Vec<ClaimName>) -> Answer<'_, Vec<bool>>;
 
-    /// Releases the claims of the member that `names` contains. Ignores all other names. Does nothing if the session
+    /// Releases those claims in `names` that the member holds, and ignores all other names. Does nothing if the session
     /// has ended.
     fn release(&self, member: MemberId, names: Vec<ClaimName>) -> Answer<'_, ()>;
 
     /// Returns a consistent view. The engine reads the view after this call begins.
     fn view(&self) -> Answer<'_, View>;
 
-    /// Completes when the view may have changed since this call. This is only a hint: it may arrive late, early or
-    /// never. Call this method, then [`Ownership::view`], then await this future with a timeout.
+    /// Returns a future that completes when the view may have changed since this call. The completion is only a hint:
+    /// it may come late, early or never. The caller must first call this method and then [`Ownership::view`], and then
+    /// await the future with a timeout.
     fn changed(&self) -> BoxFuture<'static, ()>;
 }
 
@@ -118,8 +120,8 @@ pub struct View {
     pub members: Vec<Member>,
     /// Claims of live members.
     pub claims: BTreeMap<ClaimName, MemberId>,
-    /// Time until the first session of these members ends, unless its member renews it. The caller must read the view
-    /// again at that time.
+    /// Time from the read of the view until the first session of a live member ends, unless this member renews the
+    /// session. The caller must read the view again at that time.
     pub first_end: Option<Duration>,
 }
 

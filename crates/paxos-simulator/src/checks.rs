@@ -21,11 +21,11 @@ pub enum Rule {
     OneValuePerSlot,
     /// Each node decides the slots without gaps.
     NoGap,
-    /// No node promises a ballot that is lower than a ballot that it has sent before.
+    /// No node promises a lower ballot than the ballots that it has already promised.
     PromisesKept,
     /// At most one node is master at a time.
     OneMaster,
-    /// At most one move is in flight at a time.
+    /// At most one move of a master is in progress at a time.
     OneMove,
     /// Each acknowledged slot is durable on a quorum of members.
     AcknowledgedIsDurable,
@@ -55,11 +55,12 @@ fn broken<T>(rule: Rule, detail: String) -> Result<T, Violation> {
 }
 
 pub(crate) struct Checks {
-    /// Hash of the entry of each decided slot, and hash of all slots up to this slot, by paxos group.
+    /// For each paxos group and each decided slot: hash of the slot's entry, and hash of all slots up to this slot.
     decided: Vec<Vec<(u64, u64)>>,
     /// Last slot that each node reported as decided, by node and paxos group.
     reported: Vec<Vec<Slot>>,
-    /// Hash of the state that programs computed from all slots up to a slot, by paxos group and slot.
+    /// Hash of the state after each slot, by paxos group and slot. The first node that applied the slot reported this
+    /// hash.
     states: BTreeMap<(usize, Slot), u64>,
     /// Paxos group and slot of each decided proposal, by the proposal's id.
     decided_in: BTreeMap<u64, (usize, Slot)>,
@@ -70,18 +71,19 @@ pub(crate) struct Checks {
     serving: Vec<Vec<Option<(Instant, u64)>>>,
     /// Roles of each node in moves.
     ordered: Vec<Vec<Ordered>>,
-    /// Fence of the move that holds the token, and the slot after which this move holds the token.
+    /// Fence of the move that holds the move token after the last reported slot of the system group (`None` if no move
+    /// holds the token), and this slot.
     token: (Option<u64>, Slot),
-    /// Slot of the last renewal of each node's liveness.
+    /// Slot of the system group at which each node last renewed its liveness.
     renewed: Vec<Slot>,
     /// Epoch of the last decided mastership of each paxos group.
     epochs: Vec<u64>,
     disks: Vec<Vec<Shadow>>,
-    /// Lowest slot after which a node has cut entries from its log on disk since the last check, by paxos group. `None`
-    /// if no node has cut entries.
+    /// For each paxos group, the lowest slot after which a node has removed entries from its log on disk since the last
+    /// check of durability. `None` if no node has removed entries.
     changed: Vec<Option<Slot>>,
-    /// Last acknowledged slot of each paxos group, and the member lists. A quorum of one of the lists has this slot and
-    /// all earlier slots.
+    /// For each paxos group, the last acknowledged slot and two member lists. A quorum of at least one of these lists
+    /// has this slot and all earlier slots on disk.
     last_acknowledged: Vec<(Slot, [Vec<usize>; 2])>,
     /// Number of acknowledged proposals, by paxos group.
     acknowledged: Vec<u64>,
@@ -136,8 +138,8 @@ impl Checks {
         &self.acknowledged
     }
 
-    /// Resets the summaries of the node's disk, because the disk may contain unsynced records. The start of the node
-    /// reads all records again.
+    /// Resets the summaries of the node's disk when the node starts. The summaries may lack unsynced records that the
+    /// disk kept, and the starting node reads all records again.
     pub(crate) fn starts(&mut self, node: usize) {
         self.disks[node].fill(Shadow::default());
         self.changed.fill(Some(Slot(0)));
@@ -285,7 +287,7 @@ impl Checks {
         self.renewed[node] = at.max(self.renewed[node]);
     }
 
-    /// Returns the slot of the last renewal of each node's liveness.
+    /// Returns, for each node, the slot of the system group at which the node last renewed its liveness.
     pub(crate) fn renewals(&self) -> &[Slot] {
         &self.renewed
     }
@@ -327,8 +329,8 @@ impl Checks {
             .max_by_key(|node| self.serving[*node][group].map(|(_, epoch)| epoch))
     }
 
-    /// Processes all records that became durable by one sync before it checks a rule. The rule therefore does not treat
-    /// entries as lost if one sync cuts them and writes them again.
+    /// Processes all records that one sync made durable, and then checks that acknowledged slots are still durable. The
+    /// check therefore does not treat entries as lost if the same sync removes them and writes them again.
     pub(crate) fn on_disk<P: Program>(&mut self, node: usize, records: &[Bytes]) -> Result<(), Violation> {
         for record in records {
             P::note(record, &mut |group, change| self.change(node, group.0 as usize, change));

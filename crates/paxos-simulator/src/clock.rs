@@ -7,7 +7,7 @@ pub(crate) struct Clock {
     pub(crate) base: u64,
     /// Difference of the clock's rate from the true rate, in millionths.
     pub(crate) rate_ppm: i64,
-    /// Difference of the node's wall clock from its monotonic clock.
+    /// Difference between the node's wall clock and its monotonic clock, in microseconds.
     pub(crate) wall: i64,
 }
 

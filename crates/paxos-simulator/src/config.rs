@@ -1,4 +1,5 @@
-//! Configuration of a run. The simulation draws it from the seed before the run begins, and prints it with a failure.
+//! Configuration of a run. The simulation draws the configuration from the seed before the run begins, and prints it if
+//! the run fails.
 
 use std::fmt;
 use std::time::Duration;
@@ -70,8 +71,8 @@ pub struct RunConfig {
     pub loss: f64,
     pub duplication: f64,
     pub tail: f64,
-    /// Probability of a long delay of a message with orders. For such messages, the simulation uses this value instead
-    /// of `tail`.
+    /// Probability of a long delay of a message with the orders of a move. For such a message, the simulation uses the
+    /// larger of this value and `tail`. For all other messages, it uses `tail`.
     pub late_orders: f64,
     pub targeted_fault: f64,
     /// True if the simulation isolates masters one after another. It heals all links before it isolates the next
@@ -79,10 +80,11 @@ pub struct RunConfig {
     pub isolates_masters: bool,
     /// True if about every second fault is a move of a master.
     pub moves: bool,
-    /// Maximum difference of a clock's rate from the true rate, in millionths. This is half of the drift in the
-    /// program's options.
+    /// Maximum difference between a clock's rate and the true rate, in millionths. It is about half of the drift that
+    /// the options of the program permit between two clocks.
     pub drift_ppm: u32,
-    /// True if clocks may exceed `drift_ppm`. Two nodes may then be master at a time, but all other rules must hold.
+    /// True if the rates of clocks may exceed `drift_ppm`. Two nodes may then be master at a time, and two moves may be
+    /// in progress, but all other rules must hold.
     pub is_clock_broken: bool,
     /// True if the simulation heals a core of nodes at the end of the run, and the core must then make progress.
     pub heals: bool,
@@ -133,7 +135,7 @@ impl RunConfig {
         // a run contains fewer moves.
         let is_short = random.coin() || moves && random.below(3) > 0;
         let lease = if is_short { micros(random, 5_000, 20_000) } else { micros(random, 20_000, 150_000) };
-        // In most runs, members can decide a slot before the lease that the slot renews is over.
+        // In most runs, members can decide a slot before the end of the lease that the slot renews.
         let lease = if random.below(8) == 0 { lease } else { lease + 2 * slowest + 2 * slowest_sync };
         let drift_ppm =
             u32::try_from(of(random, &[0, 200, 10_000])).expect("a clock drift in millionths fits into 32 bits");
@@ -171,7 +173,7 @@ impl RunConfig {
         let options = Options { mover: draw_mover(random, &options), report: 2 * options.resend, ..options };
         RunConfig {
             seed,
-            // Moves begin late, because the system group needs a master first.
+            // Runs with moves have more steps, because moves begin only after the system group has a master.
             steps: 2_000
                 + random.below(1_000)
                 + if moves { 4_000 } else { 0 }

@@ -17,17 +17,21 @@ use crate::program::{Incident, Input, NodeConfig, Observation, OnDisk, Ordered, 
 pub struct Core {
     me: NodeId,
     everyone: Vec<NodeId>,
-    /// Interval between two registrations of nodes. `registered` is the instant of the last registration.
+    /// Minimum interval between two registrations of nodes in the system group. `registered` is the instant of the last
+    /// registration.
     registration_interval: Duration,
     registered: Instant,
     node: Node,
     effects: Effects,
     applications: BTreeMap<GroupId, Application>,
-    /// Preparation that the application reports to the node as finished at a later tick.
+    /// Preparation of a move. At a later tick, the application reports to the node that it has finished this
+    /// preparation.
     prepares: Option<(Fence, Preparation)>,
-    /// State of the system group when this program last reported its changes as observations.
+    /// State of the system group that this program last saw. The program reports the changes between this state and a
+    /// newer state as observations.
     system: System,
-    /// For each paxos group, the last move with orders that made this node shorten its lease or let its lease end.
+    /// For each paxos group, the last move whose orders made this node, as master, shorten its lease or let its lease
+    /// end.
     leaves: BTreeMap<GroupId, Move>,
 }
 
@@ -37,7 +41,7 @@ pub struct Core {
 struct Application {
     base: u64,
     chain: Vec<u64>,
-    /// Claim in the last slot, if it is a `BeMaster` entry.
+    /// Claim in the last slot, if this slot contains a `BeMaster` entry.
     pending_claim: Option<Claim>,
     mastership: Option<Mastership>,
 }
@@ -64,7 +68,7 @@ impl Application {
     }
 }
 
-/// Returns the observations of changes of the nodes and of the move token.
+/// Returns observations of the changes between two states of the system group: changes of nodes and of the move token.
 fn system_observations(before: &System, after: &System) -> Vec<Observation> {
     let mut observations = Vec::new();
     for (id, node) in after.nodes() {
@@ -119,7 +123,8 @@ impl Program for Core {
             leaves: BTreeMap::new(),
         };
         core.collect(out);
-        // These snapshots come from the node's own disk, so their installation does not count as an incident.
+        // The snapshots that a start installs come from the node's own disk, so their installation does not count as an
+        // incident.
         out.observations.retain(|observation| *observation != Observation::Incident(Incident::SnapshotInstalled));
         core
     }
@@ -171,7 +176,7 @@ impl Program for Core {
         self.node.system().token().map(|token| token.fence.0)
     }
 
-    /// Registers all nodes in the system group, and finishes most preparations.
+    /// Registers all nodes in the system group, and reports most preparations of moves as finished.
     fn attend(&mut self, now: Instant, out: &mut Out<Self::Message>) {
         if let Some((fence, what)) = self.prepares.take_if(|(fence, _)| !mix(fence.0).is_multiple_of(8)) {
             self.effects.token = Token(out.token);
@@ -207,7 +212,8 @@ impl Program for Core {
 
     fn promised_ballot((group, message): &Self::Message) -> Option<(GroupId, Ballot)> {
         match message {
-            // After a restart, a leader must not lead by the same ballot again, because its log may differ.
+            // A leader's `Accept` also promises its ballot. After a restart, the leader must not lead by the same
+            // ballot again, because its log may differ from the log before the restart.
             Message::Promise { ballot, pre_vote: false, .. }
             | Message::Accepted { ballot, .. }
             | Message::Accept { ballot, .. } => Some((*group, *ballot)),
@@ -290,7 +296,7 @@ impl Core {
         let observation = match event {
             Event::Decided { slot, entry } => {
                 let value = entry_hash(&entry);
-                // The node itself applies the slots of the system group and creates its snapshots.
+                // The node itself applies the slots of the system group and creates the snapshots of this group.
                 let chain = if group == GroupId::SYSTEM { value } else { mix(application.last() ^ value) };
                 application.chain.push(chain);
                 out.observations.extend(application.observe_incident(&entry.value).map(Observation::Incident));
@@ -376,7 +382,7 @@ pub(crate) fn hash_of(start: u64, bytes: &[u8]) -> u64 {
     })
 }
 
-/// Returns a hash of a number: the last step of the generator SplitMix64.
+/// Returns a hash of a number, computed by one step of the generator SplitMix64.
 pub(crate) fn mix(number: u64) -> u64 {
     let mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

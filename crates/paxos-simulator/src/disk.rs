@@ -11,10 +11,11 @@ pub(crate) struct Disk {
     bytes: Vec<u8>,
     /// Number of synced bytes, which survive a crash.
     synced: usize,
-    /// Number of bytes that the header of a synced frame states to be durable. A start recognises damage to these
+    /// Largest number of durable bytes that the header of a synced frame states. A start recognises damage to these
     /// bytes.
     known: usize,
-    /// Tokens of the appended records that are not yet durable, each with the end of its records' bytes.
+    /// Token of each append whose records are not yet durable, with the position at which the bytes of these records
+    /// end.
     tokens: Vec<(u64, usize)>,
     /// End of the bytes that the sync in progress makes durable; `None` if no sync is in progress.
     pub(crate) syncing: Option<usize>,
@@ -23,7 +24,7 @@ pub(crate) struct Disk {
     hole: Option<usize>,
 }
 
-/// Error of a start that finds that the journal has lost durable bytes.
+/// Error of a node's start: the journal has lost durable bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Damaged;
 
@@ -63,8 +64,7 @@ impl Disk {
         self.synced == self.bytes.len()
     }
 
-    /// Returns true if no synced frame states yet that all synced bytes are durable. An idle journal then writes a
-    /// marker.
+    /// Returns true if all bytes are durable, but no synced frame states this. The node then appends a marker.
     pub(crate) fn wants_marker(&self) -> bool {
         self.is_synced() && self.known + HEADER < self.synced
     }
@@ -132,8 +132,8 @@ impl Disk {
         }
     }
 
-    /// Flips a bit of the bytes that a synced frame states to be durable, so that a start detects the damage. Returns
-    /// false if no such byte exists.
+    /// Flips a bit of the bytes that a synced frame states as durable. A start of the node therefore detects the
+    /// damage. Returns false if no frame states any durable bytes.
     pub(crate) fn flip(&mut self, random: &mut Random) -> bool {
         if self.known == 0 {
             return false;
@@ -154,7 +154,8 @@ impl Disk {
             }
             end = until;
         }
-        // A frame after the first damaged byte may state a greater number of durable bytes.
+        // A frame after the first damaged byte may state a larger number of durable bytes than the frames before this
+        // byte.
         let after = (end..(self.bytes.len() + 1).saturating_sub(HEADER)).filter(|at| is_whole(&self.bytes[*at..]));
         let promised = after.map(|at| known_of(&self.bytes[at..])).fold(known, usize::max);
         if end < promised {

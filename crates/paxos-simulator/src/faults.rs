@@ -1,4 +1,4 @@
-//! Faults that the simulation injects, and requests of operators and applications.
+//! Faults that the simulation injects, and requests that it makes in place of operators and applications.
 
 use paxos::{GroupId, NodeId, Slot};
 use simulator::Random;
@@ -111,8 +111,8 @@ impl<P: Program> World<P> {
         } else {
             self.isolate(node);
             if self.random.below(3) == 0 {
-                // All other nodes crash, although this node has a lease from them. Each of these nodes is down for less
-                // than the lease.
+                // All other nodes crash, although the isolated node has a lease from them. Each of the crashed nodes is
+                // down for less than the lease.
                 for other in (0..self.nodes.len()).filter(|other| *other != node) {
                     self.crash_soon(other, 2 * self.config.delay.1);
                 }
@@ -147,7 +147,7 @@ impl<P: Program> World<P> {
         }
     }
 
-    /// Isolates the node after a random short time, because a move has just begun.
+    /// Isolates the node after a random short time, so that the isolation occurs early in a move.
     fn isolate_soon(&mut self, node: usize) {
         if self.draws_targeted_fault() {
             let after = self.random.below(2 * self.slot());
@@ -159,7 +159,7 @@ impl<P: Program> World<P> {
         !self.faults_stopped && self.config.has(Fault::Ambushes) && self.random.chance(self.config.targeted_fault)
     }
 
-    /// Returns the approximate time that members need to decide a slot.
+    /// Returns the approximate time in microseconds that members need to decide a slot.
     fn slot(&self) -> u64 {
         2 * self.config.delay.1 + self.config.sync.1
     }
@@ -204,8 +204,8 @@ impl<P: Program> World<P> {
         others.retain(|member| *member != self.nodes[master].id);
         let Some(to) = others.get(random.index(others.len().max(1))) else { return Ok(()) };
         self.request(master, group, Request::Shorten(*to, remaining))?;
-        // The simulation pauses the master. The master may have recorded the end of its lease, but not yet know that
-        // the record is decided.
+        // The simulation pauses the master. At this time, the master may have written the record that ends its lease,
+        // but may not know yet that this record is decided.
         if self.config.has(Fault::Pauses)
             && self.is_up(master)
             && !self.nodes[master].is_paused
@@ -222,8 +222,8 @@ impl<P: Program> World<P> {
         self.newest(group).map(|view| view.members.to_vec()).unwrap_or_default()
     }
 
-    /// Returns true if the simulation may permanently remove the node's data, because a quorum of other members is
-    /// healthy in each member list that may be in effect.
+    /// Returns true if the simulation may permanently damage the node's data, because in each member list that may be
+    /// in effect, the healthy other members are a quorum.
     fn can_spare(&self, node: usize) -> bool {
         let id = self.nodes[node].id;
         let is_quiet =
@@ -323,18 +323,18 @@ impl<P: Program> World<P> {
         let begun = self.now;
         let timeout = 40 * lease + 10_000_000;
         // If a lease may end before the members decide a slot, it is possible that no node becomes master. The rule
-        // then requires decided slots instead of acknowledgements. The same applies to the system group, because
-        // clients do not write to it. A write waits for the sync in progress and then for its own sync. The minimum
-        // lease is twice the total of these syncs and of two message delays, so that a master serves for about half of
-        // the time.
+        // `Progress` then requires decided slots instead of acknowledgements. It also requires decided slots of the
+        // system group, because clients do not write to this group. A write waits for the sync in progress and then for
+        // its own sync. The lease must be longer than twice the total of these two syncs and of two message delays, so
+        // that a master serves for about half of the time.
         let can_serve = lease > 2 * (2 * self.config.delay.1 + 2 * self.config.sync.1);
         let count = |world: &Self, group: GroupId| match can_serve && group != GroupId::SYSTEM {
             true => world.checks.acknowledgements()[group.0 as usize],
             false => world.checks.count(group.0 as usize),
         };
-        // The expiry of a dead node requires a master of the system group that serves for some time. The paxos groups
-        // of the dead node wait for this expiry. If no such master is certain, the rule requires progress only of the
-        // system group.
+        // A dead node's liveness expires only if a master of the system group serves for some time. The paxos groups
+        // whose master is dead wait for this expiry. If the lease is too short for such a master of the system group,
+        // the rule `Progress` requires progress of the system group only.
         let is_required = |group: GroupId| can_serve || !self.config.has_system || group == GroupId::SYSTEM;
         let required: Vec<GroupId> = self.groups.iter().copied().filter(|group| is_required(*group)).collect();
         let before: Vec<u64> = required.iter().map(|group| count(self, *group)).collect();
@@ -344,8 +344,8 @@ impl<P: Program> World<P> {
             self.run(1_000, begun + timeout)?;
             let mut groups = required.iter().zip(&before);
             let decide = groups.all(|(group, before)| count(self, *group) >= before + 5);
-            // A node cannot stay alive if the master of the system group does not receive its messages, or if the
-            // master never gets the node's records decided.
+            // A node's liveness expires if the master of the system group does not receive the node's messages, or if
+            // this master never gets the node's renewals decided.
             let mut renewals = self.checks.renewals().iter().zip(&renewed_before).zip(&core);
             let is_alive = renewals.any(|((last, before), is_core)| *is_core && last > before);
             let is_over = move_before.is_none_or(|before| self.move_known(&core) != Some(before));

@@ -1,10 +1,10 @@
-//! Simulation of paxos groups. A seed determines the whole run. The network loses, duplicates, delays, reorders and
-//! partitions messages. Disks lose unsynced bytes and flip bits, clocks drift, nodes pause and crash, and operators
-//! replace members.
+//! Simulation of paxos groups. A seed determines the whole run. The network loses, duplicates, delays and reorders
+//! messages, and partitions separate nodes. Disks lose unsynced bytes and flip bits, clocks drift, nodes pause and
+//! crash, and operators replace members.
 //!
-//! The simulated program is a pure state machine ([`Program`]), so the simulation is one queue of events, and a run is
-//! as fast as the program. The simulation draws the configuration of the run ([`RunConfig`]) from the seed. After every
-//! step, the simulation checks its rules ([`Rule`]).
+//! The simulated program is a pure state machine ([`Program`]). The simulation therefore needs only one queue of
+//! events, and never waits in real time. It draws the configuration of the run ([`RunConfig`]) from the seed. After
+//! every step, the simulation checks its rules ([`Rule`]).
 
 use std::ops::Range;
 
@@ -35,7 +35,8 @@ pub fn run_core(config: &RunConfig, is_read: bool) -> RunReport {
     run::<Core>(config, is_read)
 }
 
-/// Returns the first seed whose run detects the deliberate bug, and the violation; `None` if no seed detects the bug.
+/// Returns the first seed whose run with the deliberate bug breaks a rule, and the violation of this rule; `None` if no
+/// run breaks a rule.
 #[must_use]
 pub fn catch(mutation: Mutation, seeds: Range<u64>) -> Option<(u64, Violation)> {
     let mut seeds = seeds;

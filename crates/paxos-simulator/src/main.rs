@@ -11,9 +11,9 @@ use anyhow::{Context, ensure};
 use clap::Parser;
 use paxos_simulator::{Coverage, Failure, Fault, Mutation, RunConfig, catch, moves_table, run_core, run_pieces};
 
-/// Minimum number of seeds for which the command requires that every kind of incident occurs.
+/// Minimum number of seeds in a run for the check that every kind of incident occurs in at least 1 % of the seeds.
 const SEEDS_THAT_COVER: u64 = 1_000;
-/// Number of seeds with which the command searches for each deliberate bug.
+/// Maximum number of seeds that the command runs to detect each deliberate bug.
 const SEEDS_THAT_CATCH: u64 = 10_000;
 
 /// Simulate paxos groups while machines, disks, clocks and networks fail
@@ -28,13 +28,13 @@ struct Arguments {
     /// File that records the finished seeds, so that the same build can continue a stopped run
     #[arg(long)]
     state: Option<PathBuf>,
-    /// Search for a seed that catches each deliberate bug, instead of a normal run
+    /// Instead of a normal run: for each deliberate bug, search for a seed that detects it
     #[arg(long)]
     mutants: bool,
-    /// Number of moves of each kind that the command measures, instead of a normal run
+    /// Instead of a normal run: number of moves to measure for each kind of move
     #[arg(long, num_args = 0..=1, default_missing_value = "100")]
     moves: Option<u64>,
-    /// Only seed to run
+    /// Single seed to run
     #[arg(long)]
     seed: Option<u64>,
     /// With --seed: trace of every event

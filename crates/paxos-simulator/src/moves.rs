@@ -2,7 +2,7 @@
 //!
 //! The measurement uses the same simulation as a run of a seed, but without faults. It has three nodes, clocks without
 //! drift, and a client that proposes once per millisecond to the master. The seed varies the delays of messages and
-//! syncs, and the instant of the request.
+//! syncs, and the instant at which the move begins.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -21,19 +21,21 @@ use crate::world::World;
 mod tests;
 
 const NODES: u32 = 3;
-/// Number of ids from which the measurement draws the id of the paxos group. The id determines the delays by which
-/// candidates avoid each other.
+/// Number of ids from which the measurement draws the id of the paxos group. The id determines how long each candidate
+/// delays its campaign, so that candidates do not compete.
 const IDS: u32 = 64;
 const LEASES: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(5), Duration::from_secs(10)];
 
-// All times in this module are in microseconds. With these values, a commit takes about two milliseconds.
+// The following times are in microseconds. With these delays of messages and durations of syncs, a commit takes about
+// two milliseconds.
 const DELAY: (u64, u64) = (200, 400);
 const SYNC: (u64, u64) = (600, 1_200);
 /// Interval between ticks.
 const TICK: u64 = 2_000;
 const PROPOSAL: u64 = 1_000;
 const SHORTENED: u64 = 500_000;
-/// Time for which a run continues after the next master begins to serve, to measure its first acknowledgements.
+/// Time for which a run continues after the next master begins to serve, so that the run also measures the first
+/// acknowledgements of this master.
 const AFTER: u64 = 500_000;
 const NEVER: u64 = 1 << 50;
 
@@ -69,8 +71,8 @@ impl MoveKind {
 
     /// Returns the predicted duration of a move and the predicted time without a master, each with its median and its
     /// 99th percentile. For `Consents`, the prediction is from the plan of this project. For `Waits` and `Shortens`,
-    /// the prediction describes phxpaxos with a lease of ten seconds. In phxpaxos, polling adds delays that are
-    /// fractions of the lease. For `Waits`, the master of phxpaxos also stops 100 ms early.
+    /// the prediction describes phxpaxos. In phxpaxos, the next master polls, which adds delays in proportion to the
+    /// lease. For `Waits`, the master of phxpaxos also stops serving 100 ms before its lease ends.
     fn predicted(self, lease: Duration) -> Option<[[u64; 2]; 2]> {
         let lease = micros(lease);
         let polling = |late: [u64; 2]| late.map(|part| lease * part / 1_000);
@@ -86,22 +88,22 @@ impl MoveKind {
 /// Result of one move. All times are in microseconds of true time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MeasuredMove {
-    /// Time from the request until another node serves.
+    /// Time from the start of the move until another node serves as master.
     pub took: u64,
-    /// Longest time without a node that serves.
+    /// Longest time during which no node served as master.
     pub gap: u64,
-    /// Longest time without an acknowledgement.
+    /// Longest time between two successive acknowledgements of proposals.
     pub silence: u64,
-    /// Time for which two nodes served concurrently.
+    /// Time for which two nodes served as master concurrently.
     pub doubled: u64,
-    /// Median time from a proposal to its acknowledgement, before the request.
+    /// Median time from a proposal to its acknowledgement, before the move begins.
     pub commit: u64,
 }
 
 /// Runs one move and measures its times.
 ///
 /// # Errors
-/// Returns an error if the run breaks a rule, or if no node serves at its end.
+/// Returns an error if the run breaks a rule, or if no new master serves within 60 seconds of simulated time.
 pub fn measure(scheme: MoveKind, lease: Duration, seed: u64) -> Result<MeasuredMove, Violation> {
     let mut random = Random::new(seed);
     let group = GroupId(1 + u32::try_from(random.below(IDS.into())).expect("the number is small"));
@@ -123,14 +125,14 @@ pub fn measure(scheme: MoveKind, lease: Duration, seed: u64) -> Result<MeasuredM
     Ok(MeasuredMove { took, gap: run.gap, silence: run.silence, doubled: run.doubled, commit })
 }
 
-/// Simulation with a client and with the measurements.
+/// Run of one move: the simulation, the state of its client, and the measurements.
 struct Run {
     world: World<Core>,
     group: GroupId,
     proposed: u64,
     next_proposal: u64,
-    /// Instants of the proposals that are not yet acknowledged. For each other proposal, `commits` contains the time
-    /// from the proposal to its acknowledgement.
+    /// Instant of each proposal that is not yet acknowledged. For each acknowledged proposal, `commits` contains the
+    /// time from the proposal to its acknowledgement.
     waiting: VecDeque<u64>,
     commits: Vec<u64>,
     acknowledged: u64,
@@ -214,8 +216,8 @@ impl Run {
         (0..NODES as usize).find(|node| self.world.now < self.serve_until[*node])
     }
 
-    /// Updates the measurements. Since the last update, a node may have stopped serving because its time was over, but
-    /// no node has begun to serve.
+    /// Updates the measurements. Since the last update, a node may have stopped serving because its lease ended, but no
+    /// node has begun to serve.
     fn look(&mut self) {
         let now = self.world.now;
         let mut ends = self.serve_until.map(|until| until.min(now));
@@ -254,7 +256,7 @@ fn config(lease: Duration, seed: u64) -> RunConfig {
         delay: DELAY,
         sync: SYNC,
         tick: TICK,
-        // The simulation's own client would propose to any node, so this value disables it.
+        // The interval `NEVER` disables the simulation's own client, because this client would propose to any node.
         proposal: NEVER,
         fault_interval: NEVER,
         loss: 0.0,
@@ -276,7 +278,7 @@ fn config(lease: Duration, seed: u64) -> RunConfig {
 /// Measures `count` moves of each kind. Returns the results and the predictions as a Markdown table.
 ///
 /// # Errors
-/// Returns an error if a run breaks a rule, or if no node serves at its end.
+/// Returns an error if a run breaks a rule, or if no new master serves within 60 seconds of simulated time.
 pub fn moves_table(count: u64) -> Result<String, Violation> {
     let mut table = String::from(HEAD);
     let mut commits = Vec::new();
@@ -309,7 +311,7 @@ const HEAD: &str = "\
 |---|---|---|---|---|---|---|---|
 ";
 
-/// Returns the median and the 99th percentile of the values, by the nearest rank.
+/// Returns the median and the 99th percentile of the values by the nearest-rank method.
 fn percentiles(mut values: Vec<u64>) -> [u64; 2] {
     values.sort_unstable();
     [50, 99].map(|part| values.get((values.len() * part).div_ceil(100).max(1) - 1).copied().unwrap_or_default())

@@ -11,13 +11,13 @@ use crate::config::RunConfig;
 pub trait Program: Sized {
     type Message: Clone;
 
-    /// Starts the program with the durable records of the node. The records are empty at the first start.
+    /// Starts the program with the durable records of the node. At the first start, the node has no records.
     fn start(node_config: &NodeConfig<'_>, records: Vec<Bytes>, now: Instant, out: &mut Out<Self::Message>) -> Self;
 
     fn step(&mut self, now: Instant, input: Input<Self::Message>, out: &mut Out<Self::Message>);
 
     /// # Panics
-    /// Panics if the node has no such paxos group.
+    /// Panics if the node does not have the paxos group `group`.
     fn view(&self, group: GroupId) -> View;
 
     /// Returns the ballot that a message promises. The sender of the message must never promise a lower ballot.
@@ -26,23 +26,25 @@ pub trait Program: Sized {
     /// Calls `shadow` with each change of the log that a durable record causes.
     fn note(record: &Bytes, shadow: &mut dyn FnMut(GroupId, OnDisk));
 
-    /// Returns true if the message contains orders, which permit its receiver to act for a limited time.
+    /// Returns true if the message contains the orders of a move. Orders permit the receiver of the message to act for
+    /// a limited time.
     fn is_order(_message: &Self::Message) -> bool {
         false
     }
 
-    /// Returns the roles of the node in moves: the orders that it obeys, and the shortened leases that earlier orders
-    /// caused.
+    /// Returns the roles of the node in moves. A node has a role while it obeys the orders of a move, or while it
+    /// serves with a lease that it shortened because of earlier orders.
     fn orders(&self, _now: Instant) -> Vec<Ordered> {
         Vec::new()
     }
 
-    /// Returns the move that may be in progress, as far as the node knows.
+    /// Returns the fence of the move that may be in progress, as far as the node knows; `None` if the node knows of no
+    /// move.
     fn moves(&self) -> Option<u64> {
         None
     }
 
-    /// Performs the work of an operator. The simulation calls this at each tick.
+    /// Performs the work of an operator. The simulation calls this method at each tick.
     fn attend(&mut self, _now: Instant, _out: &mut Out<Self::Message>) {}
 
     /// Returns the text of a message for the trace.
@@ -76,20 +78,22 @@ pub enum Input<M> {
 pub enum Request {
     /// Lets the node take over the mastership with the consent of the master.
     Take,
-    /// Lets the master end its lease after this number of microseconds, in favour of this node.
+    /// Lets the master end its lease after the given number of microseconds, in favour of the given node.
     Shorten(NodeId, u64),
-    /// Lets the application create a snapshot of the state this number of slots before the last applied slot.
+    /// Lets the application create a snapshot that ends the given number of slots before the last applied slot.
     Snapshot(u64),
     AddMember(NodeId),
     RemoveMember(NodeId),
-    /// Requires masters to leave this node if the value is true. Otherwise, allows masters to return.
+    /// Requires that all masterships leave the given node if the flag is true. Otherwise, allows masterships on this
+    /// node again.
     Drain(NodeId, bool),
 }
 
 /// Effects of a step of the program.
 #[derive(Debug)]
 pub struct Out<M> {
-    /// Token of the records of this step.
+    /// Token of the records of this step. `Input::Persisted` with this token or a later token reports that the records
+    /// are durable.
     pub token: u64,
     pub records: Vec<Vec<u8>>,
     pub sends: Vec<(NodeId, M)>,
@@ -119,7 +123,7 @@ pub enum Observation {
         id: u64,
     },
     /// Reports that the node installed a snapshot of all slots up to `slot`. `chain` is a hash of these slots. It is
-    /// `None` for the system group, whose state is in the program itself.
+    /// `None` for the system group, because the application does not apply the slots of this group.
     Installed {
         group: GroupId,
         slot: Slot,
@@ -131,12 +135,12 @@ pub enum Observation {
         slot: Slot,
         state: u64,
     },
-    /// Reports that a node renewed its liveness at this slot of the system group.
+    /// Reports that a node renewed its liveness at the slot `at` of the system group.
     Renewed {
         node: NodeId,
         at: Slot,
     },
-    /// Reports the fence of the move that holds the token after this slot of the system group.
+    /// Reports the fence of the move that holds the move token after the slot `at` of the system group.
     Token {
         fence: Option<u64>,
         at: Slot,
@@ -154,7 +158,7 @@ pub enum Observation {
     Unknown {
         id: u64,
     },
-    /// Reports that a mastership with this epoch is decided.
+    /// Reports that the paxos group has decided a mastership with the epoch `epoch`.
     Mastered {
         group: GroupId,
         epoch: u64,
@@ -200,13 +204,13 @@ pub enum OnDisk {
     Push {
         value: u64,
     },
-    /// Replaces all slots up to this slot by a snapshot.
+    /// Replaces all slots up to and including `slot` by a snapshot.
     Base {
         slot: Slot,
     },
 }
 
-/// Incident of a run.
+/// Kind of incident that a run may contain, for example a fault or a change of the master.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Incident {
     Crash,
@@ -238,7 +242,7 @@ pub enum Incident {
     MoveBegun,
     /// A process took the move token over from another process.
     MoveTakenOver,
-    /// The holder of the move token ordered the nodes of a move to hand over.
+    /// The holder of the move token ordered the nodes of a move to hand over the mastership.
     HandedOver,
     /// A move made its target the master.
     Moved,

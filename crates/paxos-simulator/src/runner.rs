@@ -52,8 +52,8 @@ pub fn run<P: Program>(config: &RunConfig, is_read: bool) -> RunReport {
     }
 }
 
-/// Returns a configuration whose run breaks the same rule, with as few steps and as few kinds of faults as the search
-/// finds.
+/// Searches for a smaller configuration whose run breaks the same rule as `violation`. Returns the configuration with
+/// the fewest steps and the fewest kinds of faults that the search finds.
 #[must_use]
 pub fn shrink<P: Program>(config: &RunConfig, violation: &Violation) -> RunConfig {
     let fails = |config: &RunConfig| match run::<P>(config, false) {
@@ -70,7 +70,7 @@ pub fn shrink<P: Program>(config: &RunConfig, violation: &Violation) -> RunConfi
             (least, (steps, is_healed)) = (simpler, found);
         }
     }
-    // A violation in the healing phase needs all events before it.
+    // A run reproduces a violation in the healing phase only if it contains all steps before this phase.
     if !is_healed {
         (least.steps, least.heals) = (steps, false);
     }
@@ -81,11 +81,11 @@ pub fn shrink<P: Program>(config: &RunConfig, violation: &Violation) -> RunConfi
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub violation: Violation,
-    /// Configuration that breaks the same rule, with the fewest steps and the fewest kinds of faults that the search
-    /// found.
+    /// Configuration whose run breaks the same rule as `violation`, with the fewest steps and the fewest kinds of
+    /// faults that the search found.
     pub least: RunConfig,
-    /// False if a second run of the seed differed. The program then depends on a value that the seed does not
-    /// determine.
+    /// False if a second run of the seed differed from the first run. The program then depends on a value that the seed
+    /// does not determine.
     pub is_repeatable: bool,
 }
 
@@ -129,12 +129,13 @@ impl fmt::Display for Failure {
 /// Number of seeds in a piece. The runner runs and records the seeds of a piece together.
 const PIECE: u64 = 1_000;
 
-/// Runs `seeds` seeds from `first` on, on `threads` threads. Skips the pieces of seeds that an earlier run recorded in
-/// the `state` file, and adds each new piece to this file.
+/// Runs `seeds` seeds, beginning with the seed `first`, on `threads` threads. Skips the pieces of seeds that an earlier
+/// run recorded in the `state` file, and adds each newly finished piece to this file.
 ///
 /// # Errors
 /// Returns an error if the program cannot read or write the file, if the file belongs to another build, or if another
-/// run is using it. The inner error is a seed's failure. After a failure, the runner begins no further piece.
+/// run is using it. The inner `Err` contains the failure of a seed. After a failure, the runner begins no further
+/// piece.
 pub fn run_pieces(
     (first, seeds): (u64, u64),
     threads: usize,
@@ -228,7 +229,7 @@ fn run_piece((first, count): (u64, u64)) -> (Coverage, Option<Box<Failure>>) {
     (coverage, None)
 }
 
-/// Finished piece of seeds: a line of numbers in a state file, separated by blanks.
+/// Finished piece of seeds. In a state file, a piece is one line of numbers with blanks between them.
 struct Piece {
     seeds: (u64, u64),
     coverage: Coverage,
@@ -252,7 +253,8 @@ impl fmt::Display for Piece {
     }
 }
 
-/// Totals of many runs, and the number of runs in which each incident occurred.
+/// Total numbers of seeds, steps and acknowledgements in many runs, and the number of runs in which each incident
+/// occurred.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Coverage {
     pub seeds: u64,

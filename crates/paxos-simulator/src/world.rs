@@ -49,7 +49,7 @@ pub(crate) struct World<P: Program> {
 
 pub(crate) struct Host<P: Program> {
     pub(crate) id: NodeId,
-    /// `None` while the node is down, or before its first start.
+    /// Program of the node; `None` while the node is down, or before its first start.
     pub(crate) program: Option<P>,
     /// Number of starts and crashes of the node. An event with a lower number is for an earlier process of the node,
     /// and the simulation drops it.
@@ -371,8 +371,8 @@ impl<P: Program> World<P> {
                 let view = self.nodes[node].program.as_ref().map(|program| program.view(group));
                 let Some(view) = view else { return Ok(()) };
                 let indexes = |members: &[NodeId]| members.iter().map(|id| self.index(*id)).collect::<Vec<_>>();
-                // The check needs both member lists, because the node may have begun the next change of members in the
-                // same step.
+                // The check needs the members after the last entry and the members after the last decided slot, because
+                // the node may have begun the next change of members in the same step.
                 let members = [indexes(&view.members), indexes(&view.members_decided)];
                 self.checks.acknowledged(index(group), slot, id, members)
             }
@@ -520,7 +520,8 @@ impl<P: Program> World<P> {
         Ok(())
     }
 
-    /// Sets a new random rate of the node's clock. The rate is within the bound, or may exceed it if clocks are broken.
+    /// Sets a new random rate of the node's clock. The rate differs from the true rate by at most `drift_ppm`
+    /// millionths, or by at most 20 times as much if clocks are broken.
     pub(crate) fn set_rate(&mut self, node: usize) {
         let now = self.now;
         let bound = i64::from(self.config.drift_ppm) * if self.config.is_clock_broken { 20 } else { 1 };

@@ -1,6 +1,6 @@
-//! Measures the rate of this crate alone. Three members of one paxos group run in one thread, with a disk and a network
-//! that take no time. The result is the number of entries per second. Each entry has 1 KB and is different from all
-//! others. All three members apply all entries in order.
+//! Measures how many entries per second this crate processes alone. Three members of one paxos group run in one thread,
+//! with a disk and a network that take no time. Each entry has 1 KB and is different from all others. All three members
+//! apply all entries in order.
 //!
 //! Run the example with `cargo run --profile dist -p paxos --example rate`. The example needs 2.4 GB of memory, because
 //! all entries are in memory from the beginning to the end.
@@ -125,7 +125,7 @@ fn entry(number: u64) -> Bytes {
     bytes.into()
 }
 
-/// Returns the hash of the entries by FNV-1a, which processes 8 bytes at a time.
+/// Returns the hash of the entries by a variant of FNV-1a that processes 8 bytes at a time.
 fn hash(entries: &[Bytes]) -> u64 {
     let words = entries.iter().flat_map(|entry| entry.chunks_exact(8));
     words.fold(0xcbf2_9ce4_8422_2325, |hash, word| {

@@ -1,26 +1,28 @@
-//! Ideal masters of the paxos groups. They balance the weight of the paxos groups with the fewest moves.
+//! Ideal masters of the paxos groups. They balance the weight of the paxos groups over the members, with the fewest
+//! moves of masters.
 //!
-//! The balancer is a pure function, so all callers with the same facts compute the same masters. The balancer moves no
-//! master, and does not know which nodes are reachable or behind. The [mover](crate::mover) moves the masters, and
-//! considers which nodes are reachable and have the log.
+//! The balancer is a pure function, so all callers with the same input compute the same masters. The balancer itself
+//! moves no master. It does not know which nodes are reachable, or which logs lack entries. The [mover](crate::mover)
+//! moves the masters, and considers both facts.
 //!
 //! # Objective and guarantees
 //!
-//! The *share* of a member is its part of the total weight, in proportion to its capacity. The *band* of a member is
-//! its share plus or minus [`Tolerance::goal_percent`]. The cost of a distribution is the sum over the members of
-//! (distance from the band)² / capacity. Of two distributions with the same cost, the one with fewer moves is better.
+//! A *distribution* assigns a master to each paxos group. The *share* of a member is its part of the total weight, in
+//! proportion to its capacity. The *band* of a member is its share plus or minus [`Tolerance::goal_percent`]. The cost
+//! of a distribution is the sum over the members of (distance of the load from the band)² / capacity. Of two
+//! distributions with the same cost, the one with fewer moves is better.
 //!
 //! - *Equal weights*: the result has the least cost that the replicas allow, and the fewest moves of all distributions
 //!   with that cost. The problem is a minimum-cost flow. A flow is optimal as soon as its residual graph has no cycle
 //!   of negative cost.
-//! - *Different weights*: to find an optimum is as hard as to divide a set of numbers into two sets of equal sums. No
-//!   chain of moves of paxos groups of one weight improves the result. A chain may also be a single move of one paxos
-//!   group, such as a return to its present master. Two bounds follow if all members have the same capacity and may be
-//!   master of every paxos group. A member then carries at most max(upper end of its band, share + heaviest weight). It
-//!   carries at least min(lower end of its band, share - heaviest weight).
-//! - *Hysteresis*: while every member is within [`Tolerance::start_percent`] of its share, a paxos group moves only if
-//!   its master is unknown, must not be master, or is not a replica.
-//! - For a distribution that is already ideal, the balancer returns the same distribution. For equal weights, each move
+//! - *Different weights*: to find an optimum is as hard as to divide a set of numbers into two sets of equal sums. The
+//!   result is therefore a local optimum: no chain of moves of equally heavy paxos groups improves it. A chain may also
+//!   be a single move, such as the return of one paxos group to its present master. Two bounds follow if all members
+//!   have the same capacity and may be master of every paxos group. A member then carries at most max(upper end of its
+//!   band, share + heaviest weight). It carries at least min(lower end of its band, share - heaviest weight).
+//! - *Hysteresis*: while the load of every member differs from its share by at most [`Tolerance::start_percent`], a
+//!   paxos group moves only if its master is unknown, must not be master, or is not a replica.
+//! - If the present distribution is already ideal, the balancer returns this distribution. For equal weights, each move
 //!   towards the ideal distribution reduces the number of remaining moves by one.
 //!
 //! docs/decisions/0153-balance-masters-with-few-moves.md gives the reasons for the design.
@@ -46,9 +48,9 @@ pub struct Member {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Load {
     pub group: GroupId,
-    /// Weight, in any unit that is the same for all paxos groups, such as bytes per second. The balancer treats a
-    /// weight below a 2²⁸th part of the total as that part. It therefore also distributes idle paxos groups evenly.
-    /// Their weight is too small to affect other paxos groups.
+    /// Weight, in any unit that is the same for all paxos groups, such as bytes per second. The balancer raises each
+    /// weight to at least 1/2²⁸ of the total weight. It therefore also distributes idle paxos groups evenly. The raised
+    /// weight is too small to affect other paxos groups.
     pub weight: u64,
     pub replicas: Vec<NodeId>,
 }
@@ -56,11 +58,13 @@ pub struct Load {
 /// Tolerated difference of a member's load from its share, in per cent of the share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tolerance {
-    /// Difference beyond which the balancer moves paxos groups. If the value is too small, every change of traffic
-    /// moves paxos groups. If the value is too large, a member may carry more than its share permanently.
+    /// Difference between the load of a member and its share, in per cent of the share, beyond which the balancer moves
+    /// paxos groups. If the value is too small, the balancer moves paxos groups at every change of traffic. If the
+    /// value is too large, a member may carry more than its share permanently.
     pub start_percent: u8,
-    /// Maximum difference after the moves. The value should be less than `start_percent`; otherwise the next change of
-    /// traffic causes further moves. If the value is too small, more paxos groups move than necessary.
+    /// Intended maximum difference after the moves between the load of a member and its share, in per cent of the
+    /// share. The value should be less than `start_percent`; otherwise the next change of traffic causes further moves.
+    /// If the value is too small, more paxos groups move than necessary.
     pub goal_percent: u8,
 }
 
@@ -76,7 +80,7 @@ pub type Distribution = BTreeMap<GroupId, NodeId>;
 /// Returns the ideal distribution. It omits paxos groups of which no replica may be master.
 ///
 /// # Panics
-/// Panics if two members are the same node, or if two loads are the same paxos group.
+/// Panics if two members have the same node, or if two loads have the same paxos group.
 #[must_use]
 pub fn ideal(members: &[Member], groups: &[Load], present: &Distribution, tolerance: Tolerance) -> Distribution {
     let mut plan = Plan::new(members, groups, present, tolerance.goal_percent);
@@ -88,8 +92,8 @@ pub fn ideal(members: &[Member], groups: &[Load], present: &Distribution, tolera
     plan.groups.iter().map(|placed| (placed.group, plan.planned[placed.at].node)).collect()
 }
 
-/// Sum of all weights after scaling. The sum does not depend on the unit of the weights. With this and the next two
-/// constants, the cost of a path is always far below 2¹²⁷.
+/// Sum of all weights after scaling. The sum does not depend on the unit of the weights. With this sum and the factors
+/// `FINE` and `BALANCE`, the cost of a path in the residual graph is always far below 2¹²⁷, the limit of an `i128`.
 const WHOLE: i128 = 1 << 28;
 /// Factor that preserves precision in the division of a squared distance by a capacity.
 const FINE: i128 = 1 << 32;
@@ -100,7 +104,7 @@ const BALANCE: i128 = 1 << 24;
 struct Plan {
     planned: Vec<PlannedMember>,
     groups: Vec<Placed>,
-    /// Indices of the paxos groups in `groups`, by weight.
+    /// Indices in `groups` of the paxos groups of each weight.
     alike: BTreeMap<i128, Vec<usize>>,
 }
 
@@ -108,7 +112,8 @@ struct PlannedMember {
     node: NodeId,
     capacity: i128,
     share: i128,
-    /// Inclusive lower end of the member's band. `high` is the inclusive upper end.
+    /// Least load in the member's band, which is the range of loads that the balancer tolerates. `high` is the greatest
+    /// load in the band.
     low: i128,
     high: i128,
     load: i128,
@@ -118,7 +123,7 @@ struct Placed {
     group: GroupId,
     weight: i128,
     may: Vec<usize>,
-    /// Present master; `None` if this node must not remain the master.
+    /// Present master of the paxos group; `None` if it is unknown or must not remain the master.
     current: Option<usize>,
     at: usize,
 }
@@ -173,8 +178,9 @@ impl Plan {
         Plan { planned, groups: placed, alike }
     }
 
-    /// Assigns all paxos groups to their present masters. Then assigns the paxos groups without a present master to the
-    /// members with the least load, starting with the heaviest.
+    /// Assigns each paxos group that has a present master to this master. Then assigns the other paxos groups, the
+    /// heaviest first. The master of each of them becomes the eligible replica with the least load in proportion to its
+    /// capacity.
     fn place_unassigned(&mut self) {
         let mut unassigned = Vec::new();
         for (at, placed) in self.groups.iter_mut().enumerate() {
@@ -248,9 +254,9 @@ impl Plan {
     }
 
     /// Returns a cycle of negative cost among the edges for paxos groups of this weight, or `None` if no such cycle
-    /// exists. A member inside the cycle gives one paxos group and takes another, so its load does not change. If the
-    /// cycle passes through the node `outside`, the member after `outside` gives a paxos group, and the member before
-    /// it takes one.
+    /// exists. Each member on the cycle takes one paxos group from the member before it and gives one to the member
+    /// after it, so its load does not change. If the cycle passes through the node `outside`, the member after
+    /// `outside` only gives a paxos group, and the member before `outside` only takes one.
     fn improving_cycle(&self, weight: i128) -> Option<Vec<Edge>> {
         let outside = self.planned.len();
         let mut edges: Vec<Edge> = Vec::new();
@@ -295,7 +301,7 @@ impl PlannedMember {
 fn scale(groups: &mut [Placed]) {
     let sum: i128 = groups.iter().map(|placed| placed.weight).sum();
     for placed in groups {
-        // If the sum is 0, all paxos groups get the same weight.
+        // If the sum of the weights is 0, all paxos groups get the same weight.
         placed.weight = (placed.weight * WHOLE).checked_div(sum).unwrap_or(1 << 10).max(1);
     }
 }

@@ -5,8 +5,8 @@
 //! Decoded values share the input bytes: the decoder does not copy entries.
 //!
 //! Non-goals: the codec does not detect damaged bytes, and does not find the end of a record. The journal and the
-//! connections between peers do this with frames and checksums. Invariant: for all input bytes, the decoder returns a
-//! value or an error. The memory that it uses is in proportion to the length of the input.
+//! connections between peers use frames and checksums for these purposes. Invariant: for all input bytes, the decoder
+//! returns a value or an error. The memory that the decoder uses is in proportion to the length of the input.
 
 #[cfg(test)]
 mod tests;
@@ -24,8 +24,8 @@ use crate::mover::Move;
 use crate::state::{GroupState, Mastership, Shortened};
 use crate::system::{Fence, Preparation, Scheme, Step};
 
-/// Version of the bytes that the encoder writes. The decoder must read an older version for as long as bytes of this
-/// version may exist.
+/// Version of the encoding that the encoder writes. The decoder must read each older version for as long as bytes in
+/// that older version may exist.
 const VERSION: u8 = 1;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -33,10 +33,10 @@ pub enum DecodeError {
     /// Version that another build wrote, and that this build does not read.
     #[error("unknown format version {0}: this build reads version {VERSION}")]
     Version(u8),
-    /// Number of a kind that this version does not contain.
+    /// Number of a kind that this version of the encoding does not define.
     #[error("unknown kind {0}")]
     Kind(u8),
-    /// Input that ends before a declared length.
+    /// Input that ends before the value is complete.
     #[error("truncated: the declared length exceeds the bytes that remain")]
     Short,
     /// Input that continues after the end of the value.
@@ -88,7 +88,7 @@ impl Message {
     }
 }
 
-/// Approximate size of the encoding of a record or message without its entries.
+/// Approximate size, in bytes, of an encoded record or message without its entries.
 const FIXED_BYTES: usize = 64;
 
 fn size(entries: &[Entry]) -> usize {
@@ -286,7 +286,7 @@ impl Coded for Arc<[Bytes]> {
     }
 }
 
-/// Members in ascending order, because lookups require this order.
+/// List of members. The decoder rejects a list that is not in ascending order, because lookups require this order.
 impl Coded for Arc<[NodeId]> {
     fn put(&self, out: &mut Vec<u8>) {
         put_list(self, out);

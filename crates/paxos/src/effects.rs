@@ -46,21 +46,21 @@ pub enum Input {
     Learners(Vec<NodeId>),
     /// Reports that the system group decided that this liveness epoch of the node is over.
     Expired { node: NodeId, liveness: u64 },
-    /// Requests from the master that it adds the node as a member once the node has all decided slots. A later request
-    /// replaces an earlier request that still waits. The driver repeats the request until the node is a member.
+    /// Requests that the master add the node as a member once the node has all decided slots. A later request replaces
+    /// an earlier request that the master has not fulfilled. The driver repeats the request until the node is a member.
     AddMember { node: NodeId },
-    /// Requests from the master that it removes another member. To remove the master itself, the driver must first move
-    /// the mastership. The driver repeats the request until the node is not a member.
+    /// Requests that the master remove another member. To remove the master itself, the driver must first move the
+    /// mastership. The driver repeats the request until the node is not a member.
     RemoveMember { node: NodeId },
-    /// Requests from the master that it records an early end of its lease: after `remaining`, or at the regular end if
-    /// that is sooner. Then `to`, another member, may take over.
+    /// Requests that the master record an early end of its lease. The lease then ends after `remaining`, or at its
+    /// regular end if the regular end is sooner. After this end, the member `to` may take over the mastership.
     Shorten { to: NodeId, remaining: std::time::Duration },
-    /// Asks a member to take over the mastership. The member then asks the present master for its consent.
+    /// Requests that this member take over the mastership. The member then requests the consent of the present master.
     Take,
 }
 
-/// Effects of a step. The driver appends the records first, in order. Messages do not wait until the records are
-/// durable.
+/// Effects of a step. The driver first appends the records to the journal, in order. It then sends the messages, and
+/// need not wait until the records are durable.
 #[derive(Debug, Default)]
 pub struct Effects {
     /// Token of the records of this step. The driver increments the token after each step that produces records.
@@ -88,7 +88,7 @@ pub enum Record {
     Snapshot(Snapshot),
 }
 
-/// Event for the driver. The events of a step are in order.
+/// Event for the driver. The events of a step are in the order in which they occurred.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// Reports a decided slot. The paxos group reports slots in order and without gaps, except for the slots of an
@@ -97,7 +97,7 @@ pub enum Event {
         slot: Slot,
         entry: Entry,
     },
-    /// Replaces the state of the application by the state in a snapshot.
+    /// Requests that the driver replace the state of the application with the state in a snapshot.
     Installed(Snapshot),
     /// Reports that a proposal is decided and durable on a quorum.
     Acknowledged {
@@ -123,8 +123,8 @@ pub enum Event {
         ballot: Ballot,
         after: Position,
     },
-    /// Reports that the requested node did not consent: it is not the master in this term, or it has handed the
-    /// mastership over to another node.
+    /// Reports that another node declined this node's request for its consent to a takeover. For example, the other
+    /// node is not the master in this term, or has handed the mastership over to a third node.
     Declined {
         term: Term,
     },

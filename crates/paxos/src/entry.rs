@@ -63,15 +63,17 @@ pub struct BeMaster {
     pub members: Arc<[NodeId]>,
 }
 
-/// Reason why a node may become master. The log checks it as a compare-and-swap.
+/// Reason why a node may become master. Each node that applies the entry compares the claim with the present
+/// mastership, as in a compare-and-swap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Claim {
-    /// The node waited until the lease of this mastership was over. `lease_slot` is the last slot that renewed this
-    /// lease. The claim includes this slot because every slot of the master renews the lease.
+    /// Claim that the node waited until the lease of the mastership with the term `term` was over. `lease_slot` is the
+    /// last slot that renewed this lease. A later slot of the master renews the lease, and makes the claim void.
     Waited { term: Term, lease_slot: Slot },
-    /// The node itself is the master in this term.
+    /// Claim that the node itself is the master in this term.
     Own { term: Term },
-    /// The master stopped serving. It handed the mastership over to this node, or to the first member that takes over.
+    /// Claim that the master stopped serving, and handed the mastership over to this node or to the first member that
+    /// takes over.
     Consent { term: Term },
 }
 

@@ -1,11 +1,13 @@
-//! Role of a node in the system group. The node proposes records that it is alive, and that other nodes are dead.
+//! Role of a node in the system group. The node proposes records which state that it is alive, or that other nodes are
+//! dead.
 //!
-//! One record renews the leases of all paxos groups of which a node is master, even if they are idle. A process takes
-//! the next liveness epoch of its node when it starts. Two processes never have the same epoch. A record renews the
-//! lease of the epoch once the record is decided. The lease counts from an instant before the proposal of the record,
-//! by the node's own clock. Another node waits until the lease must be over, and then proposes that the epoch is over.
-//! This record is a compare-and-swap, so it has no effect if another record has renewed the epoch. Only after this
-//! record may other nodes take over the paxos groups of the dead node.
+//! One record renews the leases of all paxos groups of which a node is master, even if they are idle. When a process
+//! starts, it takes the next liveness epoch of its node. Two processes of a node never have the same epoch. A record
+//! renews the lease of the epoch once the record is decided. The lease counts from an instant before the proposal of
+//! the record, by the node's own clock. Another node waits until the lease must be over, and then proposes a record
+//! that ends the epoch. This second record is a compare-and-swap: it has no effect if another record has renewed the
+//! epoch. Other nodes may take over the paxos groups of the dead node only after the system group has decided the
+//! second record.
 //!
 //! docs/decisions/0154-renew-leases-by-one-liveness-record.md gives the reasons for the design.
 
@@ -32,7 +34,7 @@ pub(crate) struct Liveness {
     master_since: Option<Instant>,
 }
 
-/// State of the liveness epochs, for the paxos groups of this node.
+/// State of the liveness epochs, which the node passes to its paxos groups.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct LivenessUpdate {
     /// Liveness epoch of this node and the end of the epoch's lease. The epoch is 0 if the process has no lease.
@@ -59,8 +61,8 @@ impl Liveness {
     }
 
     /// # Panics
-    /// Panics if an entry is not a record of this build. A newer build or an unrelated program has then proposed the
-    /// entry. If the node skipped the entry, its state would differ from the state of the other nodes.
+    /// Panics if this build cannot read an entry. A newer build or an unrelated program has then proposed the entry. If
+    /// the node skipped the entry, its state would differ from the state of the other nodes.
     pub(crate) fn apply(&mut self, entries: &[Bytes], now: Instant, deviation: Deviation) {
         for entry in entries {
             let mut record = Record::decode(entry).unwrap_or_else(|error| {
@@ -88,7 +90,8 @@ impl Liveness {
         Ok(())
     }
 
-    /// Records new renewals with the instant `now`, because this node may have learned of a renewal late.
+    /// Stores each new renewal with the instant `now`, because this node counts the time of another node's lease from
+    /// the instant at which it learned of the renewal.
     fn look(&mut self, now: Instant) {
         for (id, node) in self.system.nodes() {
             let Some(alive) = node.alive else {
@@ -114,8 +117,9 @@ impl Liveness {
         }
     }
 
-    /// Returns the records that the node must propose to the system group. A record states that this node is alive. On
-    /// the master of the system group, other records state that other nodes are dead.
+    /// Returns the records that this node must propose to the system group. One record states that this node is alive,
+    /// if its renewal is due. If this node is the master of the system group, further records state that other nodes
+    /// are dead.
     pub(crate) fn tick(&mut self, is_master: bool, now: Instant, options: &Options) -> Vec<Record> {
         let mut records: Vec<Record> = self.own(now, options).into_iter().collect();
         self.master_since = is_master.then(|| self.master_since.unwrap_or(now));
@@ -142,8 +146,9 @@ impl Liveness {
         [self.renews_at(options), judges].into_iter().flatten().min()
     }
 
-    /// Returns the instant from which this node proposes that other nodes are dead. Without a master of the system
-    /// group, no node could renew its epoch. Nodes that are alive renew their epochs before this instant.
+    /// Returns the instant from which this node, as master of the system group, may propose that other nodes are dead.
+    /// While the system group had no master, no node could renew its epoch. Nodes that are alive renew their epochs
+    /// before the returned instant.
     fn judges_from(&self, options: &Options) -> Option<Instant> {
         self.master_since.map(|since| since + 2 * options.resend)
     }

@@ -37,8 +37,8 @@ impl Log {
         self.entries.get(self.index(slot)?)
     }
 
-    /// Returns the ballot of the entry at `slot`. Returns `None` for slots before the base and after the end of the
-    /// log.
+    /// Returns the ballot of the entry at `slot`. Returns `None` if the slot is before the last trimmed entry or after
+    /// the end of the log.
     pub(crate) fn ballot_at(&self, slot: Slot) -> Option<Ballot> {
         if slot == self.base.slot { Some(self.base.ballot) } else { self.get(slot).map(|entry| entry.ballot) }
     }
@@ -76,8 +76,8 @@ impl Log {
         self.entries.range(first.min(self.entries.len())..)
     }
 
-    /// Returns the entries after `slot`, but at most `slots_max` entries with about `bytes_max` bytes. Returns at least
-    /// one entry if the log contains one.
+    /// Returns the first entries after `slot`: at most `slots_max` entries with about `bytes_max` bytes in total.
+    /// Returns at least one entry if the log contains an entry after `slot`.
     pub(crate) fn after(&self, slot: Slot, slots_max: usize, bytes_max: usize) -> Vec<Entry> {
         let mut bytes = 0;
         let fits = |entry: &&Entry| {

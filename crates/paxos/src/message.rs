@@ -20,7 +20,7 @@ pub enum Message {
         pre_vote: bool,
         over: MastershipEnd,
     },
-    /// Promises to obey the ballot. `idle` is a lower bound of the time since the proposal of the last slot in the
+    /// Promises to obey the ballot. `idle` is a lower bound of the time since a leader proposed the last slot in the
     /// sender's log that renewed a lease.
     Promise {
         ballot: Ballot,
@@ -199,14 +199,16 @@ pub struct Orders {
     pub within: Duration,
 }
 
-/// Evidence that a mastership is over. With this evidence, an acceptor may promise although it knows a master. `term`
-/// names the last mastership in the candidate's log, or a later mastership that its master handed over. All earlier
-/// masterships are also over, even if an acceptor knows an earlier mastership that a liveness epoch renews.
+/// Evidence that a mastership is over. With this evidence, an acceptor may promise a candidate's ballot although the
+/// acceptor knows a master. `term` names the last mastership in the candidate's log, or a later mastership that the
+/// master handed over to the candidate. All earlier masterships are also over, even if an acceptor knows an earlier
+/// mastership whose lease a liveness epoch renews.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MastershipEnd {
-    /// The candidate has waited until the lease was over.
+    /// The candidate has waited until the lease of the mastership was over.
     Waited { term: Term },
-    /// The candidate has waited, and the system group decided that the liveness epoch of the node is over.
+    /// The candidate has waited until the lease was over, and the system group decided that the liveness epoch of the
+    /// master's node is over.
     Expired { term: Term, node: NodeId, liveness: u64 },
     /// The master stopped serving, and handed the mastership over to the candidate.
     Consent { term: Term },

@@ -1,9 +1,9 @@
 //! Mover, which moves masters to their ideal nodes, one at a time.
 //!
-//! Every node has a mover, but only the mover on the master of the system group acts. The system group decides
-//! proposals of its master soonest, and it has at most one master at a time. The safety of moves does not depend on
-//! this, but on the *token* in the log of the system group. The token names one move, and has a lease and a fence. The
-//! system group decides each step of a move before the step begins.
+//! Every node has a mover, but only the mover on the master of the system group acts. The system group decides the
+//! proposals of its master soonest, and has at most one master at a time. Moves would be safe even if several movers
+//! acted, because their safety depends on the *token* in the log of the system group. The token names one move, and has
+//! a lease and a fence. The system group decides each step of a move before the step begins.
 //!
 //! At each call, the mover compares the present masters with the ideal masters. Its earlier proposals may be lost, and
 //! the token may belong to another process. The fields of the mover affect only the timing of steps. A mover that has
@@ -18,8 +18,8 @@
 //!   returns to its earlier state without a further message, or is no longer master. The holder ends the token of a
 //!   failed move only after all steps of the move are over.
 //! - After a failed move, the mover begins no move to the same node for some time. Of several moves, the mover chooses
-//!   the move whose target node has the fewest failures, and then the move whose paxos group has the fewest failures. A
-//!   move that always fails therefore does not block other moves.
+//!   the move whose target node has the fewest failures. If several target nodes have equally few failures, it chooses
+//!   the move whose paxos group has the fewest failures. A move that always fails therefore does not block other moves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub struct Options {
     /// Maximum number of slots that the next master may lack at the beginning of a move. The next master must receive
     /// these slots while no node serves.
     pub lag_most: u64,
-    /// Time after the proposal of a token's record within which the holder may begin a step.
+    /// Time within which the holder of a token may begin a step, counted from its proposal of the token's last record.
     pub lease: Duration,
     /// Time after which another process may take over a token, counted from the instant at which it learned of the
     /// token's last record. The time must exceed [`Options::in_flight`] by the possible drift of two clocks.
@@ -56,8 +56,8 @@ pub struct Options {
     /// Time limit of a hand-over by waiting. It must exceed the sum of a master's lease and the duration of an
     /// election.
     pub lease_within: Duration,
-    /// Time for which a master serves after it shortened its lease. In this time, the next master receives the record
-    /// and prepares to take over.
+    /// Time for which a master serves after it shortened its lease. In this time, the next master receives the entry
+    /// that shortens the lease, and prepares to take over.
     pub remaining: Duration,
     /// Interval between two moves, and between two searches for a move.
     pub interval: Duration,
@@ -88,8 +88,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Returns the maximum time from the proposal of a token's record to the end of all steps that the holder begins by
-    /// this record.
+    /// Returns the maximum time from the proposal of a token's record to the end of the last step that this record
+    /// permits.
     #[must_use]
     pub fn in_flight(&self) -> Duration {
         self.lease + self.prepare_within.max(self.handover_within).max(self.lease_within)
@@ -114,7 +114,7 @@ pub struct View<'a> {
 /// State of one paxos group, as known to this node.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Facts {
-    /// Node that serves, and the epoch of its mastership; `None` if this node knows no master.
+    /// Master of the paxos group, and the epoch of its mastership; `None` if this node knows no master.
     pub master: Option<(NodeId, Epoch)>,
     /// Number of slots that each replica lacks. The mover never moves a master to a replica for which this number is
     /// unknown.
@@ -127,13 +127,13 @@ pub enum Input {
     Tick,
     /// Reports that the application has finished this preparation of the move with this fence.
     Prepared { fence: Fence, what: Preparation },
-    /// Reports that a node cannot do this step of the move with this fence. The mover therefore need not wait for the
-    /// limit of the step.
+    /// Reports that a node cannot do this step of the move with this fence. The mover therefore need not wait until the
+    /// time limit of the step.
     Rejected { fence: Fence, step: Step },
 }
 
-/// Action for the caller. Actions are in order. The safety of moves does not require that the caller succeeds with an
-/// action.
+/// Action that the mover requests from its caller. The caller does the actions in their order. Moves are safe even if
+/// an action fails.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
     /// Requests that the caller proposes this record to the system group.
@@ -160,16 +160,18 @@ pub struct Mover {
     deviation: Deviation,
     /// Last record of the token, and the instant when this node first observed it.
     observed: (Option<(Fence, Slot)>, Instant),
-    /// Stage of the move whose token this process holds; `None` if the process has no token or has not yet begun to
-    /// continue the move.
+    /// Stage of the move whose token this process holds; `None` if the process holds no token, or has not yet acted as
+    /// its holder.
     stage: Option<Stage>,
     /// Instant at which all steps that this process began with its token are over.
     busy_until: Instant,
-    /// Last proposal and its instant. The proposal is a step, or `None` for the end of the token.
+    /// Last proposal of this mover, and its instant. The proposal names a step of a move, or `None` if it ends the
+    /// token.
     proposed: Option<((Fence, Option<Step>), Instant)>,
     rest_until: Instant,
-    /// True if the purpose of the last chosen move is balance. Balancing then continues until the loads of all nodes
-    /// are within the goal or no further move is possible, even if the loads are within the start tolerance.
+    /// True if the purpose of the last chosen move is to balance the loads of nodes. The mover then continues to
+    /// balance loads that differ from the nodes' shares by less than `start_percent`. It stops when all loads are within
+    /// `goal_percent` or no further move is possible.
     balancing: bool,
     /// Number of failed moves of each paxos group since its last successful move.
     failures: BTreeMap<GroupId, u32>,
@@ -413,8 +415,9 @@ impl Mover {
         }
     }
 
-    /// Proposes to take the token for this move. [`Mover::propose`] treats a renewal of the first step as the same
-    /// proposal. This does no harm, because the renewal is due much later.
+    /// Proposes to take the token for this move. [`Mover::propose`] treats the first renewal of the token as a
+    /// repetition of this proposal. This treatment delays the renewal by at most [`Options::retry`], so the renewal is
+    /// still in time.
     fn propose_take(&mut self, now: Instant, take: Take) -> Vec<Action> {
         let what = (Fence(take.precondition.0.0 + 1), Some(Step::FIRST));
         self.propose(now, what, Record::TokenTake(take))
@@ -439,7 +442,7 @@ impl View<'_> {
         self.system.node(node).is_some_and(|node| node.alive.is_some() && !node.draining && node.capacity > 0)
     }
 
-    /// Returns true if the mastership that the token's move must end has ended. No node then acts for the move.
+    /// Returns true if the mastership that the token's move must end is over. No node then obeys orders of the move.
     fn is_over(&self, token: &Token) -> bool {
         self.master(token.group).is_some_and(|(_, epoch)| epoch > token.epoch)
     }

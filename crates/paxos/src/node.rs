@@ -21,8 +21,8 @@ mod moves;
 pub use moves::ActiveOrders;
 
 /// Node with a member of each of its paxos groups. If the system group is one of these paxos groups, the node is the
-/// application of the system group. Through it, the node renews the leases of its other paxos groups, and moves their
-/// masters.
+/// application of the system group. Through the system group, the node renews the leases of its other paxos groups, and
+/// moves their masters.
 #[derive(Debug)]
 pub struct Node {
     process: Process,
@@ -74,9 +74,9 @@ impl Node {
     /// its first members.
     ///
     /// # Panics
-    /// The node panics as [`Group::start`] does. It also panics if the options allow a process to take over a move's
-    /// token while the holder still acts. It also panics if the options do not leave a master time to hand over before
-    /// the end of its orders. It also panics if the journal contains records that this build cannot read.
+    /// Panics in the cases in which [`Group::start`] panics. Also panics if the options allow a process to take over a
+    /// move's token while the holder still acts. Also panics if the options do not leave a master time to hand over
+    /// before the end of its orders. Also panics if the journal contains records that this build cannot read.
     pub fn start(
         process: Process,
         options: &Arc<Options>,
@@ -114,9 +114,10 @@ impl Node {
     }
 
     /// # Panics
-    /// The node panics as [`Group::step`] does. It also panics if an entry proposed to the system group is not a
-    /// [`system::Record`], because that entry would stop all nodes once it is decided. It also panics if this build
-    /// cannot read an entry that the system group decides, or a snapshot of the system group that another member sends.
+    /// Panics in the cases in which [`Group::step`] panics. Also panics if the caller proposes to the system group an
+    /// entry that is not a [`system::Record`], because the entry would stop all nodes once it is decided. Also panics
+    /// if this build cannot read an entry that the system group decides, or a snapshot of the system group that another
+    /// member sends.
     pub fn step(&mut self, now: Instant, input: NodeInput, effects: &mut Effects) {
         let begun = effects.events.len();
         match input {
@@ -160,7 +161,8 @@ impl Node {
             Message::Report(report) => self.handle_report(from, report, now, effects),
             Message::Orders(orders) => self.handle_orders(&orders, now, effects),
             Message::RequestConsent { term } => self.handle_consent_request(from, group, term, now, effects),
-            // The node drops an entry that is not a record, because the entry would stop all nodes once it is decided.
+            // The node drops a forwarded entry that is not a record of the system group, because the entry would stop
+            // all nodes once it is decided.
             Message::Forward { entry } if group == GroupId::SYSTEM => {
                 if let Ok(record) = system::Record::decode(&entry)
                     && !self.is_pending(&record)
@@ -193,10 +195,9 @@ impl Node {
         self.relay_consents(sent, effects);
     }
 
-    /// Finds the consents among the messages from index `at` on, and also sends them to the members of the system
-    /// group. These members forward the consents. The members of the system group may receive this node's messages
-    /// although the next masters do not. This node is then alive, and without the consents the next masters could not
-    /// take over.
+    /// Also sends each consent among the messages from index `at` on to the members of the system group. These members
+    /// forward the consent to the next master. They may receive this node's messages although the next master does not.
+    /// This node then stays alive, and the next master could not take over without the consent.
     fn relay_consents(&self, at: usize, effects: &mut Effects) {
         let Some(system) = self.groups.get(&GroupId::SYSTEM) else { return };
         for index in at..effects.sends.len() {
@@ -207,7 +208,8 @@ impl Node {
         }
     }
 
-    /// Proposes that this node is alive, and that other nodes are dead, if such proposals are due.
+    /// Proposes the records of the system group that are due. They state that this node is alive, or that other nodes
+    /// are dead.
     fn live(&mut self, now: Instant, effects: &mut Effects) {
         for record in self.liveness.tick(self.masters_system(now), now, &self.options) {
             self.propose(&record, now, effects);

@@ -8,15 +8,16 @@ use crate::simulation::Deviation;
 /// Options of a node. All nodes must use the same values.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Time for which a master may serve after its last renewal. A shorter lease detects dead masters sooner. A longer
-    /// lease needs fewer renewals and tolerates slower disks.
+    /// Time for which a master may serve after its last renewal. With a shorter lease, other nodes take over from a
+    /// dead master sooner. A longer lease needs fewer renewals and tolerates slower disks.
     pub lease: Duration,
     /// Maximum difference between the rates of two clocks, in millionths. If the difference is greater, leases are not
     /// safe.
     pub drift_ppm: u32,
     /// Time without a response after which a node sends a message again.
     pub resend: Duration,
-    /// Approximate length of the delays by which candidates avoid each other.
+    /// Approximate delay of a candidacy. Nodes delay their candidacies by different times, so that they do not depose
+    /// each other.
     pub stagger: Duration,
     /// Time after which a master that consented to a takeover may become master again. The time starts again with each
     /// prepare or pull message of the node that takes over.
@@ -80,15 +81,15 @@ impl Options {
         assert!(self.drift_ppm < 1_000_000, "the clock drift must be less than 1,000,000 parts per million");
     }
 
-    /// Returns `duration` plus the possible clock drift. By any clock, the result is at least as long as `duration` by
-    /// any other clock.
+    /// Returns `duration` plus the possible clock drift. The returned time by one clock is at least as long as
+    /// `duration` by any other clock.
     #[must_use]
     pub fn stretched(&self, duration: Duration) -> Duration {
         duration + self.drift(duration)
     }
 
-    /// Returns `duration` minus the possible clock drift. By any clock, the result is at most as long as `duration` by
-    /// any other clock.
+    /// Returns `duration` minus the possible clock drift. The returned time by one clock is at most as long as
+    /// `duration` by any other clock.
     #[must_use]
     pub fn shrunk(&self, duration: Duration) -> Duration {
         duration.saturating_sub(self.drift(duration))
@@ -96,7 +97,7 @@ impl Options {
 
     fn drift(&self, duration: Duration) -> Duration {
         let micros = u128::from(self.drift_ppm) * duration.as_micros() / 1_000_000;
-        // The sum includes two more microseconds, because both clocks round instants to whole microseconds.
+        // The drift includes two more microseconds, because both clocks round instants to whole microseconds.
         Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX).saturating_add(2))
     }
 }

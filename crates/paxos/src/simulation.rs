@@ -11,8 +11,8 @@
 pub enum Defence {
     #[default]
     Both,
-    /// Acceptors promise no other candidate until a lease is certainly over. Candidates campaign at any time, and the
-    /// log does not compare claims.
+    /// An acceptor promises no ballot of another node until the master's lease is certainly over. A candidate may
+    /// campaign at any time, and a node that applies a `BeMaster` entry does not compare the entry's claim.
     Acceptors,
     /// A candidate waits until the master's lease is over. When a node applies a `BeMaster` entry of the log, it
     /// compares the entry's claim with the mastership in its own state. An acceptor makes promises at any time.
@@ -30,14 +30,14 @@ pub enum Mutant {
     VotesBeforeSync,
     /// A follower votes for entries although it lacks the entries before them.
     VotesWithGap,
-    /// A leader sends new entries with the position of other entries that it sent before, instead of the position of
-    /// the entry before them.
+    /// A leader sends entries with the position at the end of its previous message, although the entries may belong
+    /// after another position.
     MergesIntoStaleAccept,
     /// The log accepts every `BeMaster` entry and does not compare its claim.
     SkipsCompareAndSwap,
     /// The log compares the epoch of a claim, but not the last slot that renewed the lease.
     ComparesMasterRecordOnly,
-    /// A lease counts from the instant at which the leader learned of the decision of its slot.
+    /// A lease counts from the decision of the slot that renews it, not from the proposal of this slot.
     LeaseFromDecision,
     /// A node that was master when it stopped serves as soon as it starts again.
     RestartedServes,
@@ -58,7 +58,7 @@ pub enum Mutant {
     DecidesUnmatched,
     /// A leader proposes a second change of members before the first change is decided.
     ChangesMembersTwice,
-    /// The end of a shortened lease counts from the decision of its record.
+    /// The remaining time of a shortened lease counts from the decision of the `Shorten` entry, not from its proposal.
     ShortensFromDecision,
     /// A candidate uses its own log although another log is ahead.
     IgnoresLogAhead,

@@ -7,7 +7,8 @@ use crate::entry::{BeMaster, Claim, Entry, Shorten, Value};
 use crate::ids::{NodeId, Slot, Term};
 use crate::simulation::{Deviation, Mutant};
 
-/// State of a paxos group after a slot. The state is equal on every node that has read the log up to this slot.
+/// State of a paxos group after a slot of its log. The state is equal on every node that has applied the log up to this
+/// slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupState {
     pub mastership: Mastership,
@@ -18,10 +19,12 @@ pub struct GroupState {
 /// Present or last mastership, and the values that determine its lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mastership {
-    /// Term of the mastership. Its epoch increases with each master, and also when a master renews its own mastership.
+    /// Term of the mastership. The epoch of the term increases with each new master, and also when a master renews its
+    /// own mastership.
     pub term: Term,
     pub node: Option<NodeId>,
-    /// Liveness epoch of the node; 0 if the node has none. The epoch renews the lease while the paxos group is idle.
+    /// Liveness epoch of the master, which renews the lease while the paxos group is idle; 0 if no liveness epoch
+    /// renews the lease.
     pub liveness: u64,
     /// Last slot that renewed the lease.
     pub lease_slot: Slot,
@@ -86,7 +89,8 @@ impl GroupState {
         if let Value::Shorten(Shorten { term, to, remaining }) = entry.value
             && term == mastership.term
         {
-            // The mastership loses its liveness epoch, so that a shortened lease ends even if the node is alive.
+            // A mastership with a shortened lease has no liveness epoch. Therefore the lease ends even if the master is
+            // alive.
             (mastership.shortened, mastership.liveness) = (Some(Shortened { to, remaining }), 0);
         }
         mastership.lease_slot = slot;
@@ -95,7 +99,7 @@ impl GroupState {
 }
 
 impl Mastership {
-    /// Value before the first mastership.
+    /// Value for a paxos group that has not had a master yet.
     pub const NONE: Mastership =
         Mastership { term: Term::NONE, node: None, liveness: 0, lease_slot: Slot(0), shortened: None };
 

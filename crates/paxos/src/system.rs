@@ -25,35 +25,38 @@ pub struct Fence(pub u64);
 /// Change that the system group decides.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record {
-    /// Registers a node or changes its capacity. This does not make the node alive.
+    /// Registers a node or changes its capacity. The record does not make the node alive.
     Node { node: NodeId, capacity: u32 },
-    /// Requires masters to leave this node if `draining` is true. Otherwise, allows masters to return.
+    /// Requires the mover to move masters away from this node if `draining` is true. Otherwise, allows the mover to
+    /// move masters to this node again.
     Drain { node: NodeId, draining: bool },
     /// Registers a paxos group or changes its replicas.
     Group { group: GroupId, replicas: Vec<NodeId> },
     /// Sets the measured weights of paxos groups.
     Weigh { weights: Vec<(GroupId, u64)> },
-    /// Gives `liveness`, the next liveness epoch of a node, to a process. This ends the earlier epoch of the node. A
-    /// process joins before all other actions. It joins again when its epoch has expired, but never while it serves
-    /// with another epoch.
+    /// Gives `liveness`, the next liveness epoch of a node, to a process of the node, and ends the earlier epoch of the
+    /// node. A process proposes this record before all other actions. It proposes the record again when its epoch has
+    /// expired, but never while it serves with another epoch.
     Join {
         node: NodeId,
         liveness: u64,
         /// Random number that the process drew at its start. By this number, the process distinguishes its own join
         /// from a pending join of an earlier process of the node.
         incarnation: u64,
-        /// Instant of the proposal, by the node's own clock. The lease counts from this instant.
+        /// Instant at which the process proposed the join, by the node's own clock. The lease of the liveness epoch
+        /// counts from this instant.
         stamp: Instant,
     },
-    /// Renews the liveness epoch of this process. `last` is the slot of the last renewal that the process has learned.
-    /// A node that can send messages but receives none therefore does not stay alive. Such a node cannot serve clients,
-    /// and would block other nodes. `stamp` has the same meaning as in [`Record::Join`].
+    /// Renews the liveness epoch of a process. `last` is the slot of the last renewal that the process has learned. The
+    /// record has no effect if there is a later renewal. Therefore a node that can send messages but receives none does
+    /// not stay alive: it cannot serve clients, and would block other nodes. `stamp` has the same meaning as in
+    /// [`Record::Join`].
     Alive { node: NodeId, liveness: u64, last: Slot, stamp: Instant },
-    /// Ends a liveness epoch whose last renewal is at the slot `last`. A node proposes this record only after a wait.
-    /// The wait is the lease plus the possible clock drift, and counts from the instant at which the node learned of
-    /// `last`, or from its start.
+    /// Ends a liveness epoch whose last renewal is at the slot `last`. A node proposes this record only after a wait of
+    /// the lease plus the possible clock drift. The wait begins when the node learns of the renewal at `last`, or when
+    /// the node starts.
     Expire { node: NodeId, liveness: u64, last: Slot },
-    /// Takes the token for one move. A process takes the token from another holder only after
+    /// Takes the token for one move. A process takes the token from another holder only after a wait of
     /// [`crate::mover::Options::wait`].
     TokenTake(Take),
     /// Renews the token, and records the progress of its move.
@@ -64,8 +67,8 @@ pub enum Record {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Take {
-    /// Last fence that the process that takes the token knows, and the slot of the last record of the present token.
-    /// The slot is 0 if no process holds the token.
+    /// State that the proposer expects: the last fence of a token, and the slot of the last record of the present
+    /// token. The slot is 0 if no process holds the token.
     pub precondition: (Fence, Slot),
     pub holder: NodeId,
     /// Liveness epoch of the holder. By this epoch, a process recognises the token of an earlier process of its node.
@@ -100,11 +103,11 @@ pub enum Preparation {
     NotifyProducers,
 }
 
-/// Scheme of a hand-over.
+/// Scheme by which the present master of a paxos group hands over to the next master.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Scheme {
-    /// The present master stops serving and consents. Then the next master takes over. This takes one round trip and
-    /// one proposal.
+    /// The present master stops serving and consents to the hand-over. Then the next master takes over. The hand-over
+    /// takes one round trip and one proposal.
     Consent,
     /// The present master proposes an early end of its lease. Then the next master waits for this end.
     Shorten,
@@ -129,9 +132,9 @@ pub struct Node {
     /// Last liveness epoch that a process of the node took; 0 before the first epoch.
     pub liveness: u64,
     pub incarnation: u64,
-    /// Instant of the proposal of the last renewal, by the node's own clock.
+    /// Instant at which the node proposed the last renewal of its liveness epoch, by its own clock.
     pub stamp: Instant,
-    /// Slot of the last renewal; `None` once the epoch has expired.
+    /// Slot of the last renewal of the liveness epoch; `None` if the node is not alive.
     pub alive: Option<Slot>,
 }
 
@@ -152,9 +155,9 @@ pub struct Token {
     pub to: NodeId,
     pub epoch: Epoch,
     pub step: Step,
-    /// Instant of the proposal of the token's last record, by the holder's own clock.
+    /// Instant at which the holder proposed the last record that took or renewed the token, by its own clock.
     pub stamp: Instant,
-    /// Slot of the token's last record.
+    /// Slot of the last record that took or renewed the token.
     pub last: Slot,
 }
 
@@ -169,7 +172,7 @@ pub struct System {
 
 impl System {
     /// # Panics
-    /// Panics if this state already includes `slot`, because this replica has then lost its position in the log.
+    /// Panics if `slot` is not after the last applied slot. In this case, the replica has lost its position in the log.
     pub fn apply(&mut self, slot: Slot, record: &Record) -> RecordOutcome {
         assert!(slot > self.applied, "slot {slot} is applied after {}", self.applied);
         self.applied = slot;
@@ -193,8 +196,8 @@ impl System {
                 RecordOutcome::Applied
             }),
             Record::Alive { node, liveness, last, stamp } => self.with(*node, |node| {
-                // The system group rejects a renewal that arrives after a later renewal, because the renewal would
-                // shorten the lease.
+                // The system group rejects a renewal with an earlier stamp than the last renewal, because the earlier
+                // stamp would shorten the lease.
                 if node.alive != Some(*last) || node.liveness != *liveness || *stamp <= node.stamp {
                     return RecordOutcome::Stale;
                 }

@@ -1,8 +1,8 @@
 //! Measures requests per second over loopback and the latency of one request. For comparison, the same run measures a
 //! bare hyper echo server.
 //!
-//! Run it with `cargo run --profile dist -p peers --example rate`. The client and the server share this machine's
-//! cores. The echo server computes no MACs.
+//! Run the example with `cargo run --profile dist -p peers --example rate`. The client and the server share the cores
+//! of one machine. The echo server computes no MACs.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
@@ -86,8 +86,8 @@ async fn measure(runtime: &Runtime, what: &str, tasks: usize, once: &Once) {
     println!("| {what} | {tasks} | {a_second} | {:.0} us | {p50} us | {p99} us |", all.mean());
 }
 
-/// Histogram of microseconds up to one minute. A value above one minute is an error. Little's law allows a check of
-/// each printed line: the throughput times the mean equals the number of tasks.
+/// Histogram of request durations in microseconds, up to one minute. A longer duration is an error. Little's law allows
+/// a check of each printed line: the requests per second times the mean duration equal the number of tasks.
 fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000, 3).unwrap()
 }

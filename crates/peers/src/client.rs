@@ -24,25 +24,26 @@ use crate::proof::{self, Head, PATH, Sender};
 use crate::secret::{ClusterSecret, sha256};
 use crate::{Executor, HEAD_BYTES_MAX};
 
-/// Maximum length of a rejection's reason in the client's error.
+/// Maximum number of characters that the client copies from the reason of a rejection into its error.
 const REASON_CHARS_MAX: usize = 300;
 
 /// Limits of requests. Each default suits most clusters.
 #[derive(Clone, Debug)]
 pub struct PeersOptions {
-    /// Time limit for connecting to a member. Default 1 s, because the network latency between members is low. A value
-    /// that is too small fails requests while the network is slow; a value that is too large delays requests to a dead
-    /// machine.
+    /// Time limit for connecting to a member. Default 1 s, because the network latency between members is low. If the
+    /// limit is too short, requests fail while the network is slow. If it is too long, requests to a dead machine fail
+    /// late.
     pub connect_timeout: Duration,
-    /// Time limit of a request, from the call to the end of the response, including the connection. If the client sends
-    /// a create in parts, this limit applies to each part. Default 5 s. Callers also have their own limits.
+    /// Time limit of a request, from the call to the end of the response, including the time to connect. If the caller
+    /// splits a create into several requests, this limit applies to each request. Default 5 s. Callers also have their
+    /// own limits.
     pub request_timeout: Duration,
     /// Longest time for which the client keeps an unused connection open. Default 30 s. The value should be less than
-    /// the listener's limit.
+    /// the idle timeout of the listener (`ListenerOptions::idle_timeout`).
     pub idle_timeout: Duration,
     /// Maximum number of requests in flight to one address, which is also the maximum number of connections. Further
-    /// requests wait while their time runs. Default 128. The value should be less than the listener's `requests_max`,
-    /// so that two members cannot use up all request permits of a third member.
+    /// requests wait, and the wait counts towards their `request_timeout`. Default 128. The value should be less than
+    /// the listener's `requests_max`, so that one member cannot use up all request permits of another member.
     pub in_flight_per_address_max: usize,
 }
 
@@ -57,7 +58,8 @@ impl Default for PeersOptions {
     }
 }
 
-/// Sends requests to other members over HTTP. The caller must create and use it inside a tokio runtime.
+/// Client that sends requests to other members over HTTP. The caller must create and use the client inside a tokio
+/// runtime.
 pub struct HttpPeers {
     client: Arc<Client>,
 }
@@ -107,8 +109,8 @@ struct Client {
     secret: ClusterSecret,
     from: Sender,
     pool: Pool<HttpConnector, Full<Bytes>>,
-    /// Semaphores, each under the address of a member. The client removes unused semaphores when it creates a
-    /// semaphore.
+    /// Semaphores that limit the requests in flight, by the member's address. The client removes unused semaphores when
+    /// it creates a semaphore.
     slots: Mutex<HashMap<String, Weak<Semaphore>>>,
     options: PeersOptions,
 }
@@ -195,7 +197,8 @@ fn uri(address: &str) -> Result<Uri, Reason> {
         .map_err(|_| format!("the member's peer address {address:?} is invalid"))
 }
 
-/// Returns a reason for operators. The response has no valid MAC, so any process may have sent it.
+/// Returns the reason why the client rejects a response without a MAC, as text for operators. Any process may have sent
+/// this response.
 fn unauthenticated(status: StatusCode) -> Reason {
     if status == StatusCode::UNAUTHORIZED {
         return "the member rejected this cluster's secret (401); check whether the member belongs to another cluster"

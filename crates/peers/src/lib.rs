@@ -1,18 +1,19 @@
 //! HTTP implementation of [`scheduler::Peers`]: [`HttpPeers`] sends requests to other members, and a [`Listener`]
 //! passes requests to a handler and sends the responses.
 //!
-//! Both sides prove that they know the cluster's secret ([`ClusterSecret`]). The client's proof in each request covers
-//! the receiving member, a nonce and the time. The listener's proof in each response covers the request. Therefore
-//! other processes cannot send requests, respond, change messages or replay them. This crate does not encrypt. Without
-//! TLS, a process that records the network traffic between members can read the bodies, including tenants' payloads and
-//! headers; keep that network private.
+//! The client and the listener prove that they know the cluster's secret ([`ClusterSecret`]). The client's proof in
+//! each request covers the receiving member, a nonce and the time. The listener's proof in each response covers the
+//! request. Therefore processes without the secret cannot send requests or responses, change messages or replay them.
+//! This crate does not encrypt messages. Without TLS, a process that records the network traffic between members can
+//! read the bodies, including tenants' payloads and headers. Therefore operators must keep the network between members
+//! private.
 //!
 //! The client repeats a request only if its pooled connection closed before the client sent any byte of the request.
 //! This crate knows no operations and no schedules: it transports bytes under an operation's name.
 //!
-//! Invariants: The listener handles a request, and the client uses a response, only after the verification of its MAC.
-//! Every failure of a request is [`scheduler::PeerError::Unreachable`] with a reason. Sizes, times and counts are
-//! limited. The secret appears in no log and no error.
+//! Invariants: The listener verifies the MAC of a request before it handles the request. The client verifies the MAC of
+//! a response before it uses the response. Every failure of a request is [`scheduler::PeerError::Unreachable`] with a
+//! reason. Sizes, times and counts are limited. The secret appears in no log and no error.
 //!
 //! docs/decisions/0110-send-member-requests-over-http.md gives the reasons for the design.
 
@@ -36,7 +37,7 @@ pub use service::{Handler, IsCurrentSession, ListenerOptions};
 /// Maximum bytes of the head (first line and headers) of a request or response.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// Spawns the tasks of the client's connections. Each task ends with its pool.
+/// Spawns the tasks of the client's connections. Each task ends when the client drops its connection pool, or earlier.
 #[derive(Clone)]
 struct Executor(Runtime);
 

@@ -1,4 +1,5 @@
-//! Listener of a member. It accepts connections until it stops and its requests have ended.
+//! Listener for the requests of other members. After a stop, it accepts no more connections and waits for the requests
+//! in progress.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,8 +1,9 @@
 //! Nonces of handled requests. They prevent the listener from handling a request twice.
 //!
-//! The listener remembers a nonce until the age check rejects a repetition of its request. The monotonic clock measures
-//! this time. If this member's wall clock is set back by more than the limit, a process that recorded the traffic can
-//! replay requests from the repeated period while the member's session is the same.
+//! The listener remembers the nonce of a request until the age check rejects a repetition of the request. It measures
+//! this time by the monotonic clock. Suppose that an operator sets this member's wall clock back by more than the limit
+//! of the age check. Then a process that recorded the traffic can replay requests from the repeated period until the
+//! member's session ends.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};

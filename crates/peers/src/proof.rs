@@ -1,10 +1,10 @@
 //! Headers that prove to the receiver of a request or response that the sender knows the cluster's secret.
 //!
-//! A request's MAC covers its method and path, its operation, its sender, its receiver, a nonce, the sender's clock,
-//! and the hash of its body. The head contains the hash, so the listener can verify the head before it reads the body.
-//! A response's MAC covers the request's nonce, the status and the hash of the response's body, so it is valid only for
-//! this request. The texts of requests and responses begin with different words, so the MAC of a request is never valid
-//! for a response.
+//! A request's MAC covers its method and path, its operation, its sender, its receiver, a nonce, the time by the
+//! sender's clock, and the hash of its body. The head contains the hash, so the listener can verify the head before it
+//! reads the body. A response's MAC covers the request's nonce, the status and the hash of the response's body, so it
+//! is valid only for this request. The MACs of requests and of responses cover texts that begin with different words.
+//! Therefore the MAC of a request is never valid for a response.
 
 use domain::Timestamp;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -43,14 +43,14 @@ impl Sender {
     }
 }
 
-/// Variable parts of a request that its MAC covers.
+/// Variable parts of the text that the MAC of a request covers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Head {
     pub(crate) operation: String,
     pub(crate) from: Sender,
     pub(crate) to: MemberId,
     pub(crate) nonce: u128,
-    /// Time that the sender's clock showed when it sent the request.
+    /// Time at which the sender sent the request, by the sender's clock.
     pub(crate) sent_at: Timestamp,
     pub(crate) body: Hash,
 }

@@ -1,8 +1,9 @@
 //! Handles one request: verifies its sender, runs the operation and responds.
 //!
-//! The checks run in this order: the MAC of the head, the receiver, the time, the nonce. Only then does the service
-//! read the body, up to a limit, compare it with its hash, and decode it. Invariants: Without a valid MAC, the service
-//! decodes nothing, stores nothing and waits for nothing. After a valid MAC, every response also carries a MAC.
+//! The service checks the MAC of the head, the receiver, the time and the nonce, in this order. Only then does it read
+//! the body, up to a limit, compare the hash of the body with the hash in the head, and pass the body to the handler.
+//! Invariants: For a request without a valid MAC, the service decodes no body, stores nothing and waits for nothing.
+//! Every response to a request with a valid MAC also has a MAC.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -45,22 +46,23 @@ pub struct ListenerOptions {
     /// `read_timeout`. Default 256. Each request may occupy [`scheduler::REQUEST_BYTES_MAX`] bytes, and about twice as
     /// much while the service decodes it.
     pub requests_max: usize,
-    /// Time limit from the head of a request to the end of its body, and for a new connection to send its first
-    /// head. Default 5 s.
+    /// Time within which the service must receive the body of a request, or the first head on a new connection. Default
+    /// 5 s.
     pub read_timeout: Duration,
-    /// Time limit of the handler. Default 30 s, which exceeds every client's timeout: the limit only prevents a hanging
-    /// store from blocking requests forever. After the timeout, the operation may be partly done.
+    /// Time limit of the handler. Default 30 s, which exceeds the timeout of every client. Without the limit, a hanging
+    /// store would block requests forever. After the timeout, parts of the operation may have taken effect.
     pub handler_timeout: Duration,
     /// Time without a request after which the listener closes a connection. Default 60 s. The value should exceed the
-    /// client's limit, so that the listener does not close a connection while a request is in transit.
+    /// idle timeout of the client (`PeersOptions::idle_timeout`), so that the listener does not close a connection
+    /// while a request is in transit.
     pub idle_timeout: Duration,
-    /// Largest difference from a sender's clock, in either direction. Default 30 s. The listener remembers each nonce
-    /// for about this time.
+    /// Largest difference between this member's clock and a sender's clock that the service accepts, in either
+    /// direction. Default 30 s. The listener remembers each nonce for about this time.
     pub clock_offset_max: Duration,
     /// Maximum number of remembered nonces. The service rejects requests beyond this number. Default 1,048,576. With
-    /// the default clock offset this allows 35,000 requests per second, in about 70 MB.
+    /// the default `clock_offset_max`, this number allows 35,000 requests per second and takes about 70 MB of memory.
     pub nonces_max: usize,
-    /// Time limit for requests in progress when the listener stops. Default 10 s.
+    /// Longest time for which a stopping listener waits for the requests in progress. Default 10 s.
     pub drain_timeout: Duration,
 }
 
@@ -87,7 +89,7 @@ pub(crate) struct Parts {
     pub(crate) handler: Handler,
     pub(crate) options: ListenerOptions,
     pub(crate) request_counter: Arc<RequestCounter>,
-    /// Tasks of the handlers. Their `kill` drops the handlers that still run.
+    /// Signals and tasks of the listener's stop. The signal `kill` drops the handlers that still run.
     pub(crate) shutdown: Shutdown,
 }
 
@@ -96,7 +98,8 @@ pub(crate) struct Service {
     /// Permits for requests. The service needs one permit while it reads or handles a request.
     request_permits: Arc<Semaphore>,
     nonces: Mutex<Nonces>,
-    /// Time of the last line that [`Service::warn`] logged, in milliseconds; 0 if it logged no line.
+    /// Time of the last line that [`Service::warn`] logged, in milliseconds of the monotonic clock; 0 if it logged no
+    /// line.
     warned_millis: AtomicU64,
 }
 
@@ -209,12 +212,14 @@ impl Service {
             });
             return Err(rejected(StatusCode::FORBIDDEN, clocks_differ(sent_at, now, limit)));
         }
-        // The extra millisecond is necessary, because the service still accepts a request exactly at the limit.
+        // The listener remembers the nonce for an extra millisecond, because the age check still accepts a request
+        // whose age equals the limit.
         let left = (head.sent_at + limit).since(now) + Duration::from_millis(1);
         self.note(head, left)
     }
 
-    /// Rejects a repeated request. After the time `left`, the age check rejects the request.
+    /// Rejects a repeated request. For this check, the listener remembers the nonce for `left`. After this time, the
+    /// age check rejects the request.
     fn note(&self, head: &Head, left: Duration) -> Result<(), Rejected> {
         let now = self.parts.runtime.monotonic();
         let noted = self.nonces.lock().expect("no holder of this lock panics").note(head.nonce, now, now + left);
@@ -275,7 +280,7 @@ impl Service {
         let (sender, receiver) = oneshot::channel();
         let service = self.clone();
         let token = self.parts.shutdown.tasks.token();
-        // A stopping listener waits until the service drops this token.
+        // A stopping listener waits until the task drops this token.
         drop(self.parts.runtime.spawn("peer request", async move {
             let _held = (permit, token);
             let handling = (service.parts.handler)(operation, body);
@@ -296,7 +301,7 @@ impl Service {
         }
     }
 
-    /// Logs a line that any process on the network can cause, at most once per [`WARNING_PERIOD`].
+    /// Logs a line at most once per [`WARNING_PERIOD`], because any process on the network can cause such a line.
     fn warn(&self, log: impl FnOnce()) {
         let now = u64::try_from(self.parts.runtime.monotonic().since_start().as_millis()).unwrap_or(u64::MAX);
         let last = self.warned_millis.load(Ordering::Relaxed);

@@ -26,7 +26,7 @@ pub enum Failure {
         /// Time limit that the client applied.
         waited: Duration,
     },
-    /// The server rejected the user, the password, the database or the permission.
+    /// The server rejected the user, the password or the database, or does not permit the connection.
     #[error("{server} rejected the connection: {reason}; check the user, the password and the database in its URL")]
     Denied {
         /// Server's URL without the password.
@@ -63,8 +63,8 @@ impl Failure {
         };
         let (code, reason) = (db_error.code(), db_error.message().to_owned());
         match code.code() {
-            // The codes mean: the server is shutting down, is starting, ends all sessions after a crash, or has too
-            // many clients. A later attempt may succeed.
+            // These error codes mean that the server is shutting down, ended all sessions after a crash, is starting,
+            // ended an idle session, or has too many clients. A later attempt may succeed.
             "57P01" | "57P02" | "57P03" | "57P05" | "53300" => Failure::Unreachable { server, reason },
             // Only a primary accepts writes. The server became a standby while this process was connected.
             "25006" => Failure::Unreachable { server, reason },

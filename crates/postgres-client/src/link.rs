@@ -22,8 +22,8 @@ const BACKOFF_MAX: Duration = Duration::from_secs(1);
 /// wait.
 const RESPONSE_GRACE: Duration = Duration::from_secs(1);
 
-/// Handle to a connection that a task opens and reopens. A clone is cheap. The task ends when the caller cancels
-/// `stop`.
+/// Handle to a connection that a task opens and reopens. A clone is cheap. The task ends when the caller cancels the
+/// token `stop` of [`Link::start`].
 #[derive(Clone)]
 pub struct Link {
     runtime: Runtime,
@@ -40,8 +40,8 @@ enum State {
     Stopped,
 }
 
-/// One connection and its prepared statements. Concurrent calls are pipelined: the client sends each request without
-/// waiting for the responses to the others. The server runs the requests one after the other.
+/// One connection and its prepared statements. Concurrent calls are pipelined: the client sends a request without
+/// waiting for the responses to earlier requests. The server runs the requests one after the other.
 pub struct Session {
     runtime: Runtime,
     server: Arc<Server>,
@@ -156,7 +156,7 @@ impl Session {
     /// timeout, this method ends the connection and all requests under way on it.
     ///
     /// # Errors
-    /// Returns an error if the server rejects the request, does not respond, or the connection ends.
+    /// Returns an error if the server rejects the request or does not respond, or if the connection ends.
     pub async fn within<T>(
         &self,
         request: impl Future<Output = Result<T, tokio_postgres::Error>>,

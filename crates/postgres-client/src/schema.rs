@@ -39,9 +39,10 @@ impl Schema {
         }
         let select = format!("select version from {name}.meta");
         match session.within(session.client().query_opt(&select, &[])).await {
-            // A migration is atomic. If the row is missing, no migration of this schema has finished.
+            // A migration is atomic. If the row of the table `meta` is missing, no migration of this schema has
+            // finished.
             Ok(row) => Ok(Some(row.map_or(0, |row| row.get(0)))),
-            // Another process dropped the schema between the two statements.
+            // Another process dropped the schema after the first query and before the second query.
             Err(failure) if failure.code() == Some(SqlState::UNDEFINED_TABLE) => Ok(None),
             Err(failure) => Err(failure),
         }

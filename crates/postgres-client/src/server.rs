@@ -22,10 +22,11 @@ pub struct Options {
     pub password: Option<String>,
     /// Name that `pg_stat_activity` shows for these connections.
     pub application_name: String,
-    /// Longest time to establish a connection. The default is 5 s. A shorter time fails on a busy server.
+    /// Longest time to establish a connection. The default is 5 s. With a shorter time, attempts to connect to a busy
+    /// server fail.
     pub connect_timeout: Duration,
     /// Longest duration of a statement. The server cancels a statement that takes longer. If the server does not
-    /// respond, the client closes the connection shortly after. The default is 10 s.
+    /// respond, the client closes the connection one second after this time. The default is 10 s.
     pub statement_timeout: Duration,
     /// Settings of each session, such as `("jit", "off")`. Settings in the URL's `options` override these settings.
     pub settings: Vec<(&'static str, String)>,
@@ -69,7 +70,8 @@ impl Server {
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             return Err(UrlError::NoHost);
         }
-        // A host contains no @, so this @ is part of the password. The password must not appear in the error.
+        // A host name contains no @, so an @ in the parsed host is part of the password. The error must not contain the
+        // password.
         if config.get_hosts().iter().any(|host| matches!(host, Host::Tcp(name) if name.contains('@'))) {
             let reason = "the host contains @, which is probably part of the password";
             return Err(UrlError::Form(reason.to_owned()));
@@ -142,14 +144,15 @@ struct Ssl {
     roots: Option<String>,
 }
 
-/// Returns the URL without its TLS parameters, and the values of these parameters. The protocol library does not
-/// support TLS parameters.
+/// Returns the URL without its TLS parameters, and the values of these parameters. The protocol library supports only
+/// some TLS parameters, so this crate handles them.
 fn take_ssl(url: &str) -> Result<(String, Ssl), UrlError> {
     if !url.starts_with("postgresql://") && !url.starts_with("postgres://") {
         return Err(UrlError::Scheme);
     }
     let mut ssl = Ssl { mode: Mode::Prefer, roots: None };
-    // The search starts at the `@`, because the password before the `@` may contain a question mark.
+    // The search for the start of the query begins at the `@`, because the password before the `@` may contain a
+    // question mark.
     let authority = url.find('@').unwrap_or(0);
     let Some(query) = url[authority..].find('?').map(|at| authority + at) else { return Ok((url.to_owned(), ssl)) };
     let mut kept = Vec::new();

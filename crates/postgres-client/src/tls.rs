@@ -19,7 +19,8 @@ pub(crate) enum Mode {
     Prefer,
     /// The client encrypts the connection. It checks the server's certificate only if the URL names a root certificate.
     Require,
-    /// The client encrypts the connection, and requires a server certificate that a root certificate signed.
+    /// The client encrypts the connection. It requires a server certificate whose chain ends at a trusted root
+    /// certificate.
     VerifyCa,
     /// The client makes the same checks as with `VerifyCa`. The server's certificate must also name the host of the
     /// URL.
@@ -38,7 +39,7 @@ impl Mode {
         })
     }
 
-    /// Returns the mode that the protocol library needs.
+    /// Returns the `sslmode` to set in the library `tokio_postgres` for this mode.
     pub(crate) fn protocol_mode(self) -> SslMode {
         match self {
             Mode::Disable => SslMode::Disable,
@@ -53,8 +54,8 @@ impl Mode {
 pub(crate) fn client(mode: Mode, roots: Option<&str>) -> Result<ClientConfig, UrlError> {
     let provider = Arc::new(ring::default_provider());
     let check = match (mode, roots) {
-        // If the URL names a root certificate, `require` also checks the server's certificate. libpq does the same, to
-        // keep older setups safe.
+        // If the URL names a root certificate, the client also checks the server's certificate in the mode `require`.
+        // libpq does the same, for compatibility with its earlier versions.
         (Mode::Require, Some(_)) => Check::Signed(verifier(&provider, roots)?),
         (Mode::Disable | Mode::Prefer | Mode::Require, _) => Check::Nothing,
         (Mode::VerifyCa, _) => Check::Signed(verifier(&provider, roots)?),
@@ -113,7 +114,8 @@ impl ServerCertVerifier for Verifier {
             Check::SignedForHost(verifier) => {
                 verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
             }
-            // The verifier checks the host name last, so this error means that all other checks passed.
+            // The verifier checks the host name last, so an error about the host name means that all other checks
+            // passed.
             Check::Signed(verifier) => {
                 match verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
                     Err(rustls::Error::InvalidCertificate(

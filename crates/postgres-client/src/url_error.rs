@@ -1,6 +1,6 @@
 //! Errors of PostgreSQL URLs.
 
-/// Error of an invalid PostgreSQL URL. The texts never contain the URL, because the URL may contain a password.
+/// Error of an invalid PostgreSQL URL. The error texts never contain the URL, because the URL may contain a password.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum UrlError {
     /// The URL starts with neither `postgresql://` nor `postgres://`.
@@ -15,12 +15,12 @@ pub enum UrlError {
     /// The file that `sslrootcert` names is unreadable or contains an invalid certificate.
     #[error("invalid root certificate {path}: {reason}")]
     RootCertificate {
-        /// Path of the file.
+        /// Path of the file with the root certificates.
         path: String,
-        /// Fault of the file.
+        /// Reason why the client cannot use the file with the root certificates.
         reason: String,
     },
-    /// The URL has another fault. The text is the reason.
+    /// The URL has a fault that no other variant describes. The text states the fault.
     #[error(
         "invalid PostgreSQL URL: {0}; write @, / and ? in a password as %40, %2F and %3F, or read the password from a \
          file"

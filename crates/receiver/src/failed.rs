@@ -6,8 +6,8 @@ use std::fmt;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 
-/// Error of a handler, which contains the cause of the failure. The response has the status 500, so Reveille sends the
-/// callback again. The cause appears only in the log of the receiver's process.
+/// Error of a callback's handler, with the cause of the failure. The receiver responds with the status 500, so Reveille
+/// sends the callback again. The cause appears only in the log of the receiver's process.
 pub struct Failed(Box<dyn Error + Send + Sync>);
 
 impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failed {

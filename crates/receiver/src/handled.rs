@@ -1,4 +1,4 @@
-//! The table of handled callbacks, which the receiver owns. It has one row per callback.
+//! Table of the callbacks that the receiver has handled, in the receiver's own database. It has one row per callback.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ create table if not exists reveille_callbacks (
 create index if not exists reveille_callbacks_received_at on reveille_callbacks (received_at);
 ";
 
-/// Key of the advisory lock of [`create_table`]: `rvlcallb` in ASCII.
+/// Key of the PostgreSQL advisory lock that [`create_table`] takes: `rvlcallb` in ASCII.
 const LOCK: i64 = 0x7276_6c63_616c_6c62;
 const INSERT: &str = "insert into reveille_callbacks (id) values ($1) on conflict do nothing";
 const DELETE: &str = "\
@@ -33,8 +33,8 @@ const DELETED_AT_ONCE: u16 = 10_000;
 /// # Errors
 /// Returns the error of the database, for example if the role has no permission to create tables.
 pub async fn create_table(client: &Client) -> Result<(), Error> {
-    // With `if not exists` alone, one of two concurrent callers fails, so this function takes a lock first. The
-    // statements of one message form one transaction.
+    // With `if not exists` alone, one of two concurrent callers fails, so this function takes an advisory lock first.
+    // PostgreSQL executes all statements of one message in one transaction, so the lock covers the creation.
     client.batch_execute(&format!("select pg_advisory_xact_lock({LOCK}); {TABLE}")).await
 }
 
@@ -42,9 +42,10 @@ pub async fn create_table(client: &Client) -> Result<(), Error> {
 /// counts as handled when the caller commits this transaction. If the result is `false`, the caller must respond with
 /// success and must not handle the callback again.
 ///
-/// If another open transaction has inserted the same id, this call waits until that transaction ends. The result is
-/// `false` after a commit and `true` after a rollback. With an isolation level stricter than `read committed`, this
-/// call returns a serialization error after a commit. The callback's next attempt then succeeds.
+/// If another open transaction has inserted the same id, this call waits until that transaction ends. It returns
+/// `false` if that transaction commits, and `true` if that transaction rolls back. With an isolation level stricter
+/// than `read committed`, the commit of that transaction makes this call return a serialization error instead of
+/// `false`. The callback's next attempt then succeeds.
 ///
 /// # Errors
 /// Returns the error of the database.

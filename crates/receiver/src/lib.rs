@@ -3,9 +3,9 @@
 //!
 //! [`verified`] is axum middleware that reads a callback's body, checks its signature according to Standard Webhooks
 //! 1.0.0, and passes a [`Callback`] to the handler. [`once`] also begins a transaction in the service's own PostgreSQL
-//! and inserts the callback's id. The handler writes in the same transaction. The middleware commits the handler's
-//! writes and the id together, and responds only after the commit. A callback therefore takes effect only once, even if
-//! it arrives twice because the response was lost.
+//! and inserts the callback's id. The handler makes its own writes in the same transaction. The middleware commits the
+//! handler's writes and the id together, and responds only after the commit. A callback therefore takes effect only
+//! once, even if it arrives twice because the response was lost.
 //!
 //! ```no_run
 //! use axum::{Router, middleware, routing::post};
@@ -37,12 +37,12 @@
 //! [`is_first`].
 //!
 //! This crate does not create schedules: the crate `client` creates them. It does not listen on sockets. A side effect
-//! outside the handler's transaction, for example an email, may happen each time the callback arrives. Record such work
-//! in the transaction, and let another program perform it from the record.
+//! outside the handler's transaction, for example an email, may happen each time the callback arrives. For such a side
+//! effect, insert a row in the transaction, and let another program read the row and perform the side effect.
 //!
 //! Invariants: a handler receives only bodies that a sender recently signed with one of the secrets. The middleware
-//! sends a success response only after the commit. No secret appears in a `Debug` text or an error. The verifier limits
-//! the size of a body and the time in which it must arrive.
+//! sends a success response only after the commit. No secret appears in a `Debug` text or an error. The middleware
+//! limits the size of a body and the time in which the body must arrive.
 
 #![warn(missing_docs)]
 

@@ -1,5 +1,5 @@
-//! Middleware that turns an axum request into a [`Callback`]: it reads the body within the limits, verifies the
-//! signature, and calls the handler.
+//! Middleware that turns an axum request into a [`Callback`]: it reads the body up to the limits of size and time,
+//! verifies the signature, and calls the handler.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,8 +74,8 @@ impl Verifier {
     }
 }
 
-/// Extracts the callback in handlers behind [`verified`] or [`once`](crate::once()). Other routes respond with 500,
-/// because no middleware verifies their requests.
+/// Extracts the callback in handlers behind the middleware [`verified`] or [`once`](crate::once()). If the route of
+/// such a handler lacks the middleware, the route responds with 500.
 impl<S: Sync> FromRequestParts<S> for Callback {
     type Rejection = (StatusCode, &'static str);
 
@@ -89,7 +89,8 @@ impl<S: Sync> FromRequestParts<S> for Callback {
     }
 }
 
-/// Logs that a route lacks its middleware, and returns the response for this case.
+/// Logs `what`, which describes a mistake in the program's routes or handlers. Returns a response with the status 500
+/// and this text.
 pub(crate) fn missing(what: &'static str) -> (StatusCode, &'static str) {
     tracing::error!("{what}");
     (StatusCode::INTERNAL_SERVER_ERROR, what)

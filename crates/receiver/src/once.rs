@@ -33,14 +33,15 @@ pub struct Once {
 
 impl Once {
     /// Creates the state of the middleware. The middleware takes one connection of `pool` for each callback in
-    /// progress. The database must have the table of [`create_table`](crate::create_table).
+    /// progress. The database must contain the table that [`create_table`](crate::create_table) creates.
     #[must_use]
     pub fn new(verifier: Verifier, pool: Pool) -> Self {
         Once { verifier, pool, wait_max: Duration::from_secs(10) }
     }
 
-    /// Sets the time limit for the wait for a connection and for the end of a concurrent duplicate. Default 10 s, which
-    /// is also Reveille's default timeout for a callback. After this time, the middleware responds with 503.
+    /// Sets the longest time that a callback waits for a database connection and for the end of a concurrent duplicate.
+    /// The default is 10 s, which is also Reveille's default timeout for a callback. After this time, the middleware
+    /// responds with 503.
     #[must_use]
     pub fn wait_max(self, wait_max: Duration) -> Self {
         Once { wait_max, ..self }
@@ -74,8 +75,9 @@ impl fmt::Debug for Once {
 ///
 /// If the handler responds with 2xx, the middleware commits the transaction before it sends the response. After any
 /// other response, a panic or a disconnect, PostgreSQL rolls the transaction back. The middleware then handles the
-/// callback's next attempt like the first attempt. If the callback was already committed, the middleware responds with
-/// 200 and does not call the handler. If two duplicates arrive at the same time, one of them waits for the other.
+/// callback's next attempt like the first attempt. If an earlier transaction has committed the callback's id, the
+/// middleware responds with 200 and does not call the handler. If two duplicates arrive at the same time, one of them
+/// waits until the transaction of the other one ends.
 ///
 /// The middleware rejects requests without a valid signature in the same way as [`verified`](crate::verified). If the
 /// database fails, the middleware responds with 503.
@@ -103,12 +105,13 @@ pub async fn once(State(once): State<Once>, request: Request, next: Next) -> Res
 
 async fn finish(open: Option<Open>, is_success: bool) -> Result<(), Failure> {
     match (open, is_success) {
-        // After a failed statement, PostgreSQL reports success for a commit but rolls back. The query before the commit
-        // fails in this case, so the middleware learns about the failure.
+        // If a statement of the transaction has failed, PostgreSQL reports success for `commit` but rolls back. The
+        // query `select 1` before the commit fails in this case, so the middleware detects the failure.
         (Some(open), true) => open.end("select 1; commit").await,
         (None, true) => Err(Failure::TransactionInUse),
         (Some(open), false) => {
-            // If the rollback fails, `end` closes the connection, which has the same effect.
+            // If the statement `rollback` fails, `end` closes the connection, and PostgreSQL then rolls back the
+            // transaction.
             let _rolled_back = open.end("rollback").await;
             Ok(())
         }
@@ -151,7 +154,7 @@ impl Open {
         self.0.as_ref().expect("the connection is present until the transaction ends")
     }
 
-    /// Ends the transaction with these statements, and returns the connection to its pool.
+    /// Ends the transaction with `statements`, and returns the connection to its pool.
     async fn end(mut self, statements: &str) -> Result<(), Failure> {
         self.client().batch_execute(statements).await?;
         drop(self.0.take());
@@ -186,8 +189,9 @@ impl Slot {
 }
 
 /// Transaction for the effects of a callback. It dereferences to a [`Client`] of `tokio_postgres`, on which the
-/// middleware has begun a transaction. A handler behind [`once`](once()) can take it as an argument. The middleware
-/// ends the transaction after the handler, so handlers must not begin, commit or roll back a transaction.
+/// middleware has begun a transaction. A handler behind [`once`](once()) can take this type as an argument. The
+/// middleware ends the transaction after the handler returns, so handlers must not begin, commit or roll back a
+/// transaction.
 pub struct Transaction {
     /// Open transaction; `None` only after the drop of this value.
     open: Option<Open>,
@@ -216,7 +220,8 @@ impl fmt::Debug for Transaction {
     }
 }
 
-/// Extracts the transaction in handlers behind [`once`](once()). Other routes respond with 500.
+/// Extracts the transaction in handlers behind the middleware [`once`](once()). If the route of such a handler lacks
+/// the middleware, the route responds with 500.
 impl<S: Sync> FromRequestParts<S> for Transaction {
     type Rejection = (StatusCode, &'static str);
 

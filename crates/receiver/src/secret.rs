@@ -21,10 +21,10 @@ pub enum SecretError {
     /// The text does not have the prefix `whsec_`. It may be an API key.
     #[error("invalid signing secret: expected the prefix `whsec_`; copy it from a file such as `data/signing.secret`")]
     Prefix,
-    /// The part after the prefix is truncated or changed.
+    /// The part after the prefix `whsec_` is not base64. The text may be truncated or changed.
     #[error("invalid signing secret: the part after `whsec_` is not base64; copy the whole secret")]
     Base64,
-    /// The secret does not have 24 to 64 bytes, which Standard Webhooks requires.
+    /// The decoded secret has fewer than 24 or more than 64 bytes. Standard Webhooks requires 24 to 64 bytes.
     #[error("invalid signing secret: expected 24 to 64 bytes after decoding, found {bytes}; copy the whole secret")]
     Length {
         /// Number of bytes of the secret.

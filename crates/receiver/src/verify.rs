@@ -22,10 +22,10 @@ const ID_BYTES_MAX: usize = 256;
 /// Limits of verification. The defaults suit Reveille's callbacks.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Largest difference between the signature's time and this machine's clock, in either direction. Default 5 min, as
-    /// in Standard Webhooks. If the value is too small, the verifier rejects callbacks when a clock is wrong. If it is
-    /// too large, an attacker has more time to replay a recorded callback. The middleware `once` still drops a replay
-    /// as a duplicate while the table contains the callback's id.
+    /// Largest accepted difference between the signature's time and this machine's clock, in either direction. Default
+    /// 5 min, as in Standard Webhooks. If the value is too small, the verifier rejects callbacks when a clock is wrong.
+    /// If the value is too large, an attacker has more time to replay a recorded callback. The middleware `once` still
+    /// drops a replay as a duplicate while the table of handled callbacks contains the callback's id.
     pub tolerance: Duration,
     /// Maximum size of a body in bytes. Default 64 KiB, which is the size of Reveille's largest payload.
     pub body_bytes_max: usize,
@@ -88,7 +88,7 @@ pub enum Rejection {
     /// One of the three signature headers is missing or occurs more than once.
     #[error("expected one header `{name}`, found {count}")]
     Header {
-        /// Name of the header.
+        /// Name of the missing or repeated header.
         name: &'static str,
         /// Number of headers with this name in the request.
         count: usize,
@@ -96,16 +96,17 @@ pub enum Rejection {
     /// One of the three signature headers does not have the form that Standard Webhooks requires.
     #[error("invalid header `{name}`")]
     Malformed {
-        /// Name of the header.
+        /// Name of the malformed header.
         name: &'static str,
     },
-    /// The time of the signature is too old or in the future. The request is a replay, or one of the clocks is wrong.
+    /// The time of the signature is too old or in the future. The request is a replay, or the clock of the sender or of
+    /// this machine is wrong.
     #[error(
         "the signature's time differs too much from this machine's clock; if the request is new, synchronize the clocks"
     )]
     Time,
-    /// No signature matches one of the secrets. Either another sender created the request, or an attacker changed the
-    /// request in transit. It is also possible that the secret belongs to another tenant or was deleted.
+    /// No signature of the request matches a configured secret. Possible causes are a request from another sender, a
+    /// change of the request in transit, and a secret that belongs to another tenant or was deleted.
     #[error("no signature of the request matches the configured secrets; configure the tenant's current secret")]
     Signature,
 }
@@ -169,7 +170,8 @@ impl Verifier {
 
     fn is_signed(&self, id: &str, timestamp: &str, body: &Bytes, signatures: &str) -> bool {
         let right: Vec<_> = self.secrets.iter().map(|secret| secret.sign(id, timestamp, body)).collect();
-        // The verifier ignores versions other than `v1`, because they denote other signature schemes.
+        // The verifier ignores signatures whose version is not `v1`, because other versions denote other signature
+        // schemes.
         let digits = signatures.split(' ').take(SIGNATURES_MAX).filter_map(|signature| signature.strip_prefix("v1,"));
         let given = digits.filter_map(|digits| STANDARD.decode(digits).ok());
         let is_right = |given: &[u8]| right.iter().fold(Choice::from(0), |found, right| found | right.ct_eq(given));

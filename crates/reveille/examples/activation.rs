@@ -13,7 +13,7 @@ use reveille_receiver::{Callback, Failed, Transaction};
 
 use shop::{Shop, after, new_number};
 
-/// Length of a day in the example.
+/// Duration that represents one day in this example.
 const DAY: Duration = Duration::from_secs(1);
 const TABLES: &str = "\
 create table if not exists styles (

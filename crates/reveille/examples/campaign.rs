@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use shop::{Shop, after, new_number, sleep};
 
-/// Length of a day in the example.
+/// Duration that represents one day in this example.
 const DAY: Duration = Duration::from_secs(1);
 const CUSTOMERS: u32 = 50;
 const TABLES: &str = "create table if not exists notifications (campaign bigint not null, customer bigint not null)";

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use shop::{Shop, after, new_number};
 
-/// Length of a day in the example.
+/// Duration that represents one day in this example.
 const DAY: Duration = Duration::from_secs(1);
 const TABLES: &str = "\
 create table if not exists discounts (name text primary key, is_active bool not null, is_over bool not null);

@@ -1,5 +1,6 @@
-//! Reminders of carts. A customer that leaves a cart gets a reminder, and a customer that buys gets no reminder. Each
-//! change of the cart postpones the reminder. Run `cargo run --example nudge` while `reveille serve` runs.
+//! Reminders of carts. A customer that leaves items in the cart gets a reminder, and a customer that buys them gets no
+//! reminder. Each change of the cart postpones the reminder. Run `cargo run --example nudge` while `reveille serve`
+//! runs.
 
 #![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
@@ -14,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use shop::{Shop, after, new_number};
 
-/// Length of an hour in the example.
+/// Duration that represents one hour in this example.
 const HOUR: Duration = Duration::from_secs(1);
 const TABLES: &str = "create table if not exists nudges (customer bigint not null, cart text not null)";
 

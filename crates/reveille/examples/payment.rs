@@ -1,6 +1,6 @@
-//! Payment reconciliation. The gateway timed out although the bank took the money. A recurring schedule queries the
-//! bank until the bank has settled the payment. Its handler then refunds the payment and cancels the schedule. Run
-//! `cargo run --example payment` while `reveille serve` runs.
+//! Payment reconciliation. A payment gateway timed out although the bank took the money. The handler of a recurring
+//! schedule queries the bank until the bank reports that it took the money. The handler then refunds the payment, and
+//! cancels the schedule at the next occurrence. Run `cargo run --example payment` while `reveille serve` runs.
 
 #![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
@@ -22,8 +22,8 @@ create table if not exists refunds (payment bigint primary key);";
 
 /// Handler that queries the bank and refunds the payment if the bank has taken the money.
 ///
-/// The occurrence after the refund cancels the schedule. The occurrence that refunds must not cancel the schedule,
-/// because the cancellation is not part of the transaction. If the commit then failed, the schedule would be cancelled
+/// The handler cancels the schedule only at the occurrence after the refund, because the cancellation is not part of
+/// the transaction. If one occurrence did both and the commit of the refund failed, the schedule would be cancelled
 /// without a refund.
 async fn reconcile(State(reveille): State<Client>, callback: Callback, transaction: Transaction) -> Result<(), Failed> {
     let payment: i64 = callback.json()?;

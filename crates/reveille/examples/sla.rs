@@ -1,6 +1,6 @@
-//! Service-level agreements. Each stage of an order has a time limit. When the limit passes, a schedule fires, and the
-//! application escalates the breach. If the stage ends earlier, the application cancels the schedule. Run `cargo run
-//! --example sla` while `reveille serve` runs.
+//! Service-level agreements. Each stage of an order has a time limit. When the time limit passes, a schedule fires, and
+//! the application escalates the breach. If the stage ends earlier, the application cancels the schedule. Run `cargo
+//! run --example sla` while `reveille serve` runs.
 
 #![expect(clippy::print_stdout, reason = "the example prints its progress")]
 

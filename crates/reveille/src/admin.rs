@@ -160,7 +160,7 @@ struct Status {
     cluster: String,
     members: Vec<MemberStatus>,
     shards: Vec<ShardStatus>,
-    /// Longest lag of all shards.
+    /// Longest lag of all shards, in milliseconds.
     lag_ms: u64,
 }
 
@@ -180,10 +180,11 @@ struct MemberStatus {
 #[derive(Serialize, Debug)]
 struct ShardStatus {
     shard: u16,
-    /// Name of the member that owns the shard. `null` if the shard has no owner. The due rows of the shard then wait.
+    /// Name of the member that owns the shard. If the shard has no owner, the value is `null`, and the due rows of the
+    /// shard wait until a member owns the shard.
     owner: Option<String>,
     term: u64,
-    /// Time since the due instant of the first row without an outcome.
+    /// Time in milliseconds since the due instant of the shard's first due row without an outcome.
     lag_ms: u64,
 }
 

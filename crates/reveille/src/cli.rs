@@ -85,7 +85,7 @@ pub(crate) async fn execute<C: CommandFactory>(runtime: &Runtime, command: Comma
     }
 }
 
-/// Writes one page for each command that is not hidden. The pages leave out hidden options.
+/// Writes one man page for each command that is not hidden. The pages leave out hidden options.
 fn write_man_pages(command: clap::Command, folder: &Path) -> anyhow::Result<()> {
     let write = || {
         std::fs::create_dir_all(folder)?;
@@ -98,7 +98,7 @@ fn write_man_pages(command: clap::Command, folder: &Path) -> anyhow::Result<()> 
 fn visible(command: &clap::Command) -> clap::Command {
     let options: Vec<_> = command.get_arguments().filter(|option| !option.is_hide_set()).cloned().collect();
     let is_shown = |id: &clap::Id| options.iter().any(|option| option.get_id() == id);
-    // Other options refer to groups by name, so the result contains a group even if the options of the group are
+    // Options refer to option groups by name, so the result contains an option group even if all its options are
     // hidden.
     let groups: Vec<_> = command
         .get_groups()

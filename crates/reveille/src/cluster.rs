@@ -110,7 +110,7 @@ impl MemberArguments {
 /// Opens the store for a process with the data folder `data`.
 ///
 /// # Errors
-/// Returns an error that names the next step for the operator.
+/// Returns an error if the store cannot be opened or has no tenant, or if the data folder belongs to another store.
 pub(crate) async fn open(
     runtime: &Runtime,
     tasks: &TaskSet,
@@ -160,7 +160,7 @@ pub(crate) struct Stores<'a> {
 /// Joins the cluster as a member.
 ///
 /// # Errors
-/// Returns an error that names the next step for the operator.
+/// Returns an error if the member cannot listen for other members, or if it cannot join the cluster.
 pub(crate) async fn join(
     runtime: &Runtime,
     engine: &PostgresEngine,

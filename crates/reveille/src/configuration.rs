@@ -2,11 +2,11 @@
 //! overrides both.
 //!
 //! The flags of `serve` are the only list of options. A key of the file is the name of a flag without its dashes. This
-//! module passes the value to the parser of flags, so the file, the variables and the flags have the same types, bounds
-//! and errors. Users can set a new flag in all three places without further code.
+//! module passes the value of each key to the parser of flags, so the file, the variables and the flags have the same
+//! types, bounds and errors. Users can set a new flag in all three places without further code.
 //!
-//! This module reads only the file that `--config` names. Invariants: an unknown key is an error. All printed text
-//! contains redacted passwords.
+//! This module reads only the file that `--config` names. Invariants: an unknown key is an error. The module redacts
+//! the passwords in all text that it prints.
 //!
 //! docs/decisions/0084-define-each-option-once-as-a-flag.md gives the reasons for the design.
 
@@ -68,7 +68,7 @@ pub(crate) fn load(words: Vec<OsString>) -> anyhow::Result<Configuration> {
     Ok(Configuration { arguments, shown })
 }
 
-/// Prints a warning for each variable whose name starts with `REVEILLE_` if no option reads the variable.
+/// Prints a warning for each environment variable whose name starts with `REVEILLE_` and that no option reads.
 fn warn_of_unread_variables(command: &Command) {
     for name in std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()) {
         if let Some(warning) = unread_variable(command, &name) {
@@ -78,11 +78,11 @@ fn warn_of_unread_variables(command: &Command) {
     }
 }
 
-/// Returns a warning if this program does not read the variable although its name starts with `REVEILLE_`.
+/// Returns a warning if the name of the environment variable starts with `REVEILLE_` but no option reads the variable.
 fn unread_variable(command: &Command, name: &str) -> Option<String> {
     let suffix = name.strip_prefix("REVEILLE_")?;
-    // The function accepts the variables that Docker and Kubernetes set for a service with the name `reveille`. It also
-    // accepts `REVEILLE_TERM`, which `elect` sets.
+    // The function returns no warning for the variables that Docker and Kubernetes set for a service with the name
+    // `reveille`, and for `REVEILLE_TERM`, which `reveille elect` sets.
     if suffix == "TERM" || suffix == "PORT" || suffix.starts_with("PORT_") || suffix.starts_with("SERVICE_") {
         return None;
     }
@@ -114,7 +114,7 @@ pub(crate) struct Configuration {
     pub(crate) shown: Option<String>,
 }
 
-/// Returns the options of `serve` and the options that all commands have.
+/// Returns the options that a configuration file can set, with their names.
 fn options(command: &Command) -> impl Iterator<Item = (&str, &Arg)> {
     let serve = command.find_subcommand(SERVE).expect("the command `serve` exists");
     let options = serve.get_arguments().filter_map(|option| Some((option.get_long()?, option)));
@@ -136,7 +136,7 @@ struct File {
 }
 
 struct Entry {
-    /// Words of a command line with the same meaning as the entry. The list is empty for a switch that is off.
+    /// Words of a command line that have the same effect as this entry of the file. A switch that is off has no words.
     words: Vec<String>,
     /// File and line.
     place: String,
@@ -155,8 +155,8 @@ impl File {
             std::fs::read_to_string(path).with_context(|| format!("cannot read the configuration file {shown}"))?;
         let place = |at: usize| format!("{shown}:{}", line_of(&text, at));
         let table = DeTable::parse(&text).map_err(|error| {
-            // The `Display` text of the error shows the line, which may contain a password. Therefore this function
-            // uses only the message of the error.
+            // The `Display` text of the error shows the invalid line of the file, which may contain a password.
+            // Therefore this function uses only the message of the error.
             let at = error.span().map_or(0, |span| span.start);
             anyhow::anyhow!("{}: invalid TOML: {}", place(at), error.message())
         })?;
@@ -177,7 +177,7 @@ fn line_of(text: &str, at: usize) -> usize {
 }
 
 fn unknown(command: &Command, key: &str) -> String {
-    // Users write underscores in keys, because other programs use underscores in their files.
+    // Users may write underscores in a key, as in the configuration files of other programs.
     let name = key.replace('_', "-");
     let likeness = |known: &&str| (strsim::jaro_winkler(&name, known) * 1_000.0).round();
     let closest = options(command).map(|(long, _)| long).max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
@@ -225,7 +225,7 @@ fn check(command: &Command, key: &str, words: &[String]) -> anyhow::Result<()> {
     let words = ["reveille", SERVE].into_iter().map(str::to_owned).chain(words.iter().cloned());
     let Err(error) = alone.try_get_matches_from(words) else { return Ok(()) };
     if !matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
-        // The option requires other options. The parse of the whole configuration checks this requirement.
+        // The option may require other options. The parse of the whole configuration checks this requirement.
         return Ok(());
     }
     let reason = match error.get(ContextKind::ValidValue) {

@@ -60,8 +60,8 @@ fn socket(data: &Path) -> PathBuf {
     data.join("control")
 }
 
-/// Handles requests until the sender of `stopped` is dropped. The requests run on a separate thread, because a backup
-/// blocks its thread. If the socket cannot be created, the server runs without the socket.
+/// Handles the requests to the control socket until the sender of `stopped` is dropped. A separate thread handles the
+/// requests, because a backup blocks the thread. If the socket cannot be created, the server runs without the socket.
 pub(crate) fn listen(
     runtime: &Runtime,
     tasks: &TaskSet,
@@ -157,7 +157,8 @@ pub(crate) async fn handle(store: &EmbeddedStore, data: &Path, request: &Request
                 }
                 false => "",
             };
-            // The backup contains only encrypted secrets. The operator must not store the key beside the backup.
+            // The key in `store.key` decrypts the secrets in the backup. The operator must not store this key beside
+            // the backup.
             Ok(format!(
                 "created the backup {}{warning}; keep a copy of the data folder's store.key, but not beside the backup",
                 to.display()
@@ -182,13 +183,13 @@ fn read(verified: &Verified) -> String {
     format!("{} files of {} bytes", verified.files, verified.bytes)
 }
 
-/// Describes a verification that found no damage.
+/// Returns a text that describes a verification that found no damage.
 pub(crate) fn no_damage(verified: &Verified) -> String {
     let [schedules, due, small] = verified.rows;
     format!("no damage in {}: {schedules} schedules, {due} due rows, {small} other rows", read(verified))
 }
 
-/// Returns `true` if both folders are on one file system. A failure of the disk then destroys both folders.
+/// Returns `true` if the two folders are on the same file system. The failure of one disk can then destroy both.
 fn is_same_disk(one: &Path, other: &Path) -> bool {
     let device = |path: &Path| fs::metadata(path).map(|metadata| metadata.dev()).ok();
     device(one).is_some_and(|found| Some(found) == device(other))

@@ -1,5 +1,5 @@
 //! File descriptors of the process. Each connection of a client, each callback in flight and each idle connection to a
-//! target takes one descriptor, and the store takes more.
+//! target uses one descriptor. The store uses further descriptors for its files.
 //!
 //! Invariant: connections cannot use up the descriptors that the store needs. A store that cannot open its files would
 //! have to stop the process.
@@ -10,7 +10,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::service::Options;
 
-/// Number of descriptors for everything except connections: files of the store, the database, other members, and logs.
+/// Number of descriptors for everything except callbacks and the connections of clients: files of the store, the
+/// database, other members, and logs.
 const OTHERS: u64 = 1_024;
 
 /// Raises the soft limit of open files to the hard limit. Returns the new limit.
@@ -25,7 +26,7 @@ pub(crate) fn raise_limit() -> u64 {
     }
 }
 
-/// Lowers the limits of connections if a process with `open_files_max` descriptors cannot serve all of them.
+/// Lowers the limits on connections if `open_files_max` descriptors are too few for the sum of these limits.
 pub(crate) fn fit(options: &mut Options, open_files_max: u64) {
     let limits = [
         &mut options.server.connections_max,
@@ -51,8 +52,8 @@ pub(crate) fn fit(options: &mut Options, open_files_max: u64) {
     );
 }
 
-/// Returns the share of `limit` in `available` descriptors, of which all limits together want `wanted`. The share is at
-/// least 1.
+/// Returns `limit` times the ratio of `available` descriptors to `wanted` descriptors, where `wanted` is the sum of all
+/// limits. Returns at least 1.
 fn share(limit: usize, available: u64, wanted: u64) -> usize {
     let share = limit as u128 * u128::from(available) / u128::from(wanted.max(1));
     usize::try_from(share).unwrap_or(limit).max(1)

@@ -125,12 +125,12 @@ impl PostgresEngine {
         store_postgres::Options { password: self.password.clone(), ..store_postgres::Options::default() }
     }
 
-    /// Opens the coordination engine for a member of the cluster in `store`. The leases of members have the length
-    /// `lease`. If the engine is a tree, only processes that know the cluster's secret can access the nodes of the
-    /// members.
+    /// Opens the coordination engine for a member of the cluster whose data is in `store`. The leases of members have
+    /// the length `lease`. If the engine is a tree, only processes that know the cluster's secret can access the nodes
+    /// that members create.
     ///
     /// # Errors
-    /// Returns an error that names the next step for the operator.
+    /// Returns an error if the engine cannot be opened, or if the members of the cluster use another engine.
     pub(crate) async fn coordination(
         &self,
         runtime: &Runtime,
@@ -149,7 +149,7 @@ impl PostgresEngine {
     /// Returns the members of the cluster and their shards.
     ///
     /// # Errors
-    /// Returns an error that names the next step for the operator.
+    /// Returns an error if the engine cannot be opened or read, or if the members of the cluster use another engine.
     pub(crate) async fn view(&self, runtime: &Runtime, store: &PostgresStore) -> anyhow::Result<View> {
         let coordination = self.open_coordination(runtime, VIEW_LEASE, store).await?;
         if let Some(recorded_id) = &store.cluster().coordination_id {
@@ -170,8 +170,8 @@ impl PostgresEngine {
         coordination.context("cannot coordinate with the other members")
     }
 
-    /// Connects to the coordination engine. The engine's data is in tables of the database, or at `/reveille` in a
-    /// tree.
+    /// Connects to the coordination engine. The engine's data is in tables of the database, or below the node
+    /// `/reveille` of a tree.
     async fn connect_coordination(
         &self,
         runtime: &Runtime,

@@ -32,10 +32,10 @@ pub(crate) fn signing_secret_path(data: &Path) -> PathBuf {
     data.join("signing.secret")
 }
 
-/// Returns the cluster to which this data folder belongs, or `None` if the folder belongs to no cluster.
+/// Returns the id of the cluster to which this data folder belongs, or `None` if the folder belongs to no cluster.
 ///
 /// # Errors
-/// Returns an error if the file with the cluster exists but cannot be read.
+/// Returns an error if the file with the id of the cluster exists but cannot be read.
 pub(crate) fn known_cluster(data: &Path) -> anyhow::Result<Option<String>> {
     let path = data.join("cluster.id");
     match fs::read_to_string(&path) {
@@ -73,10 +73,10 @@ pub(crate) fn lock_member(data: &Path) -> anyhow::Result<File> {
     }
 }
 
-/// Objects that the start of a server created in the store.
+/// Objects that [`create_first`] created in the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Created {
-    /// True if the start created the first operator's key.
+    /// True if [`create_first`] created the first operator's key.
     pub(crate) operator: bool,
     /// The tenant `default`.
     pub(crate) tenant: bool,
@@ -139,8 +139,8 @@ async fn create_tenant(
     let (secret, text) = server::new_signing_secret(runtime);
     let egress = egress.clone();
     let tenant = Tenant { keys: vec![key], egress, ..Tenant::new(TenantId(1), "default", pollers, secret) };
-    // The key is the last file, so `create` removes the draft of the key last. While this draft exists, the next start
-    // creates the files that are missing after a crash.
+    // The admin key is the last file of the list, so `create` removes the draft of the admin key last. If a crash
+    // leaves this draft, the next start creates the missing files.
     create(runtime, store, tenant, &[(signing_secret_path(data), text), (admin_key_path(data), bearer)]).await
 }
 
@@ -159,9 +159,9 @@ async fn create(
             path.display()
         );
     }
-    // This function writes the drafts before the tenant. If a crash lost the key of an existing tenant, no client could
-    // use the tenant. The next start replaces a draft whose tenant does not exist. If the tenant exists, the next start
-    // renames the draft to the final name.
+    // This function writes drafts of the files before it creates the tenant. If a crash lost the key of an existing
+    // tenant, no client could use the tenant. The next start replaces a draft whose tenant does not exist. If the
+    // tenant exists, the next start renames the draft to the final name.
     for (path, text) in files {
         write_secret(&draft_of(path), &format!("{text}\n"))?;
     }
@@ -197,7 +197,7 @@ fn recover_files(tenant: &Tenant, key: &Path, others: &[PathBuf]) -> anyhow::Res
     if key.exists() || !tenant.keys.iter().any(|key| text.split_once('.').is_some_and(|(id, _)| id == key.id)) {
         return Ok(());
     }
-    // The function renames the key last, for the same reason as in `create_tenant`.
+    // The function renames the draft of the key last, because the next start renames no draft if this draft is missing.
     for path in others.iter().map(PathBuf::as_path).chain([key]) {
         let draft = draft_of(path);
         if draft.exists() {

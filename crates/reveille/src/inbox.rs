@@ -1,11 +1,11 @@
 //! Inbox of the database. Applications write requests to create and cancel schedules into the inbox inside their own
-//! transactions, and the leader applies these requests.
+//! transactions, and the leader of the cluster applies these requests.
 //!
 //! The leader reads committed entries of the inbox (`reveille.schedule`, `reveille.cancel`) and passes them to the
 //! ordinary operations that create and cancel schedules, the oldest entry first. The leader deletes an entry only after
-//! the effect is durable. An entry is applied twice if two members consider themselves leaders, or if the leader dies
-//! before it deletes the entry. The second application has no effect, because both applications use the incarnation in
-//! the entry.
+//! the effect is durable. Members may apply an entry twice if two members consider themselves leaders, or if the leader
+//! dies before it deletes the entry. If the entry requests a schedule, only the first create has an effect, because the
+//! entry contains the incarnation of the schedule.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +18,12 @@ use store::{Store, StoreError};
 use store_postgres::{InboxEntry, PostgresStore};
 use tokio_util::sync::CancellationToken;
 
-/// Time between two reads of the inbox. The leader may learn of a schedule this long after the commit of its
-/// transaction.
+/// Time between two reads of the inbox. The leader may read an entry only this long after the application's transaction
+/// has committed.
 const PERIOD: Duration = Duration::from_millis(200);
 /// Maximum number of entries in one read.
 const ENTRIES_MAX: usize = 500;
-/// Wait after a failed step, before the leader tries again.
+/// Time that the leader waits after a failed step, before it repeats the step.
 const RETRY_WAIT: Duration = Duration::from_secs(1);
 
 pub(crate) async fn keep_empty(
@@ -33,7 +33,8 @@ pub(crate) async fn keep_empty(
     limits: Limits,
     stop: CancellationToken,
 ) {
-    // A transaction may commit long after the instant that its schedule requests. The schedule then fires immediately.
+    // A transaction may commit long after the due instant of the schedule that it requests. The schedule then fires
+    // immediately.
     let mover =
         Mover { limits: Limits { past_max: Duration::MAX, ..limits }, runtime: runtime.clone(), store, scheduler };
     let moving = async {
@@ -59,7 +60,8 @@ enum Request {
 }
 
 impl Mover {
-    /// Applies and deletes the entries that exist now. Returns the time that the leader waits before the next step.
+    /// Applies and deletes at most [`ENTRIES_MAX`] entries of the inbox. Returns the time that the leader waits before
+    /// the next step.
     async fn step(&self) -> Duration {
         match self.move_some().await {
             Ok(moved) if moved == ENTRIES_MAX => Duration::ZERO,
@@ -89,8 +91,8 @@ impl Mover {
                     done.push(number);
                 }
                 Ok(Request::Create(create)) => {
-                    // One call creates several schedules, but only one schedule of each id, because requests with the
-                    // same id must be applied in order.
+                    // One call creates several schedules with different ids. Requests with the same id belong to
+                    // separate calls, because the scheduler must apply them in order.
                     if creates.iter().any(|(_, other)| other.id == create.id) {
                         self.create(std::mem::take(&mut creates), &mut done).await?;
                     }

@@ -56,8 +56,8 @@ pub(crate) async fn check(runtime: &Runtime, arguments: &CheckArguments) -> anyh
     }
 }
 
-/// Restores the backup into a temporary folder, which the restore verifies. If both folders are on one file system, the
-/// restore copies no tables.
+/// Restores the backup into a temporary folder. The restore verifies the restored data. If the backup and the temporary
+/// folder are on the same file system, the restore creates hard links to the tables instead of copies.
 async fn check_backup(runtime: &Runtime, backup: &Path) -> anyhow::Result<()> {
     let backup = std::path::absolute(backup).context("cannot determine the absolute path of the backup")?;
     let beside = backup.parent().unwrap_or(&backup);

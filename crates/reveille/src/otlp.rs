@@ -1,10 +1,10 @@
 //! Export of spans to an OpenTelemetry collector. Each span describes a run, an attempt, or a request that creates a
 //! schedule.
 //!
-//! The spans are `tracing` spans with the target [`SPANS`]: `request` (SERVER) in the server, `fire` (INTERNAL) in the
-//! scheduler, `attempt` (CLIENT) in callbacks. This module assigns OTLP ids to the spans and encodes the spans. No
-//! other code depends on OTLP. Without an endpoint, no layer enables these spans, and the code that would create a span
-//! costs only one comparison of levels.
+//! The spans are `tracing` spans with the target [`SPANS`]. The crate `server` creates `request` (SERVER), the crate
+//! `scheduler` creates `fire` (INTERNAL), and the crate `callback` creates `attempt` (CLIENT). This module assigns OTLP
+//! ids to the spans and encodes the spans. No other code depends on OTLP. Without an endpoint, no layer enables these
+//! spans, and the code that would create a span only compares two levels.
 //!
 //! A schedule may fire hours after the request that created it. Therefore each run is its own trace, and each `fire`
 //! *links* to the span of the request. The link needs no stored data. This module derives the ids of a request's span
@@ -64,7 +64,7 @@ pub(crate) struct Spans {
 struct Open {
     started: Timestamp,
     began: Monotonic,
-    /// Span id that applies unless the fields set another span id.
+    /// Id of the span, unless the fields of the span determine another id.
     span: u64,
     fields: Fields,
 }
@@ -154,7 +154,7 @@ impl SpanIds {
     }
 }
 
-/// Returns the ids of the request span that created this revision of the schedule.
+/// Returns the ids for the span of the request that created this revision of the schedule.
 fn request_span(incarnation: Incarnation, revision: Revision) -> SpanIds {
     let mut digest = Sha256::new_with_prefix(b"reveille: made by");
     digest.update(incarnation.0.to_be_bytes());
@@ -190,7 +190,8 @@ impl Fields {
         self.0.iter().find(|field| field.key == name)?.number()
     }
 
-    /// Returns the derived ids of the span if its request created a schedule or a revision of a schedule.
+    /// Returns the ids that the incarnation and the revision in the fields determine. Returns `None` if the request
+    /// created neither a schedule nor a revision of a schedule.
     fn request_span(&self) -> Option<SpanIds> {
         let incarnation = u128::from_str_radix(self.text("incarnation")?, 16).ok()?;
         let revision = u32::try_from(self.number("revision")?).ok()?;

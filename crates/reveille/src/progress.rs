@@ -38,7 +38,7 @@ impl Progress {
         }
     }
 
-    /// Replaces the line by `text` if at least [`PERIOD`] has passed since the last update.
+    /// Replaces the line on standard error by `text` if at least [`PERIOD`] has passed since the last update.
     pub(crate) fn update(&mut self, text: impl FnOnce() -> String) {
         if !self.is_terminal {
             return;

@@ -1,4 +1,4 @@
-//! Commands for people and shell scripts that use the tree of a coordination engine and its recipes.
+//! Commands with which people and shell scripts use the tree of a coordination engine and the coordination recipes.
 
 mod discover;
 mod elect;
@@ -108,7 +108,7 @@ pub(crate) struct NodeArguments {
     json: bool,
 }
 
-/// Returns a function that explains an error at this path, with the next step.
+/// Returns a function that explains an error of an operation on this node and names the next step.
 fn explain(path: &NodePath) -> impl Fn(TreeError) -> anyhow::Error {
     move |error| match error {
         TreeError::NoNode => anyhow::anyhow!("no such node: {path}; `reveille tree ls` shows the existing nodes"),

@@ -36,8 +36,8 @@ pub(crate) struct ServeArguments {
     /// Listen address of the HTTP API
     #[arg(long, default_value = "127.0.0.1:8080", env = "REVEILLE_LISTEN", value_parser = address)]
     listen: SocketAddr,
-    /// Listen address at which the server responds to /metrics only, without TLS and without a key; --listen then
-    /// responds to /metrics with 404 [default: /metrics on --listen]
+    /// Listen address at which the server responds to /metrics only, without TLS and without a key; the server
+    /// then returns 404 for /metrics at the address of --listen [default: /metrics at the address of --listen]
     #[arg(long, env = "REVEILLE_METRICS_LISTEN", value_parser = address)]
     metrics_listen: Option<SocketAddr>,
     /// Listen address of a built-in receiver that prints callbacks, for experiments; --no-receiver disables it. The
@@ -153,8 +153,7 @@ async fn try_receiver(runtime: &Runtime, listen: SocketAddr) -> Option<Receiver>
 fn welcome(service: &Service, data: &Path, receiver: &Receiver) -> anyhow::Result<()> {
     let key = identity::admin_key_path(data);
     if !key.exists() {
-        // This process is a member of a cluster. Its key file is not in this data folder, but in the folder of the
-        // command `store migrate` that created the schema.
+        // The key file of the tenant may be missing, for example because `restore` or `import` created the data folder.
         return Ok(());
     }
     let key = key.display();

@@ -22,15 +22,15 @@ pub(crate) fn url_of(listens: SocketAddr, is_secured: bool) -> String {
     format!("{scheme}://{}", SocketAddr::new(ip, listens.port()))
 }
 
-/// Guard that removes the file when it is dropped. After a kill of the process, the file remains until the next start
-/// replaces it.
+/// Guard whose drop removes the file with the URL. After a kill of the process, the file remains until the next start
+/// replaces the file.
 pub(crate) struct UrlFile(PathBuf);
 
 impl UrlFile {
     /// Replaces the file in one atomic step, so that no reader sees only a part of the content.
     ///
     /// # Errors
-    /// Returns an error if the folder cannot be written.
+    /// Returns an error if the process cannot write to the data folder.
     pub(crate) fn write(data: &Path, listens: SocketAddr, is_secured: bool) -> io::Result<Self> {
         let path = path(data);
         let draft = path.with_extension("url.draft");

@@ -77,7 +77,7 @@ impl Service {
     /// of [`Service::run_until`].
     ///
     /// # Errors
-    /// Returns an error that names the next step for the operator.
+    /// Returns an error if a part of the service cannot start. The error names the next step for the operator.
     pub(crate) async fn start(runtime: &Runtime, options: Options) -> anyhow::Result<Self> {
         let data = &options.data;
         create_private(data).with_context(|| format!("cannot create the data folder {}", data.display()))?;
@@ -183,7 +183,7 @@ impl Service {
         self.server.readiness()
     }
 
-    /// Serves requests until `stop` resolves. Then stops the parts of the service in order.
+    /// Serves requests until `stop` resolves. Then stops the server, the scheduler and the store, in this order.
     pub(crate) async fn run_until(self, stop: impl Future<Output = ()> + Send + 'static) {
         self.server.serve_until(stop).await;
         tracing::info!("stopping: no new callbacks start, callbacks in flight may complete");
@@ -204,7 +204,8 @@ impl Service {
 }
 
 /// Returns the egress policy of the first tenant of a server that listens on `address`. If the server listens on
-/// loopback, all its users are already on this machine. Callbacks to loopback then give the users no additional access.
+/// loopback, the policy allows callbacks to loopback. All users of such a server are already on this machine, so these
+/// callbacks give the users no additional access.
 fn first_egress(address: IpAddr) -> Egress {
     let allow = if address.is_loopback() { BTreeSet::from([Class::Loopback]) } else { BTreeSet::new() };
     Egress { allow, ..Egress::default() }
@@ -240,7 +241,7 @@ fn deliver(
     Ok(deliver)
 }
 
-/// Binds the listener of the server. If this fails, the function stops the scheduler.
+/// Binds the listener of the server. If the bind fails, the function stops the scheduler.
 async fn bind(runtime: &Runtime, scheduler: &Scheduler, options: &Options) -> anyhow::Result<Server> {
     let tls = options.certificate.as_ref().map(|certificate| certificate.tls.clone());
     let server = server::Options {

@@ -20,7 +20,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Starts to listen for the signals. From this moment, these signals do not end the process.
+    /// Starts to listen for SIGTERM and SIGINT. From this moment, these signals do not end the process.
     ///
     /// # Errors
     /// Returns an error if the process cannot listen for the signals.
@@ -47,7 +47,8 @@ pub(crate) struct StopTimeouts {
     pub(crate) drain: Duration,
 }
 
-/// Waits until the stop must begin: at the end of the notice time after the first signal, or at the second signal.
+/// Waits until the stop of the server must begin. The stop begins at the second signal, or at the end of the time
+/// [`StopTimeouts::notice`] after the first signal.
 pub(crate) async fn is_due(runtime: Runtime, mut signals: Signals, readiness: Readiness, timeouts: StopTimeouts) {
     /// Time that a stop may need for the final flush of the data in memory.
     const FLUSH: Duration = Duration::from_secs(15);

@@ -53,12 +53,12 @@ pub(crate) struct Unlocked {
     path: PathBuf,
 }
 
-/// Reads the key file, and returns a store that encrypts the secrets in `store`. If the key file does not exist, the
-/// store has no encrypted secrets and `may_create` is true, the function creates the file.
+/// Reads the key file, and returns a store that encrypts the secrets in `store`. The function creates a missing key
+/// file if the store has no encrypted secrets and `may_create` is true.
 ///
 /// # Errors
-/// Returns an error if the file belongs to another store, cannot be used, or is missing. The error names the next step
-/// for the operator.
+/// Returns an error if the key file belongs to another store, if it cannot be used, or if it is missing and the
+/// function must not create it. The error names the next step for the operator.
 pub(crate) async fn unlock(
     runtime: &Runtime,
     store: Arc<dyn Store>,
@@ -83,7 +83,7 @@ pub(crate) async fn unlock(
 }
 
 impl Unlocked {
-    /// Registers in the store the key that encrypts new secrets. Also encrypts the secrets of tenants that an earlier
+    /// Registers in the store the key that encrypts new secrets. Also encrypts the tenants' secrets that an earlier
     /// build stored in plain text.
     ///
     /// # Errors
@@ -131,7 +131,7 @@ pub(crate) fn of_source(tenants: &[Tenant], path: &Path) -> anyhow::Result<Optio
     Ok(keyring)
 }
 
-/// Writes again each tenant that has secrets in plain text. The store encrypts the secrets of every tenant that it
+/// Writes each tenant again if it has secrets in plain text. The store encrypts the secrets of every tenant that it
 /// writes.
 async fn encrypt_tenants(runtime: &Runtime, store: &EncryptedStore, tenants: Vec<Tenant>) -> anyhow::Result<()> {
     for tenant in tenants.into_iter().filter(has_plain_secret) {
@@ -195,8 +195,8 @@ fn create(runtime: &Runtime, path: &Path) -> anyhow::Result<Keyring> {
 fn write_new(path: &Path, text: &str) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let draft = path.with_extension(format!("draft-{}", std::process::id()));
-    // The function removes a draft of an earlier start or of another user, because a write into this draft would not be
-    // safe.
+    // The function removes a draft file that an earlier start or another user has created, because a write to that file
+    // would not be safe.
     match fs::remove_file(&draft) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}

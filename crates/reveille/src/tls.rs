@@ -12,8 +12,8 @@ use clap::Args;
 use runtime::Runtime;
 use server::Tls;
 
-/// Time between two checks for changes of the files. Each check reads the whole files, because the modification time of
-/// a link does not change when its target changes.
+/// Time between two checks for changes of the certificate files. Each check reads the whole files, because the
+/// modification time of a link does not change when its target changes.
 const PERIOD: Duration = Duration::from_secs(2);
 
 #[derive(Args, Clone, Debug, Default)]
@@ -50,7 +50,7 @@ impl TlsArguments {
     }
 }
 
-/// Certificate files, with their last content and the TLS configuration that uses this content.
+/// Certificate files, with the content that the last check read, and the TLS configuration of the listener.
 #[derive(Clone, Debug)]
 pub(crate) struct Certificate {
     certificate: PathBuf,
@@ -79,8 +79,8 @@ impl Certificate {
         Ok(Certificate { certificate, key, read, tls })
     }
 
-    /// Checks the files repeatedly and never returns. The caller runs this function on a separate thread, because it
-    /// reads files.
+    /// Checks the certificate files repeatedly and never returns. The caller must run this function on a separate
+    /// thread, because the reads of the files block the thread.
     pub(crate) async fn follow(mut self, runtime: Runtime) {
         loop {
             runtime.sleep(PERIOD).await;

@@ -72,7 +72,8 @@ pub(crate) async fn export(runtime: &Runtime, arguments: &TransferArguments) -> 
     let key = arguments.store_key.path(data);
     let copied = on_both(runtime, &engine, arguments, async |embedded, postgres| {
         let copied = copy(runtime, embedded, postgres, "the database", &key).await?;
-        // A later `serve` on the folder fails, because it would send the same callbacks a second time.
+        // The cluster's id in the exported folder prevents a later `serve` on this folder. Such a server would send the
+        // same callbacks a second time.
         identity::record_cluster(data, &postgres.cluster().id)?;
         Ok(copied)
     })
@@ -104,7 +105,7 @@ fn report(copied: Copied, next: &str) -> anyhow::Result<()> {
     console::line(&text).context("cannot print the result")
 }
 
-/// Opens both stores for `work`.
+/// Opens the embedded store and the database, and runs `work` with both stores.
 ///
 /// # Errors
 /// Returns an error if another process uses one of the stores, if a store cannot be opened, or if `work` fails.
@@ -352,9 +353,9 @@ impl Copier<'_> {
     }
 }
 
-/// Returns the insert of a schedule in the state that the schedule had at its creation. If the schedule has ended, the
-/// caller ends the copy afterwards. The due row of the insert is equal to a row of the source, or has no effect because
-/// the schedule has ended.
+/// Returns the insert of an active copy of the schedule. If the schedule has ended in the source, the due row of the
+/// insert has no effect, because the caller ends the copy afterwards. Otherwise, the due row is equal to a due row of
+/// the source.
 fn as_new(schedule: &Arc<Schedule>) -> Insert {
     let mut schedule = schedule.clone();
     let nominal = schedule.next.unwrap_or(schedule.updated_at);

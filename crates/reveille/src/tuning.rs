@@ -30,8 +30,8 @@ pub(crate) struct TuningArguments {
     /// callbacks may be delivered twice [1 to 1000000]
     #[arg(long, value_parser = count(1, 1_000_000), default_value_t = scheduler().in_flight_max, env = "REVEILLE_IN_FLIGHT_MAX")]
     in_flight_max: usize,
-    /// Maximum number of due callbacks in memory, read in advance or waiting; each callback takes about 100 bytes [1 to
-    /// 1073741824]
+    /// Maximum number of callbacks in memory that the scheduler has read in advance or that wait for their target; each
+    /// callback takes about 100 bytes [1 to 1073741824]
     #[arg(long, value_parser = count(1, 1 << 30), default_value_t = scheduler().window_keys_max, env = "REVEILLE_WINDOW_KEYS_MAX")]
     window_keys_max: usize,
     /// Time by which the scheduler reads due callbacks in advance; with a short time, callbacks are late when a read is
@@ -50,15 +50,16 @@ pub(crate) struct TuningArguments {
     /// too short, a load balancer does not notice the stop and sends requests to a stopped server [0s to 5m]
     #[arg(long, value_parser = between("0s", "5m"), default_value = "0s", env = "REVEILLE_STOP_NOTICE")]
     stop_notice: Span,
-    /// Longest time for which a stop waits for callbacks in flight; a callback without a response at the end of this
-    /// time is sent again [0s to 10m]
+    /// Longest time for which a stop waits for callbacks in flight; Reveille later sends a callback again if its target
+    /// has not responded by the end of this time [0s to 10m]
     #[arg(long, value_parser = between("0s", "10m"), default_value_t = Span(scheduler().drain), env = "REVEILLE_DRAIN")]
     drain: Span,
     /// Longest time for which a stop waits for requests in progress [0s to 10m]
     #[arg(long, value_parser = between("0s", "10m"), default_value_t = Span(server().drain_timeout), env = "REVEILLE_REQUEST_DRAIN")]
     request_drain: Span,
-    /// Maximum number of open client connections; a further connection replaces the one that has been idle longest without
-    /// a valid key, or waits in the kernel; one address may have half of the maximum [1 to 1000000]
+    /// Maximum number of open client connections; a further connection replaces the connection without a valid
+    /// key that has been idle longest, or waits in the kernel; one client address may have half of the maximum
+    /// [1 to 1000000]
     #[arg(long, value_parser = count(1, 1_000_000), default_value_t = server().connections_max, env = "REVEILLE_CONNECTIONS_MAX")]
     connections_max: usize,
     /// Address or network of a reverse proxy, such as 10.0.0.0/8, which may have all client connections; repeat the option
@@ -66,7 +67,7 @@ pub(crate) struct TuningArguments {
     #[arg(long, value_delimiter = ',', env = "REVEILLE_TRUSTED_PROXY")]
     trusted_proxy: Vec<Network>,
     /// Time after which the server closes an idle client connection; a short time causes reconnects; with a long time,
-    /// idle connections use up the maximum [1s to 1h]
+    /// idle connections use up --connections-max [1s to 1h]
     #[arg(long, value_parser = between("1s", "1h"), default_value_t = Span(server().idle_timeout), env = "REVEILLE_IDLE_TIMEOUT")]
     idle_timeout: Span,
     /// Longest time that a request body may take to arrive [100ms to 5m]

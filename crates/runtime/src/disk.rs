@@ -56,8 +56,8 @@ pub trait DiskFile: Send + Sync + 'static {
     fn read_at<'a>(&'a self, offset: u64, into: &'a mut [u8]) -> BoxFuture<'a, io::Result<()>>;
     /// Writes all of `bytes` from `offset` on. The bytes are not durable before a [`DiskFile::sync_data`].
     fn write_at<'a>(&'a self, offset: u64, bytes: &'a [u8]) -> BoxFuture<'a, io::Result<()>>;
-    /// Sets the length of the file. If the file grows, the call fills it with zeros that occupy disk space. A later
-    /// write over these zeros therefore cannot fail for lack of space.
+    /// Sets the length of the file. If the file grows, the call fills the new part with zeros that occupy disk space. A
+    /// later write over these zeros therefore cannot fail for lack of space.
     fn allocate(&self, len: u64) -> BoxFuture<'_, io::Result<()>>;
     /// Makes all bytes durable that callers wrote before this call. After an error, the state of all bytes since the
     /// last `Ok` is unknown, and another call does not make them durable.

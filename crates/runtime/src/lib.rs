@@ -1,12 +1,13 @@
 //! Access to the outside world: clocks, randomness, owned tasks and the disk.
 //!
 //! All code that is not pure takes a [`Runtime`]. [`Runtime::real`] uses the machine. The crate `simulator` creates a
-//! runtime from a seed. Therefore no other crate may read a clock, spawn a task or open a file. The exceptions are code
-//! that the simulator does not run: HTTP servers and clients, and the index library.
+//! runtime from a seed, and a simulated run must depend only on this seed. Therefore no other crate may read a clock,
+//! spawn a task or open a file directly. The exceptions are code that the simulator does not run: HTTP servers and
+//! clients, and the index library.
 //!
-//! Invariants: a [`TaskSet`] owns each task. The runtime catches and logs a panic in a task, and reports it to the
-//! task's owner. [`Disk`] calls may block their thread, so only [`TaskSet::spawn_thread`] tasks and startup code make
-//! such calls.
+//! Invariants: each task belongs to a [`TaskSet`] or has its own [`TaskHandle`]. The runtime catches and logs a panic
+//! in a task, and reports the panic as the task's [`TaskEnd`]. [`Disk`] calls may block their thread, so only
+//! [`TaskSet::spawn_thread`] tasks and startup code make such calls.
 
 #![warn(missing_docs)]
 

@@ -17,8 +17,8 @@ pub struct MemoryLink {
     is_cut: AtomicBool,
     /// True while the link loses the engine's responses.
     loses_responses: AtomicBool,
-    /// Wakes all waiting calls when the link works again. This is not a `watch` channel, because the seed does not
-    /// determine the order in which such a channel wakes its receivers.
+    /// Wakes all waiting calls when the link works again. The field is not a `watch` channel, because the seed of a
+    /// simulation does not determine the order in which a `watch` channel wakes its receivers.
     restored: Notify,
 }
 
@@ -31,7 +31,7 @@ impl MemoryLink {
         MemoryLink { runtime, latency, fail_one_in, is_cut, loses_responses, restored: Notify::new() }
     }
 
-    /// Returns the runtime of the simulated engine's calls.
+    /// Returns the runtime that provides the delays and the randomness of this link.
     #[must_use]
     pub fn runtime(&self) -> &Runtime {
         &self.runtime

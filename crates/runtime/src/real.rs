@@ -176,11 +176,11 @@ thread_local! {
 
 struct RealDisk;
 
-/// Interval between two tries of a call for which no file descriptor is free.
+/// Interval between two tries of a disk call for which no file descriptor is free.
 const DESCRIPTOR_WAIT: Duration = Duration::from_millis(50);
 
-/// Repeats a call while no file descriptor is free. Connections use up descriptors and free them again. If the call
-/// failed, the store would have to stop the process.
+/// Repeats a disk call while no file descriptor is free. The lack is temporary, because connections use descriptors and
+/// free them again. If the disk call failed, the store would have to stop the process.
 ///
 /// docs/decisions/0194-replace-idle-connections-without-a-key.md gives the reasons for the design.
 #[expect(clippy::disallowed_methods, reason = "a disk call may block its thread, and this is the real clock")]
@@ -299,8 +299,9 @@ impl DiskFile for RealFile {
     }
 }
 
-/// Writes zeros to the end of the file. If the file only reserved space, the first write into that space would make the
-/// next `fdatasync` also commit the file system's journal. Preallocation must avoid this commit.
+/// Sets the length of the file to `len` bytes, and writes zeros into the new part. If the function only reserved this
+/// space, the first write into the space would make the next `fdatasync` also commit the file system's journal.
+/// Preallocation must avoid this commit.
 fn allocate(file: &File, len: u64) -> io::Result<()> {
     const CHUNK: usize = 1 << 20;
     let present = file.metadata()?.len();

@@ -22,9 +22,10 @@ pub enum TaskEnd {
 
 /// Handle to a spawned task. The task continues if the caller drops the handle.
 pub struct TaskHandle {
-    /// Completes when the task has ended.
+    /// Future that completes when the task has ended.
     pub end: BoxFuture<'static, TaskEnd>,
-    /// Drops the task's future at its next await. Has no effect on a [`Place::Thread`] task.
+    /// Function that aborts the task: the runtime drops the task's future at its next await. Has no effect on a
+    /// [`Place::Thread`] task.
     pub abort: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -41,8 +42,8 @@ impl TaskSet {
         TaskSet { runtime: runtime.clone(), tasks: Mutex::new(Vec::new()) }
     }
 
-    /// Spawns a task of this set. The set retains an ended task until the set is dropped, so callers keep tasks of
-    /// single requests in a separate collection.
+    /// Spawns a task of this set. The set retains the handle of an ended task until the set is dropped, so callers
+    /// spawn the tasks of single requests with [`Runtime::spawn`].
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
         self.add(name, Place::Shared, Box::pin(future));
     }
@@ -77,15 +78,16 @@ impl Drop for TaskSet {
 }
 
 impl Runtime {
-    /// Spawns a task and returns its handle to the caller, for many short tasks. For other tasks, callers use
-    /// [`TaskSet::spawn`].
+    /// Spawns a task and returns its handle. Callers use this function for many short tasks, and [`TaskSet::spawn`] for
+    /// other tasks.
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) -> TaskHandle {
         self.0.spawn(name, Place::Shared, Box::pin(future))
     }
 
     /// Runs `future` in its own task and returns its output. The task runs even while the caller does not poll the
-    /// returned future. A slow caller therefore does not prolong the locks that the task holds. If the caller drops the
-    /// returned future, the task still runs to its end. The output is `None` if the task panicked or was aborted.
+    /// returned future. A slow caller therefore does not prolong the time for which the task holds locks. If the caller
+    /// drops the returned future, the task still runs to its end. The output is `None` if the task panicked or was
+    /// aborted.
     pub fn detached<T, F>(&self, name: &'static str, future: F) -> impl Future<Output = Option<T>> + Send + use<T, F>
     where
         T: Send + 'static,

@@ -1,8 +1,8 @@
 //! Creates, replaces, cancels and redrives schedules. Any member may create a schedule with a generated id. Only the
 //! owner of a schedule's shard may change an existing schedule or create a schedule with a chosen id.
 //!
-//! The owner of an id's home shard processes all requests for a chosen id. The owner does not hand the shard over while
-//! such a request is in progress.
+//! For a chosen id, the owner of the id's home shard processes all requests that create a schedule with this id. The
+//! owner does not hand the shard over while such a request is in progress.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -90,7 +90,8 @@ impl Changes {
         Ok(responses)
     }
 
-    /// Notifies the owners of rows that are due soon, so that these owners read their insert logs at once.
+    /// Notifies the owner of a shard if one of these rows is due soon in this shard. The owner then reads its insert
+    /// log at once.
     fn nudge(&self, rows: &[(PollerId, DueKey)], placed: &[Placed], now: Timestamp) {
         let near = rows.iter().zip(placed).filter(|(_, placed)| self.is_near(placed.position, now));
         let shards: BTreeSet<ShardId> = near.map(|((poller, _), _)| poller.shard()).collect();
@@ -114,8 +115,8 @@ impl Changes {
         Ok(response.expect("an unconditional put cannot fail because of a precondition"))
     }
 
-    /// Puts a schedule as [`Changes::put`] does, if the existing schedule still matches `seen`. Returns `None` if it
-    /// does not match.
+    /// Puts a schedule as [`Changes::put`] does, if the existing schedule still matches the precondition `seen`.
+    /// Returns `None` if the schedule does not match.
     pub(crate) async fn put_if(
         &self,
         request: Create,
@@ -306,7 +307,8 @@ impl Changes {
     }
 
     /// Returns `position`, or the first instant after the poller's `closed` if that instant is later. The owner must
-    /// write no row at or before `closed`. The clock may have gone back since the owner wrote `closed`.
+    /// write no row at or before `closed`. `position` may be too early, because the clock may have gone back since the
+    /// owner wrote `closed`.
     async fn open_position(&self, poller: PollerId, position: Timestamp) -> Result<Timestamp, StoreError> {
         let closed = self.shared.store.closed(vec![poller]).await?;
         Ok(closed.into_iter().fold(position, |position, closed| position.max(closed + Duration::from_millis(1))))
@@ -331,8 +333,9 @@ impl Changes {
         }
     }
 
-    /// Writes the due rows of these schedules again, before the response reports that the schedules exist. If their
-    /// creator stopped early, a row may lie at a position that no owner reads.
+    /// Writes the due rows of these schedules again, before the response reports that the schedules exist. If the
+    /// creator of a schedule stopped before it confirmed the placement, the due row may lie at a position that no owner
+    /// reads.
     async fn repair(&self, incarnations: Vec<Incarnation>) -> Result<(), StoreError> {
         if incarnations.is_empty() {
             return Ok(());
@@ -385,7 +388,7 @@ impl Changes {
     }
 }
 
-/// Returns the poller for a schedule with this id that is created now.
+/// Returns the poller of a new schedule with this id.
 pub(crate) fn home_poller(request: &Create, id: &ScheduleId) -> PollerId {
     let tenant = &request.tenant;
     let generation =

@@ -5,11 +5,12 @@ use std::time::Duration;
 use domain::{DueKey, PollerId};
 use store::{Placed, Store, StoreError};
 
-/// Confirms the placement of durable rows. Returns when each row lies after its poller's `closed`.
+/// Confirms the placement of `rows`. Writes each row that lies at or before its poller's `closed` again at a later
+/// position, until all rows lie after `closed`.
 ///
-/// The owner writes `closed` and then reads the range before it. A creator writes its row and then reads `closed`. The
-/// side that writes second reads the other side's write. The read of `closed` must therefore begin after the row is
-/// durable, so `rows` are rows that the store has acknowledged.
+/// The owner writes `closed` and then reads the rows up to `closed`. A creator writes its row and then reads `closed`.
+/// Therefore the owner reads the row, or the creator reads the new `closed`. The creator must read `closed` after the
+/// row is durable, so the caller must pass only rows that the store has acknowledged.
 ///
 /// # Errors
 /// Returns an error if the store fails. A row may then lie at a position that only the next owner reads.

@@ -22,7 +22,7 @@ pub struct Delivery {
     pub term: Term,
     /// Start of the attempt, by the wall clock.
     pub started_at: Timestamp,
-    /// End of the right to send, by the monotonic clock. The transport sends no byte at or after this instant.
+    /// Deadline for sending the callback, by the monotonic clock. The transport sends no byte at or after this instant.
     pub deadline: Monotonic,
 }
 
@@ -35,9 +35,9 @@ pub struct Delivered {
 }
 
 /// Transport that makes attempts. Each attempt must end within the target's timeout. The timeout starts when the
-/// transport has a connection or begins to connect, at most [`CONNECTION_WAIT_MAX`] after the call. The transport must
-/// not panic, and it must report every failure in the result of the attempt.
+/// transport has a connection or begins to connect, at most [`CONNECTION_WAIT_MAX`] after the call of
+/// [`Deliver::deliver`]. The transport must not panic, and it must report every failure in the result of the attempt.
 pub trait Deliver: Send + Sync + 'static {
-    /// Makes one attempt. Returns `None` if the transport sent no byte, because [`Delivery::deadline`] had passed.
+    /// Makes one attempt. Returns `None` if [`Delivery::deadline`] passed before the transport sent a byte.
     fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Option<Delivered>>;
 }

@@ -57,7 +57,8 @@ impl KnownTenants {
         self.known().by_id.values().flat_map(|tenant| pollers_of(tenant)).collect()
     }
 
-    /// Returns the current set of tenants. The pointer changes whenever the tenants change.
+    /// Returns a pointer to the current set of tenants. After every change of the tenants, the returned pointer differs
+    /// from the pointer before the change.
     pub(crate) fn known(&self) -> Arc<Known> {
         self.0.read().expect("no holder of this lock panics").clone()
     }

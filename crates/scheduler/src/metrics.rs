@@ -1,7 +1,7 @@
-//! Metrics of the scheduler. Each name contains the unit. docs/operating.md lists all metrics.
+//! Metrics of the scheduler. The name of a metric contains its unit, if any. docs/operating.md lists all metrics.
 //!
-//! For every label value that is known in advance, the time series starts with the value 0, so that a rate includes the
-//! first event.
+//! The time series of every label value that is known in advance starts with the value 0. A rate over this time series
+//! therefore includes the first event.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -33,7 +33,7 @@ pub(crate) struct Call {
     pub(crate) call: &'static str,
 }
 
-/// Label for the kind of a change of a shard's owner.
+/// Label that states how the owner of a shard changed.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 pub(crate) struct Change {
     pub(crate) change: &'static str,
@@ -71,8 +71,8 @@ const FAILURES: [&str; 10] = [
 ];
 
 impl AttemptLabels {
-    /// Returns the labels of a result. All statuses with the same hundreds digit get the same label. Otherwise a target
-    /// could create one time series per status.
+    /// Returns the labels of an attempt's result. All HTTP statuses with the same hundreds digit get the same label.
+    /// Otherwise a target could create one time series per status.
     pub(crate) fn of(result: &AttemptResult) -> Self {
         let result = match result {
             AttemptResult::Answered(200..=299) => "success",
@@ -104,7 +104,7 @@ impl AttemptLabels {
 #[derive(Debug)]
 pub(crate) struct LogLimiter {
     runtime: Runtime,
-    /// For each kind, the time of the last log line and the number of later failures without a log line.
+    /// Time of the last log line, and number of later failures without a log line, by kind of failure.
     last: Mutex<BTreeMap<&'static str, (Monotonic, u64)>>,
 }
 
@@ -130,7 +130,7 @@ impl LogLimiter {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
-    /// Time from the nominal instant to the start of the first attempt.
+    /// Time from the nominal instant of an occurrence to the start of its first attempt.
     pub(crate) start_lateness_seconds: Histogram,
     pub(crate) callback_duration_seconds: Histogram,
     pub(crate) callback_attempts: Family<AttemptLabels, Counter>,

@@ -1,4 +1,5 @@
-//! Settings of the scheduler. Each setting states its default, and the cost of a smaller and of a larger value.
+//! Settings of the scheduler. The comment on a setting states the default, and the disadvantages of a smaller and of a
+//! larger value.
 
 use std::time::Duration;
 
@@ -12,11 +13,13 @@ pub struct Options {
     /// Default 2,097,152, with about 100 bytes per key. With a smaller value, the owner reads a burst in more pages.
     /// With a larger value, the window uses more memory.
     pub window_keys_max: usize,
-    /// Period in which the owner reads ahead, reads the insert logs and advances `closed`. Default 200 ms. With a
-    /// smaller value, the owner reads the store more often. With a larger value, it checks more rows after a restart.
+    /// Period in which the owner reads due rows ahead, reads the insert logs and advances `closed`. Default 200 ms.
+    /// With a smaller value, the owner reads the store more often. With a larger value, the owner reads more rows
+    /// after a restart.
     pub period: Duration,
-    /// Largest number of attempts in flight to one target of a tenant without a quota for it. Default 256. With a smaller value, a slow
-    /// target gets fewer callbacks per second. With a larger value, the callbacks may overload a target.
+    /// Largest number of attempts in flight to one target, if the tenant has no quota for this number. Default 256.
+    /// With a smaller value, a slow target gets fewer callbacks per second. With a larger value, the callbacks may
+    /// overload a target.
     pub in_flight_per_target: usize,
     /// Largest number of attempts in flight. An attempt counts until its outcome is durable. Default 4,096. With a
     /// smaller value, slow targets reduce the throughput. With a larger value, a kill of the process may cause more
@@ -28,20 +31,20 @@ pub struct Options {
     /// targets use more of the window.
     pub parked_per_target: usize,
     /// Longest time for which a key waits in memory for its target. After this time, the owner writes the key again at
-    /// a later position. Default 10 s. With a smaller value, a slow target causes more writes. With a larger value,
-    /// `done` is further behind, and the owner reads more rows after a restart.
+    /// a later position. Default 10 s. With a smaller value, a slow target causes more writes. With a larger value, the
+    /// watermark `done` advances later, and the owner reads more rows after a restart.
     pub parked_for: Duration,
     /// Longest delay that one deferral of a key adds. Default 60 s. With a smaller value, a slow target causes more
     /// writes. With a larger value, rows fire later after the target has recovered.
     pub defer_max: Duration,
-    /// Number of pollers of a tenant that the process creates at the first start. Default 64.
+    /// Number of pollers of the first tenant, which the process creates at its first start. Default 64.
     pub pollers: u16,
-    /// Longest time for which a stop waits for attempts in flight. Default 10 s. With a smaller value, a stop causes
-    /// more duplicates. With a larger value, a stop takes longer.
+    /// Longest time for which a stopping owner waits for its attempts in flight. Default 10 s. With a smaller value, a
+    /// stop causes more duplicates. With a larger value, a stop takes longer.
     pub drain: Duration,
     /// Shortest time for which the store retains runs, and ended or cancelled schedules. Default 30 days. After this
     /// time, a retried put creates its schedule again, and no request can redrive the schedule's dead letters. A longer
-    /// time needs more storage. The embedded engine has its own option.
+    /// time needs more storage. The embedded engine has its own option for this time.
     pub history: Duration,
 }
 

@@ -44,7 +44,7 @@ pub enum Timing {
 #[derive(Clone, PartialEq, Debug)]
 pub struct PutResponse {
     pub schedule: Arc<Schedule>,
-    /// True if no live schedule had this id.
+    /// True if no live schedule had the requested id before the put.
     pub created: bool,
     /// True if an attempt of the replaced schedule is in flight. No other attempt of that schedule will start.
     pub too_late: bool,
@@ -67,15 +67,15 @@ pub enum CancelResponse {
 /// Result of a redrive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RedriveResponse {
-    /// The tenant has no such run.
+    /// The tenant has no recorded run of the requested occurrence.
     NotFound,
     /// The run is not a dead letter, or an earlier request has already redriven it.
     NotDead,
     Redriven(Occurrence),
 }
 
-/// Outcome of an attempt that an earlier owner had in flight. That owner sends it to the current owner. The fields
-/// correspond to [`store::Change::Run`].
+/// Outcome of an attempt that an earlier owner of the shard had in flight. The earlier owner sends the outcome to the
+/// current owner. The fields correspond to [`store::Change::Run`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct AttemptOutcome {
     pub poller: PollerId,
@@ -87,7 +87,7 @@ pub struct AttemptOutcome {
 /// Reason why an owner-only request has no result.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum OwnerError {
-    /// This member does not own the shard, or does not own it yet. The request has had no effect.
+    /// This member does not own the shard. The request has had no effect.
     NotOwned,
     /// The request may have taken effect.
     Failed(StoreError),

@@ -33,7 +33,7 @@ use crate::tenants::Tenants;
 /// Largest number of runs in one read of the store.
 const RUNS_PER_READ: usize = 100;
 
-/// Handle to the scheduler, which is cheap to clone. Every result describes durable state only.
+/// Cheaply cloneable handle to the scheduler. The results of its methods describe only durable state.
 #[derive(Clone)]
 pub struct Scheduler {
     shared: Arc<Shared>,
@@ -142,8 +142,8 @@ impl Scheduler {
         events.stop().await;
     }
 
-    /// Returns true if this member is the leader of the cluster. For some seconds, this may be true at two members. The
-    /// work of a leader must therefore be harmless if two members do it.
+    /// Returns true if this member is the leader of the cluster, or if it has no cluster. For some seconds, two members
+    /// may both be leader. The work of a leader must therefore be harmless if two members do it.
     #[must_use]
     pub fn leads(&self) -> bool {
         self.cluster.as_ref().is_none_or(|cluster| cluster.is_leader())
@@ -168,7 +168,7 @@ impl Scheduler {
         lease.is_some_and(|lease| lease.member() == id)
     }
 
-    /// Returns the service for tenants, their keys, audit logs and counts.
+    /// Returns the service for tenants, their keys, their audit logs and their numbers of active schedules.
     #[must_use]
     pub fn tenants(&self) -> Tenants {
         Tenants::new(self.shared.clone())
@@ -237,8 +237,8 @@ impl Scheduler {
         self.forwarding.put_if(request, seen, timing).await
     }
 
-    /// Returns the schedule that [`Scheduler::put_if`] would create over `existing`. Returns `None` if this schedule
-    /// would have no occurrence.
+    /// Returns the schedule that [`Scheduler::put_if`] would create, or write in place of `existing`. Returns `None` if
+    /// that schedule would have no occurrence.
     #[must_use]
     pub fn would_put(&self, request: Create, existing: Option<&Schedule>, timing: Timing) -> Option<Schedule> {
         self.changes.would_put(request, existing, timing)
@@ -247,9 +247,9 @@ impl Scheduler {
     /// Confirms the placement of an existing schedule's due row, so that the schedule fires. The creator may have
     /// stopped before it confirmed the placement.
     ///
-    /// A full store accepts no write, so this function then does nothing. The embedded store creates a schedule in one
-    /// step and needs no repair. With another engine, a schedule whose creator stopped early possibly does not fire
-    /// while the disk is full.
+    /// If the store is full, this function does nothing, because a full store accepts no write. While the store is
+    /// full, a schedule whose creator stopped before the confirmation possibly does not fire. The embedded store needs
+    /// no confirmation, because it creates a schedule in one step.
     ///
     /// # Errors
     /// Returns an error if the store fails.
@@ -293,8 +293,8 @@ impl Scheduler {
         self.forwarding.cancel_if(found).await
     }
 
-    /// Returns a schedule's runs in order, from the first run after `after`. Returns `None` if the schedule does not
-    /// exist.
+    /// Returns at most `limit` runs of a schedule in the order of their occurrences, from the first run after `after`.
+    /// Returns `None` if the schedule does not exist.
     ///
     /// # Errors
     /// Returns an error if the store fails.
@@ -314,7 +314,7 @@ impl Scheduler {
         }
     }
 
-    /// Reads up to `limit` runs in parts of [`RUNS_PER_READ`], so that the reads of other tenants can take turns.
+    /// Reads up to `limit` runs in parts of [`RUNS_PER_READ`] runs, so that other tenants get turns between the parts.
     async fn read_in_parts<'a>(
         &'a self,
         tenant: TenantId,
@@ -338,8 +338,8 @@ impl Scheduler {
         Ok(runs)
     }
 
-    /// Returns the recorded run of an occurrence, and the id of its schedule. Returns `None` if the tenant has no such
-    /// schedule or if the occurrence has no record yet.
+    /// Returns the recorded run of an occurrence, and the id of its schedule. Returns `None` if the schedule is not a
+    /// schedule of the tenant, or if the occurrence has no record yet.
     ///
     /// # Errors
     /// Returns an error if the store fails.
@@ -350,7 +350,8 @@ impl Scheduler {
         Ok(run.map(|run| (run, schedule.id.clone())))
     }
 
-    /// Returns the tenant's dead letters in order, from the first dead letter after `after`.
+    /// Returns at most `limit` dead letters of the tenant in the order of their occurrences, from the first dead letter
+    /// after `after`.
     ///
     /// # Errors
     /// Returns an error if the store fails.

@@ -1,4 +1,4 @@
-//! State that the parts of a member share. It outlives a single owner.
+//! State that the parts of a member share. The state remains when an owner ends and another owner starts.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -38,7 +38,7 @@ pub(crate) struct Shared {
     /// Channels to the current owner and its outcome writer.
     pub(crate) owner: Mutex<Option<OwnerHandle>>,
     pub(crate) events: Arc<Events>,
-    /// Turns of the tenants at reads of many rows.
+    /// Turns in which the tenants read many rows from the store.
     pub(crate) turns: Turns,
 }
 
@@ -115,8 +115,9 @@ impl Shared {
         }
     }
 
-    /// Reports that another member has taken the shard, because the store rejected a write under `term`. This member
-    /// then releases the shard. It takes the shard again if the plan assigns the shard to it.
+    /// Reports that the shard has an owner under a later term. The caller calls this function after the store has
+    /// rejected a write under `term`. This member then releases the shard, and takes it again if the assignment plan
+    /// assigns the shard to this member.
     pub(crate) fn superseded(&self, shard: ShardId, term: Term) {
         self.events.report_superseded(shard, term);
     }

@@ -1,4 +1,4 @@
-//! Service for tenants: their keys, settings, audit logs and counts.
+//! Service for tenants: their keys, settings, audit logs and numbers of active schedules.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::known_tenants::pollers_of;
 use crate::metrics::count_store_error;
 use crate::shared::Shared;
 
-/// Handle to the tenants of a scheduler's store, which is cheap to clone.
+/// Cheaply cloneable handle to the tenants in a scheduler's store.
 #[derive(Clone)]
 pub struct Tenants {
     shared: Arc<Shared>,
@@ -108,8 +108,8 @@ impl Tenants {
         let _moving = shared.moving.lock().await;
         let tenants = shared.store.tenants().await?;
         let before = shared.tenants.pollers().into_iter().collect();
-        // This function reads the positions before it replaces the tenants. If the read fails, the next refresh
-        // therefore finds the same new pollers.
+        // This function reads the positions of the new pollers before it replaces the tenants. If the read fails, the
+        // next refresh therefore finds the same new pollers.
         let pollers = new_pollers(shared, tenants.iter().flat_map(pollers_of), &before).await?;
         if shared.tenants.replace(tenants) {
             send_gained(shared, Gained { pollers, ..Gained::default() }).await;

@@ -1,8 +1,8 @@
-//! Turns of tenants at the store, for reads of many rows: listings, runs, dead letters and audit logs.
+//! Turns in which the tenants read many rows from the store: listings, runs, dead letters and audit logs.
 //!
-//! A limited number of such reads runs at a time. A tenant with many requests uses at most half of them, and tenants that
-//! wait take turns. Each read has a limited length, and a long listing takes a turn for each of its reads. A tenant
-//! therefore waits only for some short reads, however many requests other tenants make
+//! Only a limited number of these reads run at a time, and one tenant runs at most half of that number. Waiting tenants
+//! take turns. Each read has a limited length, and a long listing needs one turn for each of its reads. A tenant
+//! therefore waits only for a few short reads, even if other tenants make many requests
 //! (docs/decisions/0197-let-tenants-take-turns-at-long-reads.md).
 //!
 //! Invariant: a tenant is in the order of turns if and only if one of its requests waits.
@@ -35,7 +35,7 @@ struct Requests {
     waiting: VecDeque<oneshot::Sender<Turn>>,
 }
 
-/// Right to read. A drop of this value gives the turn to the next request.
+/// Right to make one read of many rows. When the holder drops this value, the next waiting request gets the turn.
 #[derive(Debug)]
 pub(crate) struct Turn {
     turns: Turns,
@@ -64,7 +64,8 @@ impl Turns {
     fn start_next(&self) {
         loop {
             let Some((tenant, sender)) = self.state().next() else { return };
-            // If the caller has ended, the turn returns here and its drop lets the next request start.
+            // If the caller no longer waits, `send` returns the turn, and the drop of the turn lets the next request
+            // start.
             drop(sender.send(Turn { turns: self.clone(), tenant }));
         }
     }

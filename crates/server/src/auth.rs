@@ -49,8 +49,8 @@ pub(crate) fn tenant_not_found() -> Rejected {
     reject(Code::TenantNotFound, "no tenant with this name is visible to this API key; check the name in the path")
 }
 
-/// Returns the caller, if its key may send the request. `named` is the tenant in the path. The key of another tenant
-/// receives the same rejection for an existing and for a missing tenant, unless it is an operator's key.
+/// Returns the caller, if its key permits the request. `named` is the name of the tenant in the path. A caller of
+/// another tenant receives the same rejection whether or not the named tenant exists, unless the caller is an operator.
 pub(crate) fn authorize(app: &AppState, headers: &HeaderMap, needs: Needs, named: &str) -> Result<Caller, Rejected> {
     let caller = caller(app, headers)?;
     let is_operator = caller.key.role == Role::Operator;
@@ -94,7 +94,7 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// Returns the owner of the key in the headers.
+/// Returns the caller that the key in the headers identifies.
 fn caller(app: &AppState, headers: &HeaderMap) -> Result<Caller, Rejected> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
@@ -107,7 +107,8 @@ fn caller(app: &AppState, headers: &HeaderMap) -> Result<Caller, Rejected> {
             "the bearer token is not an API key; a key has the form KEY_ID.SECRET",
         ));
     };
-    // The comparison takes constant time, because the digests have the same length. A key's id is not secret.
+    // The comparison of the digests takes constant time, because they have the same length. The lookup of the key's id
+    // may take a variable time, because the id is not secret.
     let digest: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
     match app.tenants.key(key_id) {
         Some((tenant, key)) if bool::from(digest.ct_eq(&key.secret_sha256)) => unexpired(app, Caller { tenant, key }),
@@ -115,7 +116,8 @@ fn caller(app: &AppState, headers: &HeaderMap) -> Result<Caller, Rejected> {
     }
 }
 
-/// Reads a key again during a long request, because an admin may revoke it or change its tenant, or the key may expire.
+/// Reads the caller's key again during a long request. An admin may have revoked the key or changed the tenant, or the
+/// key may have expired.
 pub(crate) fn recheck(app: &AppState, key: &ApiKey) -> Result<Caller, Rejected> {
     let (tenant, key) = app.tenants.key(&key.id).ok_or_else(invalid_key)?;
     unexpired(app, Caller { tenant, key })

@@ -28,8 +28,8 @@ pub(crate) struct ParsedSchedule {
     pub(crate) spec: Spec,
 }
 
-/// Reads and checks one schedule. `named` is the id in the path, if the path contains an id. `egress` is the policy of
-/// the tenant.
+/// Reads and checks one schedule. `named` is the id in the path, if the path contains an id. `egress` is the egress
+/// policy of the tenant.
 pub(crate) fn read_schedule(
     bytes: &[u8],
     named: Option<&ScheduleId>,
@@ -66,8 +66,8 @@ pub(crate) fn read_merged(
     Ok(spec)
 }
 
-/// Reads a body that the server has checked before. This function does not check its times again, because time has
-/// passed since then.
+/// Reads a body that the server has already checked. This function accepts instants in the past, because time has
+/// passed since that check.
 pub(crate) fn read_again(bytes: &[u8]) -> Option<Spec> {
     let text = std::str::from_utf8(bytes).ok()?;
     let mut found = Vec::new();
@@ -101,12 +101,12 @@ fn read_text(
     }
 }
 
-/// Reads and checks a schedule that did not arrive over HTTP, in the form of a POST body without an id.
+/// Reads and checks a schedule that did not arrive over HTTP. `text` has the form of a POST body without an id.
 ///
 /// # Errors
 /// Returns a text that lists all errors.
 pub fn read_spec(text: &str, limits: &Limits, egress: &Egress, now: Timestamp) -> Result<Spec, String> {
-    // An id in the text is an error, because the caller chooses the id.
+    // An id in the text is an error, because the caller of this function has the id from another source.
     let named = ScheduleId::new("named-elsewhere").expect("the text is a valid id");
     let parsed = read_schedule(text.as_bytes(), Some(&named), limits, egress, now);
     parsed.map(|parsed| parsed.spec).map_err(|rejected| rejected.to_string())

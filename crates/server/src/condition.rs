@@ -1,11 +1,11 @@
 //! Preconditions: `If-Match`, `If-None-Match` and `ETag` (RFC 9110, sections 8.8.3 and 13).
 //!
 //! A schedule's tag identifies its version. The tag changes with each replacement and with the cancellation. The tag
-//! stays the same when a recurring schedule advances. A cancelled schedule also has a tag, and a caller can read it.
-//! However, `*` does not match a cancelled schedule, because a client can use its id for another schedule.
+//! stays the same when a recurring schedule advances. A cancelled schedule also has a tag, which a caller can read.
+//! However, `*` does not match a cancelled schedule, because a client can create another schedule with its id.
 //!
-//! Invariants: The server rejects a request whose precondition it cannot read. Otherwise the request would run without
-//! its precondition. A tag that this API never issued matches nothing.
+//! Invariants: the server rejects a request whose precondition it cannot read. Otherwise the request would run without
+//! its precondition. A tag that this API never issued matches no schedule.
 //!
 //! docs/decisions/0065-make-changes-conditional-on-the-version-read.md gives the reasons for the design.
 
@@ -23,16 +23,17 @@ use domain::{Schedule, ScheduleVersion, Status};
 
 use crate::rejection::{Code, Rejected, reject, reject_fields};
 
-/// Pattern of accepted headers: `*`, or a list whose members may be empty (RFC 9110, section 5.6.1.2).
+/// Regular expression for the accepted values of `If-Match` and `If-None-Match`: `*`, or a list of tags. The list may
+/// contain empty members (RFC 9110, section 5.6.1.2).
 pub(crate) const PATTERN: &str =
     concat!(r#"^(\*|[ \t,]*"#, r#"((W/)?"[!#-~\x80-\xff]*"([ \t]*,[ \t,]*(W/)?"[!#-~\x80-\xff]*")*[ \t,]*)?)$"#);
 
 /// Precondition of a request.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Condition {
-    /// List of tags. One of them must match.
+    /// Tags in the header `If-Match`. The schedule must match one of them.
     matching: Option<Tags>,
-    /// List of tags. None of them may match.
+    /// Tags in the header `If-None-Match`. The schedule must match none of them.
     none_matching: Option<Tags>,
 }
 
@@ -42,7 +43,7 @@ enum Tags {
     These(Vec<ScheduleVersion>),
 }
 
-/// Header of the condition that does not hold.
+/// Header whose precondition the schedule does not meet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Unmet {
     Match,
@@ -68,7 +69,7 @@ impl Condition {
         self.matching.is_none() && self.none_matching.is_none()
     }
 
-    /// Checks the condition against `found`, the schedule that currently has the id.
+    /// Checks the precondition against `found`, the schedule that currently has the id in the request's path.
     pub(crate) fn check(&self, found: Option<&Schedule>) -> Result<(), Unmet> {
         if self.matching.as_ref().is_some_and(|tags| !tags.matches(found)) {
             return Err(Unmet::Match);
@@ -113,7 +114,7 @@ struct Tag<'a> {
     opaque: &'a [u8],
 }
 
-/// Reads the tags of all headers with this name, which together form one list.
+/// Reads the tags of all headers with the name `name`. These headers together form one list.
 fn read_tags(
     headers: &HeaderMap,
     name: &HeaderName,
@@ -135,7 +136,7 @@ fn read_tags(
     Ok(Some(Tags::These(editions)))
 }
 
-/// Splits a list of tags, whose members may be empty. Returns `None` for an invalid list.
+/// Splits a list of tags. The list may contain empty members. Returns `None` for an invalid list.
 fn split(mut rest: &[u8]) -> Option<Vec<Tag<'_>>> {
     let mut tags = Vec::new();
     loop {

@@ -22,11 +22,11 @@ use crate::routes;
 use crate::state::AppState;
 use crate::unread::{Budget, watched};
 
-/// Maximum bytes of one HTTP/2 stream in the send buffer. The library takes a further piece of a body only below this
-/// number. A small number limits the rate to distant clients.
+/// Maximum number of bytes in the send buffer of one HTTP/2 stream. The HTTP library takes a further piece of a
+/// response body only while the buffer contains fewer bytes. A small number limits the data rate to distant clients.
 const SEND_BYTES_MAX: usize = 128 << 10;
-/// Maximum number of streams that the client has reset and that the server has not noticed yet. The library closes a
-/// connection above this number (CVE-2023-44487).
+/// Maximum number of HTTP/2 streams that the client has reset before the server accepted them. The HTTP library closes
+/// a connection that exceeds this number (CVE-2023-44487).
 const RESET_STREAMS_MAX: usize = 20;
 
 /// Serves a connection until the client closes it or the connection is idle for too long. After a caller cancels
@@ -64,7 +64,8 @@ pub(crate) async fn serve(
 fn builder(app: &AppState) -> Builder {
     let options = &app.options;
     let mut builder = listener::builder(&app.runtime);
-    // Without `writev`, the library would copy a body to its buffer, and would drop the body before the client reads it.
+    // Without `writev`, the HTTP library would copy each response body to its buffer and then drop the body. The server
+    // would therefore release the bytes reserved for the response before the client reads the response.
     builder.http1().max_buf_size(options.head_bytes_max.max(8_192)).pipeline_flush(false).writev(true);
     let head_bytes_max = u32::try_from(options.head_bytes_max).unwrap_or(u32::MAX);
     builder
@@ -78,8 +79,8 @@ fn builder(app: &AppState) -> Builder {
     builder
 }
 
-/// Wraps the body of a request so that each of its pieces counts as activity. The client of a batch may send lines for a
-/// long time before it reads the first result.
+/// Wraps the body of a request so that each piece of the body counts as activity of the connection. Otherwise the idle
+/// timeout could end a batch whose client sends lines for a long time before it reads the first result.
 fn watched_request(request: Request<Incoming>, activity: &Arc<Activity>) -> Request<Body> {
     if request.body().is_end_stream() {
         return request.map(Body::new);

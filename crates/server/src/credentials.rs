@@ -16,7 +16,7 @@ pub fn new_key(runtime: &Runtime, role: Role, name: &str, expires_at: Option<Tim
     (ApiKey { id, name, secret_sha256, role, created_at, expires_at }, bearer)
 }
 
-/// Creates a secret that signs callbacks, and returns it with the text for receivers (Standard Webhooks 1.0.0).
+/// Creates a secret for signing callbacks, and returns it with its text form for receivers (Standard Webhooks 1.0.0).
 pub fn new_signing_secret(runtime: &Runtime) -> (SigningSecret, String) {
     let secret = random::<32>(runtime);
     let text = format!("whsec_{}", STANDARD.encode(secret));

@@ -23,7 +23,7 @@ pub(crate) async fn path_parameter(parts: &mut Parts, name: &str) -> String {
     parameters.iter().find(|(known, _)| *known == name).map_or_else(String::new, |(_, value)| value.to_owned())
 }
 
-/// Id in the path.
+/// Value of the path parameter `id`.
 pub(crate) struct Id(pub(crate) String);
 
 impl<S: Sync> FromRequestParts<S> for Id {
@@ -82,7 +82,7 @@ impl<S: Sync> FromRequestParts<S> for MediaType {
     }
 }
 
-/// Rejects a body with another media type, and a compressed body. A missing media type is accepted.
+/// Rejects a body whose media type is not in `supported`, and a compressed body. Accepts a body without a media type.
 pub(crate) fn check_content_type(headers: &HeaderMap, supported: &[&str]) -> Result<(), Rejected> {
     let encodings = headers.get_all(CONTENT_ENCODING).iter().map(HeaderValue::as_bytes);
     if let Some(encoding) = encodings.into_iter().find(|encoding| !encoding.eq_ignore_ascii_case(b"identity")) {
@@ -125,17 +125,17 @@ impl<T: DeserializeOwned> FromRequest<Arc<AppState>> for JsonBody<T> {
     }
 }
 
-/// Maximum bytes of an error text of the JSON parser in a response.
+/// Maximum length in bytes of the JSON parser's error text in a response.
 const DETAIL_BYTES_MAX: usize = 512;
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Rejected> {
-    // The function rejects an array, because serde would accept an array of field values.
+    // The function rejects an array, because serde would accept an array of field values in place of an object.
     if bytes.trim_ascii_start().first().is_some_and(|first| b"[\"-0123456789tfn".contains(first)) {
         return Err(reject(Code::InvalidRequest, "the body must be a JSON object"));
     }
     serde_json::from_slice(bytes).map_err(|error| match error.classify() {
         serde_json::error::Category::Data => {
-            // The text may contain a value or a name of any length from the body.
+            // The error text may contain a long value or name from the body, so the function shortens the text.
             let detail = error.to_string();
             reject(Code::InvalidRequest, &detail[..detail.floor_char_boundary(DETAIL_BYTES_MAX)])
         }

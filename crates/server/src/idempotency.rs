@@ -14,7 +14,8 @@ use crate::rejection::{Code, Rejected, reject_fields};
 
 const HEADER: &str = "idempotency-key";
 const KEY_LEN_MAX: usize = 255;
-/// Pattern of accepted headers. In quotes, an escape of two characters stands for one character of the key.
+/// Regular expression for the accepted header values. In a quoted key, an escape sequence of two characters represents
+/// one character of the key.
 pub(crate) const PATTERN: &str = r#"^("([!#-\[\]-~]|\\["\\]){1,255}"|[!#-~][!-~]{0,254})$"#;
 
 /// Idempotency key: 1 to 255 visible ASCII characters.
@@ -46,7 +47,7 @@ impl Key {
         ScheduleId::from_digest_old(self.digest(tenant))
     }
 
-    /// Returns the schedule id for a line of a batch with this key. Lines are counted from 1.
+    /// Returns the schedule id for line `number` of a batch with this key. The first line has the number 1.
     pub(crate) fn id_of_line(&self, tenant: TenantId, number: u64) -> ScheduleId {
         let digest = Sha256::new()
             .chain_update(b"reveille idempotency key of a batch\0")
@@ -97,7 +98,8 @@ fn bad_key(detail: &str) -> Rejected {
     reject_fields(Code::InvalidParameter, "the idempotency key is invalid; see errors", vec![error])
 }
 
-/// Returns a fingerprint of a body. It detects a client that mistakenly sends another body with the same key.
+/// Returns a fingerprint of a body. By the fingerprint, the server detects that a client mistakenly sends another body
+/// with the same key.
 pub(crate) fn fingerprint(body: &[u8]) -> u32 {
     let digest = Sha256::digest(body);
     u32::from_be_bytes(digest[..4].try_into().expect("a SHA-256 digest has 32 bytes"))

@@ -49,7 +49,7 @@ impl Server {
         Ok(Server { app, listener, local_addr, metrics })
     }
 
-    /// Returns the address, with the port that the kernel chose if the requested port was 0.
+    /// Returns the server's address, with the port that the kernel chose if the requested port was 0.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
@@ -67,8 +67,8 @@ impl Server {
         self.app.readiness.clone()
     }
 
-    /// Serves until `stop` resolves. Then it accepts no more connections, lets current requests end within
-    /// `drain_timeout`, and closes the remaining connections. When this function returns, no connection is open.
+    /// Serves requests until `stop` resolves. Then the server accepts no more connections, lets current requests end
+    /// within `drain_timeout`, and closes the remaining connections. When this function returns, no connection is open.
     pub async fn serve_until(self, stop: impl Future<Output = ()>) {
         let Server { app, listener, metrics, .. } = self;
         let stopped = CancellationToken::new();
@@ -131,7 +131,7 @@ async fn serve_metrics(app: Arc<AppState>, listener: TcpListener, stop: impl Fut
     listener::serve_until(&runtime, listener, options, shutdown, serve, stop).await;
 }
 
-/// Returns the share of a client address: half of the connections, or all of them for a proxy.
+/// Returns the share of the connections that one client address may use: half, or all for a trusted proxy.
 fn address_share(app: &AppState) -> AddressShare {
     let (proxies, rejected) = (app.options.trusted_proxies.clone(), app.metrics.connections_rejected.clone());
     AddressShare {

@@ -39,7 +39,8 @@ pub(crate) struct HttpMetrics {
     rendered: Mutex<Option<Rendered>>,
 }
 
-/// Texts of all metrics at one instant, which all requests of the next [`AGE_MAX`] share.
+/// Texts of all metrics at one instant. The server returns these texts to all requests within [`AGE_MAX`] after this
+/// instant.
 #[derive(Clone)]
 struct Rendered {
     at: Monotonic,
@@ -47,8 +48,8 @@ struct Rendered {
     plain: Bytes,
 }
 
-/// Time for which the server returns the same text. Unauthenticated callers can read the metrics, so a text for each
-/// request would let them use up the processor and the memory.
+/// Time for which the server returns the same text. If the server created a text for each request, unauthenticated
+/// callers could use up its CPU time and its memory.
 const AGE_MAX: Duration = Duration::from_secs(1);
 
 impl HttpMetrics {
@@ -146,7 +147,7 @@ impl HttpMetrics {
     }
 }
 
-/// Guard of an open connection, which the metrics count.
+/// Guard of an open connection. The metrics count the connection until its guard is dropped.
 pub(crate) struct Open {
     connections: Gauge,
     replaced: Counter,

@@ -1,8 +1,8 @@
 //! OpenAPI document of the API, generated from the routes, the wire types and the limits of this server.
 //!
 //! The module contains no list of routes. Each [`Route`] of the routing table describes itself, the schemas come from
-//! the types of `api`, and the numbers come from [`Options`]. Responses may get more fields within `/v1`, so their
-//! schemas are open. The schemas of requests are closed, because the server rejects unknown fields.
+//! the types of `api`, and the limits come from [`Options`]. Responses may get more fields within `/v1`, so their
+//! schemas allow unknown fields. The schemas of requests forbid unknown fields, because the server rejects them.
 //!
 //! docs/decisions/0068-generate-the-openapi-document.md gives the reasons for the design.
 
@@ -134,7 +134,8 @@ fn describe_response(response: &ResponseSpec, schemas: &mut Schemas) -> Value {
     let mut described = json!({ "description": response.description });
     let content = match response.content {
         Content::Json(schema) => json!({ "application/json": { "schema": schema(&mut schemas.responses) } }),
-        // Generated clients return a body of bytes unparsed, so that the caller can read its lines.
+        // The document describes the lines as bytes. Generated clients return bytes unparsed, so the caller of such a
+        // client can read the lines.
         Content::Lines => json!({ api::NDJSON_CONTENT_TYPE: { "schema": bytes() } }),
         Content::Text(media) => {
             let texts = media.iter().map(|media| ((*media).to_owned(), json!({ "schema": { "type": "string" } })));

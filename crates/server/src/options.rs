@@ -13,8 +13,8 @@ use crate::tls::Tls;
 /// Options and limits of the HTTP server, with their defaults.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Address at which the server responds to `/metrics` only, without TLS. The main listener then responds to `/metrics`
-    /// with 404. Default none.
+    /// Address at which the server responds to `/metrics` only, without TLS. If this address is set, the main listener
+    /// responds to `/metrics` with 404. Default none.
     pub metrics_listen: Option<SocketAddr>,
     /// Address of the server. Default 127.0.0.1:8080, so that other machines cannot reach a server unless its operator
     /// sets another address.
@@ -35,12 +35,12 @@ pub struct Options {
     pub tenant_pollers: u16,
     /// Quotas of a new tenant, unless its creator sets other quotas. Default: 50,000 callbacks per minute, 1,000
     /// schedules created per second, 1,000,000 pending schedules, 1,024 callbacks in flight, of which 256 may go to one
-    /// target, and 1,000 callbacks per second to one target. [`Options::limits`] limits payloads and horizon. A quota
-    /// that is too low delays the callbacks of new users. A quota that is too high lets one tenant overload the targets
-    /// and the disk.
+    /// target, and 1,000 callbacks per second to one target. [`Options::limits`] limits the size of payloads and the
+    /// time until a schedule fires. A quota that is too low delays the callbacks of new tenants. A quota that is too
+    /// high lets one tenant overload the targets and the disk.
     pub tenant_quotas: Quotas,
-    /// Ceilings of a new tenant's quotas. Default: ten times the quotas, but four times the quotas of callbacks in
-    /// flight.
+    /// Ceilings of a new tenant's quotas. Default: four times the default quotas for callbacks in flight, and ten times
+    /// the other default quotas.
     pub tenant_ceilings: Quotas,
     /// Limits of the values in a schedule.
     pub limits: Limits,
@@ -56,22 +56,23 @@ pub struct Options {
     pub idle_timeout: Duration,
     /// Time limit for the arrival of a body, and for each further piece of a batch's body. Default 10 s.
     pub body_timeout: Duration,
-    /// Maximum number of open connections. A further connection replaces the connection that has been idle longest, among
-    /// those that have not shown a valid key. If there is none, further connections wait in the kernel's queue. One client
-    /// address may have half of the connections. Default 4,096.
+    /// Maximum number of open connections. A further connection replaces the connection that has been idle longest,
+    /// among the connections whose client has not sent a valid key. If no such connection is idle, further connections
+    /// wait in the kernel's queue. One client address may have at most half of the connections. Default 4,096.
     pub connections_max: usize,
-    /// Networks of reverse proxies, whose addresses may have all of the connections. Default none.
+    /// Networks of trusted reverse proxies. One address in these networks may have all connections. Default none.
     pub trusted_proxies: Vec<Network>,
     /// Maximum number of concurrent requests on one HTTP/2 connection. Default 128.
     pub streams_max: u32,
-    /// Maximum bytes of unread responses on all connections together. The limit covers pages, single schedules and results
-    /// of batches. Other responses are small. Further requests wait for up to 2 s, and then the server rejects them.
-    /// Default 128 MiB. With a small number, clients that do not read delay the pages of other clients. A large number
-    /// costs memory.
+    /// Maximum bytes of unread responses on all connections together. The limit covers pages, single schedules and
+    /// results of batches. Other responses are small. Further requests wait for up to 2 s, and then the server rejects
+    /// them. Default 128 MiB. With a small number, clients that do not read delay the pages of other clients. With a
+    /// large number, unread responses can use much memory.
     pub response_bytes_max: usize,
-    /// Maximum bytes of unread responses on one connection, counted in the same way. Further requests on the connection
-    /// wait for up to `idle_timeout`. Default 8 MiB, which suffices for two pages. With a small number, a client cannot
-    /// read several pages at a time. With a large number, few connections use up `response_bytes_max`.
+    /// Maximum bytes of unread responses on one connection. The limit covers the same responses as
+    /// `response_bytes_max`. Further requests on the connection wait for up to `idle_timeout`, and then the server
+    /// rejects them. Default 8 MiB, which suffices for two pages. With a small number, a client cannot read several
+    /// pages at a time. With a large number, few connections use up `response_bytes_max`.
     pub response_bytes_per_connection_max: usize,
     /// Maximum number of lines in one batch. Default 1,000,000.
     pub batch_lines_max: u64,
@@ -85,14 +86,14 @@ pub struct Options {
     /// exceed the limit. Further results go to a file. Default 256 KiB. With a low limit, the server writes files for
     /// clients that read a little late. With a high limit, batches use more memory.
     pub batch_memory_max: usize,
-    /// Maximum total size of the files of all batches with unread results. At the limit, a batch reads no further lines
-    /// until its client reads results. Default 1 GiB. With a low limit, large batches of clients that write their whole
-    /// request before they read fail. A high limit uses disk space.
+    /// Maximum total size in bytes of the files with unread results of all batches. At the limit, the server reads no
+    /// further lines of a batch until clients read results. Default 1 GiB. With a low limit, a large batch fails if its
+    /// client writes the whole request before it reads results. With a high limit, the files can use much disk space.
     pub batch_files_max: u64,
     /// Folder of the files with unread results. The files have no names. Default: the system's temporary folder.
     pub batch_folder: PathBuf,
-    /// Time within which current requests must end after the stop. Default 20 s. After this time, the server closes
-    /// their connections.
+    /// Time within which current requests must end after the start of a shutdown. Default 20 s. After this time, the
+    /// server closes the connections of the remaining requests.
     pub drain_timeout: Duration,
 }
 

@@ -9,7 +9,7 @@ use crate::rejection::{Code, Rejected, reject_fields};
 pub(crate) const PAGE_LIMIT_DEFAULT: usize = 100;
 pub(crate) const PAGE_LIMIT_MAX: usize = 1_000;
 
-/// Checks the query of a route that takes no parameters.
+/// Rejects every parameter in the query of a route that takes no parameters.
 pub(crate) fn check_empty(query: Option<&str>) -> Result<(), Rejected> {
     let Some(query) = query.filter(|query| !query.is_empty()) else { return Ok(()) };
     let name: String = query.split(['=', '&']).next().unwrap_or_default().chars().take(64).collect();

@@ -21,12 +21,13 @@ use crate::rejection::{Code, Rejected, reject_quota};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Rates at which tenants send requests and batch lines that create or change schedules. Each member counts only its own requests.
+/// Rates at which tenants send requests and batch lines that create or change schedules. Each member counts only the
+/// requests that it receives.
 #[derive(Default)]
 pub(crate) struct Creates(Mutex<BTreeMap<TenantId, TokenBucket>>);
 
 impl Creates {
-    /// Counts one request or batch line if the tenant's rate allows a further one.
+    /// Counts one request or batch line of `tenant`. Rejects it if the tenant exceeds its rate.
     pub(crate) fn admit(&self, tenant: &Tenant, now: Monotonic) -> Result<(), Rejected> {
         let Some(per_second) = tenant.quotas.get(Quota::CreatesPerSecond) else { return Ok(()) };
         let rate = Rate::new(per_second, Duration::from_secs(1));

@@ -17,7 +17,7 @@ use store::StoreError;
 /// Result of a handler.
 pub(crate) type HandlerResult = Result<Response<Body>, Rejected>;
 
-/// Rejection of a request. The box keeps successful results small.
+/// Rejection of a request. The `Box` reduces the size of [`HandlerResult`].
 pub(crate) type Rejected = Box<Rejection>;
 
 #[derive(Clone)]
@@ -70,7 +70,7 @@ pub(crate) enum Code {
 }
 
 impl Code {
-    /// Returns status, code and title.
+    /// Returns the HTTP status, the text of the problem code, and the title of the problem.
     fn parts(self) -> (StatusCode, &'static str, &'static str) {
         match self {
             Code::MalformedJson => (StatusCode::BAD_REQUEST, "malformed_json", "The body is not JSON"),
@@ -174,7 +174,7 @@ pub(crate) fn reject_fields(kind: Code, detail: impl Into<String>, errors: Vec<F
     Box::new(Rejection { kind, detail: detail.into(), errors, quota: None })
 }
 
-/// Rejects a request because of a quota of its tenant. The detail starts with the quota's name and number.
+/// Rejects a request because of a quota of its tenant. The problem's detail contains the quota's name and number.
 pub(crate) fn reject_quota(kind: Code, quota: Quota, number: u32, remedy: &str, errors: Vec<FieldError>) -> Rejected {
     let detail = format!("the tenant's `{}` is {number}; {remedy}", quota.name());
     Box::new(Rejection { kind, detail, errors, quota: Some(quota) })
@@ -235,15 +235,15 @@ impl Rejection {
     }
 }
 
-/// Stores the rejection in an extension. `AppState::respond`, which handles every response, then writes the problem
-/// document.
+/// Stores the rejection in an extension of the response. `AppState::respond`, which handles every response, then writes
+/// the problem document.
 impl IntoResponse for Rejected {
     fn into_response(self) -> Response<Body> {
         (self.status(), Extension(self)).into_response()
     }
 }
 
-/// Writes a wire type as JSON.
+/// Returns a value of a wire type as JSON text.
 pub(crate) fn to_json(value: &impl serde::Serialize) -> Vec<u8> {
     let mut text = Vec::with_capacity(256);
     serde_json::to_writer(&mut text, value).expect("wire types have only string keys, and a Vec accepts every write");

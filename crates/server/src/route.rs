@@ -1,5 +1,5 @@
 //! Description of a route: its parameters, body, responses and problem codes. The router registers each handler with
-//! its description. The description determines the keys that may send the request, the label in metrics and spans, and
+//! its description. The description determines the API keys that the route accepts, the label in metrics and spans, and
 //! the route's part of the OpenAPI document.
 
 use schemars::JsonSchema;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::rejection::Code;
 use crate::unread::{BATCH_BYTES, PAGE_BYTES, SCHEDULE_BYTES};
 
-/// Media type for client generators that do not know the media type of lines.
+/// Media type of NDJSON lines for client generators that do not know the NDJSON media type.
 pub(crate) const BYTES: &str = "application/octet-stream";
 
 /// Role that a request needs.
@@ -131,7 +131,7 @@ pub(crate) fn operation(name: &'static str, id: &'static str, summary: &'static 
 }
 
 impl Route {
-    /// Label for requests that match no entry of the table.
+    /// Label for requests that match no entry of the routing table.
     pub(crate) const UNKNOWN: Route = Route::undocumented("unknown", "unknown");
 
     pub(crate) const fn undocumented(name: &'static str, id: &'static str) -> Self {
@@ -189,8 +189,8 @@ impl Route {
         self.tag == SCHEDULES && self.body.is_some_and(|body| body.is_required)
     }
 
-    /// Returns the bytes that a request reserves before its handler runs, or `None` if every response of the route is
-    /// small.
+    /// Returns the number of bytes that the server reserves for a response before the handler runs, or `None` if every
+    /// response of the route is small.
     pub(crate) fn reserved_bytes(&self) -> Option<usize> {
         let first = self.responses.first()?;
         let is_key_needed = self.needs != Needs::Nothing;
@@ -214,7 +214,7 @@ impl Route {
         }
         match self.needs {
             Needs::Nothing => {}
-            // An operator's key belongs to a tenant without schedules.
+            // The code `RoleForbidden` also applies to an operator's key, because the key's tenant has no schedules.
             Needs::Reader | Needs::Writer | Needs::Admin | Needs::Operator => rejections.push(Code::RoleForbidden),
             Needs::AdminOf => rejections.extend([Code::RoleForbidden, Code::TenantNotFound]),
         }

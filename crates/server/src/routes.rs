@@ -1,8 +1,7 @@
 //! The table of routes: each entry has the method and path, the handler and the description of one route.
 //!
-//! The entry determines the label in metrics and spans, the keys that may send the request, and the entry in the OpenAPI
-//! document.
-//! Invariant: a handler of a route that needs a key runs only after the key was checked.
+//! The entry determines the label in metrics and spans, the API keys that the route accepts, and the route's part of
+//! the OpenAPI document. Invariant: if a route needs a key, its handler runs only after the server has checked the key.
 //!
 //! docs/decisions/0175-describe-routes-in-one-table.md gives the reasons for the design.
 
@@ -445,8 +444,8 @@ fn metrics_route(routes: Routes) -> Routes {
     )
 }
 
-/// Adds the OpenAPI documents of the routes that are registered so far, and the page that shows the documents. The
-/// first request creates the documents.
+/// Adds the routes of the OpenAPI documents and of the page that shows them. The documents describe the routes that are
+/// registered so far. The first request for a document creates the document.
 fn with_pages(routes: Routes) -> Routes {
     let documented = routes.documented.clone();
     let document = |version| {
@@ -502,7 +501,7 @@ async fn serve(State((app, route)): State<Entry>, request: Request, next: Next) 
     let work = async {
         let request = admit(&app, &route, request).await?;
         let budget: &Budget = request.extensions().get().expect("each connection passes its budget");
-        // Requests without a key have no large responses.
+        // A request without a key reserves no bytes, because its response is small. Tenant 0 is a placeholder.
         let tenant = request.extensions().get().map_or(TenantId(0), |caller: &Caller| caller.tenant.id);
         let reserved = app.reserve(&budget.clone(), tenant, &route).await?;
         let mut response = next.run(request).await;
@@ -536,8 +535,8 @@ async fn admit(app: &AppState, route: &Route, request: Request) -> Result<Reques
     Ok(Request::from_parts(head, body))
 }
 
-/// Decodes `%3A` in the path. Some clients encode the colon of `/v1/schedules:batch`, and the router compares the
-/// encoded text.
+/// Decodes `%3A` in the path. Some clients encode the colon of `/v1/schedules:batch`, but the router does not decode
+/// the path before it looks for the route.
 pub(crate) fn with_colons(mut request: Request) -> Request {
     let uri = request.uri();
     if uri.path().contains("%3") {

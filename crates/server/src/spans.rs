@@ -53,7 +53,7 @@ pub(crate) fn record_schedule(schedule: &Schedule) {
     }
 }
 
-/// Emits the span of one batch line, which counts as a request.
+/// Emits the span of one line of a batch. Each line counts as a request.
 pub(crate) fn record_batch_line(schedule: &Schedule) {
     drop(request_span!(
         route = BATCH,

@@ -4,8 +4,8 @@
 //! both would wait for each other. The spool therefore accepts results while the client reads nothing. The first
 //! [`Options::batch_memory_max`] bytes stay in memory, and later results go to a file without a name.
 //!
-//! Invariants: results leave the spool in the order of their arrival. After a failed write the spool stays in memory,
-//! and then accepts only the results of lines that the server has already read.
+//! Invariants: results leave the spool in the order of their arrival. After a failed write to the file, the spool adds
+//! further results to memory, and accepts only the results of lines that the server has already read.
 //!
 //! docs/decisions/0198-spool-unread-results-of-a-batch.md gives the reasons for the design.
 
@@ -27,7 +27,7 @@ use tokio::sync::Notify;
 use crate::Options;
 use disk_thread::DiskThread;
 
-/// Number of bytes that one read of the file returns.
+/// Maximum number of bytes that one read of a spool's file returns.
 const READ_BYTES: u64 = 64 << 10;
 /// Interval at which a writer checks whether other batches have released space for files.
 const SPACE_CHECK: Duration = Duration::from_millis(500);
@@ -39,7 +39,7 @@ pub(crate) struct Spools {
     folder: PathBuf,
     memory_max: usize,
     files_max: u64,
-    /// Number of bytes that the files of all spools may occupy now.
+    /// Number of bytes that all spools together have reserved for their files.
     files: AtomicU64,
 }
 
@@ -62,7 +62,7 @@ impl Spools {
         (Writer { shared: shared.clone() }, Reader { shared })
     }
 
-    /// Reserves `more` bytes for a file if the total then is at most the limit.
+    /// Reserves `more` bytes for a file, and returns true. Returns false if all files would then exceed their limit.
     fn reserve(&self, more: u64) -> bool {
         let sum = |total: u64| total.checked_add(more).filter(|total| *total <= self.files_max);
         self.files.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum).is_ok()
@@ -82,9 +82,9 @@ pub(crate) struct Reader {
 struct Shared {
     spools: Arc<Spools>,
     queue: Mutex<Queue>,
-    /// Signal to the reader.
+    /// Signal that wakes the reader while it waits for results or for the start of the response.
     readable: Notify,
-    /// Signal to the writer.
+    /// Signal that wakes the writer while it waits for space in the files.
     writable: Notify,
 }
 
@@ -95,10 +95,10 @@ struct Queue {
     /// Number of bytes in `first`.
     first_bytes: usize,
     file: Option<Arc<dyn DiskFile>>,
-    /// Unread range of the file.
+    /// Byte offset in the file at which the unread results start. They end at `file_end`.
     file_start: u64,
     file_end: u64,
-    /// Number of bytes that the file may occupy. The process-wide total includes them.
+    /// Number of bytes that the spool has reserved for its file. `Spools::files` includes this number.
     file_reserved: u64,
     last: VecDeque<Bytes>,
     /// True after a failed write. The file then accepts no more results.
@@ -109,7 +109,7 @@ struct Queue {
     is_released: bool,
     /// True if every line has its result.
     is_complete: bool,
-    /// True if the response may end.
+    /// True if the writer is gone, so that no further results arrive.
     is_closed: bool,
     is_reader_gone: bool,
 }
@@ -117,22 +117,23 @@ struct Queue {
 /// Reason why the spool did not accept results as usual.
 #[derive(Debug)]
 pub(crate) enum PushError {
-    /// The client is gone, so no result has an effect.
+    /// The client is gone, so the results cannot reach it.
     ReaderGone,
-    /// The spool contains the results, but it accepts no results of further lines.
+    /// The write to the file failed. The spool contains the results, but it accepts no results of further lines.
     Unwritable(io::Error),
 }
 
 enum Place {
     Memory,
-    /// Offset in the file.
+    /// File, with the byte offset at which the writer must write the results.
     File(u64),
     Wait,
 }
 
 impl Writer {
-    /// Adds results. Waits only while the files of all batches together have reached their limit. If `is_disk_full`, the
-    /// spool writes no file: it fails as after a failed write, so that unread results leave the store's reserve free.
+    /// Adds results to the spool. Waits only while the files of all batches together have reached their limit. If
+    /// `is_disk_full`, the spool does not write to the file, and reports a failed write instead. Unread results
+    /// therefore leave the disk space free that the store keeps in reserve.
     pub(crate) async fn push(&self, results: Bytes, is_disk_full: bool) -> Result<(), PushError> {
         let shared = &*self.shared;
         loop {

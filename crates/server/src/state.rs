@@ -25,7 +25,8 @@ use crate::spans;
 use crate::spool::Spools;
 use crate::unread::{Budget, Budgets, Reserved, TENANT_PART};
 
-/// Longest wait for the budget of all connections. Other clients use it up, so the server rejects the request early.
+/// Longest time for which a request waits for the tenant's budget or for the budget of all connections. This time is
+/// short, because other clients may use up these budgets.
 const TOTAL_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// State argument of the handlers.
@@ -81,7 +82,8 @@ impl AppState {
         let mut response = outcome.unwrap_or_else(IntoResponse::into_response);
         if let Some(rejected) = response.extensions_mut().remove::<Rejected>() {
             let (request_id, status, route) = (self.request_id(), rejected.status(), route.id);
-            // Other code logs full and unreachable stores. A further line for each request would hide those lines.
+            // Other code logs that the store is full or unreachable. An error line for each rejected request would hide
+            // these log lines.
             if status == StatusCode::INTERNAL_SERVER_ERROR {
                 tracing::error!(request_id, %route, "request failed");
             } else {
@@ -94,8 +96,8 @@ impl AppState {
         response
     }
 
-    /// Counts one request or batch line toward the tenant's rate. A caller counts before it parses the body, so that the
-    /// rate also limits the work for invalid bodies.
+    /// Counts one request or batch line toward the tenant's quota `creates_per_second`. A caller calls this function
+    /// before it parses the body, so that the quota also limits the work for invalid bodies.
     ///
     /// docs/decisions/0192-count-rejected-bodies-as-creates.md gives the reasons for the design.
     pub(crate) fn count_create(&self, tenant: &Tenant) -> Result<(), Rejected> {
@@ -117,8 +119,8 @@ impl AppState {
         self.stored.admit(&self.scheduler, tenant, replaced, spec, self.runtime.monotonic()).await
     }
 
-    /// Reserves the bytes of a response for `tenant` on `route`. `connection` is the budget of the connection. Returns `None` for a
-    /// route with small responses.
+    /// Reserves bytes for the response to a request of `tenant` on `route`. `connection` is the budget of the request's
+    /// connection. Returns `None` if the route has only small responses.
     pub(crate) async fn reserve(
         &self,
         connection: &Budget,

@@ -1,10 +1,11 @@
 //! Bounds on the memory that unread responses take.
 //!
-//! A route with large responses reserves its largest response before its handler runs, from the budgets of the connection,
-//! of the tenant and of all connections. If a budget is used up, the handler waits, and then the server rejects the
-//! request. After the handler, the reservation shrinks to the actual size. The connection releases the reservation when
-//! it has written or dropped the last piece of the body. Other routes have small responses and reserve nothing, so that a
-//! client that does not read cannot delay them.
+//! Before the handler of a route with large responses runs, the server reserves bytes for the largest response of the
+//! route. The budgets of the connection, of the tenant and of all connections provide these bytes. If a budget is used
+//! up, the server waits for other responses to release bytes, and rejects the request after a timeout. After the
+//! handler has run, the server shrinks the reservation to the size of the response, if this size is known. The
+//! connection releases the reservation when it has written or dropped the last piece of the body. Other routes have
+//! small responses and reserve nothing, so that a client that does not read cannot delay them.
 //!
 //! Invariant: the sizes of the reservations of a connection, of a tenant and of all connections never exceed their
 //! budgets.
@@ -25,19 +26,20 @@ use listener::{Activity, Unread};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Reservation of a page. The store limits a page to 4 MiB of schedules.
+/// Number of bytes that the server reserves for a page. The store limits a page to 4 MiB of schedules.
 pub(crate) const PAGE_BYTES: usize = 4 << 20;
-/// Reservation of one schedule with its payload.
+/// Number of bytes that the server reserves for one schedule with its payload.
 pub(crate) const SCHEDULE_BYTES: usize = 128 << 10;
-/// Reservation for the unread results of a batch, which covers several groups of lines.
+/// Number of bytes that the server reserves for the unread results of a batch. They suffice for several groups of
+/// lines.
 pub(crate) const BATCH_BYTES: usize = 768 << 10;
 
-/// Unit of the budgets.
+/// Number of bytes for which one permit of a budget stands.
 const UNIT_BYTES: usize = 1 << 10;
-/// Part of the total budget that one tenant may use.
+/// Divisor of the total budget. The budget of one tenant is a quarter of the total budget.
 pub(crate) const TENANT_PART: usize = 4;
 
-/// Budget of bytes, with one permit for each unit.
+/// Budget of bytes, with one permit for every `UNIT_BYTES` bytes.
 #[derive(Clone)]
 pub(crate) struct Budget(Arc<Semaphore>);
 
@@ -118,7 +120,8 @@ fn bytes_of(units: usize) -> i64 {
     i64::try_from(units * UNIT_BYTES).unwrap_or(i64::MAX)
 }
 
-/// Wraps the body of a response, so that its reservation and `activity` notice when the client reads it.
+/// Wraps the body of a response. Each piece of the body retains the reservation until the connection drops the piece,
+/// and reports the client's progress to `activity`.
 pub(crate) fn watched(mut response: Response<Body>, activity: Arc<Activity>) -> Response<WatchedBody> {
     let length = response.body().size_hint().exact();
     let mut reserved = response.extensions_mut().remove::<Arc<Reserved>>();
@@ -132,7 +135,7 @@ pub(crate) struct WatchedBody {
     body: Body,
     activity: Arc<Activity>,
     reserved: Option<Arc<Reserved>>,
-    /// True for a body of unknown length. Each of its steps counts as activity of the connection.
+    /// True for a body of unknown length. Each poll of this body counts as activity of the connection.
     is_streamed: bool,
 }
 
@@ -167,7 +170,7 @@ impl HttpBody for WatchedBody {
 /// Piece of a body. The HTTP library drops the piece when it has written or discarded all of its bytes.
 pub(crate) struct Piece {
     bytes: Bytes,
-    /// Guard of a piece that counts toward the budgets.
+    /// Guard that retains the reservation of the response. `None` if the response has no reservation.
     guard: Option<(Unread, Arc<Reserved>)>,
 }
 

@@ -1,7 +1,7 @@
 //! Simulated disk. It implements [`runtime::Disk`] over a [`Volume`], in simulated time.
 //!
-//! An operation takes effect at its first poll, and returns after its duration. A sync takes effect when it returns.
-//! The operations of a member that went down never return.
+//! An operation takes effect at its first poll, and returns after a random duration. Only a sync takes effect when it
+//! returns. The operations of a member that went down never return.
 
 pub(crate) mod contents;
 pub(crate) mod volume;
@@ -19,7 +19,7 @@ use crate::executor::{Core, DownReason, MemberIndex, Shared, Sleep};
 use crate::faults::Incident;
 use crate::trace::{Event, digest};
 
-/// Access to a member's disk for one start of the member.
+/// Access to a member's disk, valid until the member goes down.
 #[derive(Clone)]
 pub(crate) struct SimulatedDisk {
     shared: Arc<Shared>,
@@ -66,8 +66,8 @@ impl SimulatedDisk {
         result
     }
 
-    /// Starts an operation. Returns `None` if this start of the member has ended, possibly because the power failed in
-    /// this operation.
+    /// Starts an operation. Returns `None` if the member went down before the operation, or if the power fails during
+    /// the operation.
     fn begin<T>(&self, operation: Operation<'_>, effect: impl FnOnce(&mut Core, MemberIndex) -> T) -> Option<T> {
         let (result, loses_power) = {
             let mut guard = self.shared.lock();
@@ -124,7 +124,7 @@ impl SimulatedDisk {
         Ok(Box::new(LockGuard { disk: self.clone(), path: path.to_owned() }))
     }
 
-    /// Runs `effect` on the volume, unless this start of the member has ended.
+    /// Runs `effect` on the volume. Does nothing if the member has gone down, even if the member has started again.
     fn with_volume(&self, effect: impl FnOnce(&mut Volume)) {
         let mut core = self.shared.lock();
         if core.is_current(self.member, self.boot) {

@@ -1,8 +1,8 @@
 //! Executor. It polls tasks in an order that the seed determines, and advances time when no task is runnable.
 //!
-//! Invariants: while the executor holds the lock, it polls no future, drops no future and calls no waker, because each
-//! of these actions may run code that takes the lock. The executor never again polls a future of a member that went
-//! down.
+//! Invariants: while the executor holds the lock of its state, it polls no future, drops no future and calls no waker,
+//! because each of these actions may run code that takes the lock. If a member goes down, the executor drops the
+//! member's futures, and never polls them again.
 
 mod sleep;
 mod state;
@@ -25,7 +25,8 @@ use state::MemberState;
 pub(crate) use state::{Core, DownReason, MemberIndex, OUTSIDE};
 use task::{Future, ROOT, Ready, Task, TaskId, TaskWaker};
 
-/// Largest number of polls at one instant. If the number is larger, the tasks probably wake each other endlessly.
+/// Largest number of polls at one instant of simulated time. If the executor exceeds this number, the tasks probably
+/// wake each other endlessly.
 const POLLS_PER_INSTANT_MAX: u64 = 1_000_000;
 
 pub(crate) struct Shared {
@@ -39,13 +40,14 @@ impl Shared {
         Arc::new(Shared { core: Mutex::new(core), ready: Arc::new(Ready(Mutex::new(Vec::new()))) })
     }
 
-    /// Locks the state. The lock ignores poisoning, because the state stays consistent if an assertion of the scenario
-    /// panics, and the caller reads the state afterwards.
+    /// Locks the state of the simulation, even if a panic has poisoned the lock. If an assertion of the scenario
+    /// panics, the state stays consistent, and the runner reads it after the panic.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Spawns a task. Returns `None` and drops the future if this start of the member has ended.
+    /// Spawns a task of a member. Drops the future and returns `None` if the member has gone down since the start with
+    /// the number `boot`, or if the simulation has ended.
     pub(crate) fn spawn(
         &self,
         member: MemberIndex,
@@ -189,7 +191,8 @@ impl Shared {
         }
     }
 
-    /// Takes the future out of its task, for a poll. Returns `None` if the task has no future to poll.
+    /// Takes the future out of its task, for a poll. Returns `None` if the task has ended, is aborted, or belongs to a
+    /// paused member.
     fn begin_poll(&self, id: TaskId) -> Option<(Future, Arc<TaskWaker>)> {
         let aborted = {
             let mut guard = self.lock();
@@ -214,7 +217,7 @@ impl Shared {
         None
     }
 
-    /// Panics if tasks loop endlessly. Advances time by the duration of a poll.
+    /// Counts a finished poll, and advances time by its random duration. Panics if the number of polls exceeds a limit.
     fn after_poll(&self) {
         let due = {
             let mut core = self.lock();
@@ -241,7 +244,7 @@ impl Shared {
         due.into_iter().for_each(Waker::wake);
     }
 
-    /// Advances time to the next timer. The loop calls this function when no task is runnable.
+    /// Advances time to the next timer. The executor calls this function when no task is runnable.
     fn advance(&self) {
         let due = {
             let mut core = self.lock();
@@ -285,8 +288,8 @@ impl Drop for Running<'_> {
     }
 }
 
-/// Drops a future and catches a panic of its destructor. A killed process runs no destructors. A dropped future must
-/// run its destructors, but a panic in a destructor must not end the simulation.
+/// Drops a future, and catches a panic in its destructor. A killed process runs no destructors. The simulation cannot
+/// drop a future without its destructor, so it ignores a panic in the destructor.
 fn drop_quietly(future: Future) {
     let _panicked = catch_unwind(AssertUnwindSafe(|| drop(future)));
 }

@@ -4,10 +4,10 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// Random faults of the simulated world. Each probability is between 0 and 1. The default is 0.
+/// Random faults of the simulated world. Each probability is between 0 and 1, and is 0 by default.
 ///
-/// The scenario itself causes crashes, pauses, clock jumps, full disks and flipped bits, because it knows when such
-/// faults are useful. See [`crate::Handle`] and [`crate::VolumeHandle`].
+/// The scenario itself causes crashes, pauses, clock jumps, full disks and flipped bits, so that it can choose useful
+/// instants for them. See [`crate::Handle`] and [`crate::VolumeHandle`].
 #[derive(Clone, Debug)]
 pub struct Faults {
     /// Duration of a read, a write or an operation on names. Default 0 to 20 microseconds.
@@ -18,16 +18,16 @@ pub struct Faults {
     pub sync_slow: f64,
     /// Duration of a slow sync. Default 1 to 5 seconds.
     pub sync_slow_time: RangeInclusive<Duration>,
-    /// Probability that `sync_data` fails. Each byte written since the last successful sync then may or may not
-    /// survive, now and after a crash. As on Linux, a further sync does not restore a lost byte.
+    /// Probability that `sync_data` fails. The failed sync may lose any byte written since the last successful sync,
+    /// immediately or after a crash. As on Linux, a further sync does not restore a lost byte.
     pub sync_fail: f64,
-    /// Probability that `write_at` or `allocate` fails after a partial write.
+    /// Probability that `write_at` fails after a partial write. Also the probability that `allocate` fails.
     pub write_fail: f64,
     /// Probability that `read_at` fails.
     pub read_fail: f64,
     /// Largest delay of a timer. Default zero.
     pub timer_late_max: Duration,
-    /// Largest duration of one poll of a task. Default zero: only the waits of tasks take time.
+    /// Largest duration of one poll of a task. Default zero: time advances only while all tasks wait.
     pub poll_time_max: Duration,
 }
 
@@ -58,9 +58,9 @@ pub enum Incident {
     Halt,
     Pause,
     ClockJump,
-    /// A crash kept some sectors of an unsynced write and discarded other sectors.
+    /// A crash or a failed sync kept some sectors of an unsynced write and discarded other sectors.
     TornWrite,
-    /// A crash discarded an unsynced write.
+    /// A crash or a failed sync discarded an unsynced write.
     LostWrite,
     /// A crash undid the creation, renaming or removal of a name.
     LostName,

@@ -2,11 +2,11 @@
 //! outside the cluster.
 //!
 //! A scenario reports every response to a client, every start and end of a callback and, at the end, every run's
-//! outcome. [`History::verdict`] compares the promises with the observations. The history reads true time, the members'
-//! clocks and their interruptions from the simulation.
+//! outcome. [`History::verdict`] compares the promises with the observations. The history reads from the simulation the
+//! true time, the members' clocks, and the periods during which a member was paused or down.
 //!
-//! The history does not check the order between schedules, the lateness of callbacks or the number of attempts. It also
-//! does not check the instants of a series after the end of the [`Expected`] instants.
+//! The history does not check the order of callbacks of different schedules, the lateness of callbacks or the number of
+//! attempts. It also does not check the instants of a recurring schedule after the last [`Expected`] instant.
 
 #[cfg(test)]
 mod tests;
@@ -74,7 +74,7 @@ struct Entries {
 struct AcknowledgedSchedule {
     revisions: BTreeMap<Revision, AcknowledgedRevision>,
     cancelled: Option<Cancel>,
-    /// True if a request for a change got no response.
+    /// True if a request to change, cancel or redrive the schedule got no response.
     uncertain: bool,
 }
 
@@ -114,7 +114,7 @@ struct ObservedOutcome {
 /// Responses to clients.
 impl History {
     /// Creates an empty history. `outcome_lag` is the longest time from a callback's end until its outcome is durable.
-    /// A duplicate is permitted only if the callback's member was interrupted before the outcome was durable.
+    /// The history permits a duplicate only if the callback's member was paused or down before the outcome was durable.
     /// `outcome_lag` must be longer than the slowest sync.
     #[must_use]
     pub fn new(sim: &Handle, outcome_lag: Duration) -> Self {
@@ -165,7 +165,7 @@ impl History {
         self.cancel(incarnation, true, self.sim.elapsed());
     }
 
-    /// Records the response "pending". It promises that no attempt will start after `decided_by`, in true time.
+    /// Records the response "pending". It promises that no attempt will start after the true time `decided_by`.
     pub fn cancelled_by(&self, incarnation: Incarnation, decided_by: Duration) {
         self.cancel(incarnation, true, decided_by);
     }
@@ -204,8 +204,8 @@ impl History {
         CallbackId(entries.callbacks.len() - 1)
     }
 
-    /// Records the end of a callback, with or without success. If the member of a callback goes down before the end,
-    /// the callback has no end.
+    /// Records the end of a callback, and whether the receiver accepted it. If the callback's member goes down before
+    /// the end, the scenario does not call this function.
     pub fn callback_ended(&self, callback: CallbackId, accepted: bool) {
         let at = self.sim.elapsed();
         self.entries().callbacks[callback.0].end = Some(CallbackEnd { at, accepted });
@@ -226,9 +226,9 @@ impl History {
         }
     }
 
-    /// Permits duplicates of the schedule's attempts that were in flight during this time. The scenario calls this
-    /// function if it interrupted the process that had to receive the outcome, and this process is not the member that
-    /// made the attempt.
+    /// Permits duplicates of the schedule's attempts that were in flight during this time. The history itself permits
+    /// duplicates after an interruption of the member that made the attempt. The scenario calls this function if it
+    /// interrupted another process that had to receive the outcome.
     pub fn allow_duplicates(&self, incarnation: Incarnation, during: RangeInclusive<Duration>) {
         self.entries().exemptions.entry(incarnation).or_default().push(during);
     }

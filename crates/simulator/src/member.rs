@@ -13,7 +13,8 @@ use crate::executor::{DownReason, MemberIndex, Shared, Sleep};
 /// Reading of a correct wall clock at the start of a simulation: 2026-01-01T00:00:00Z.
 pub const EPOCH: Timestamp = Timestamp::from_millis(1_767_225_600_000);
 
-/// World of one start of a member. After this start has ended, only the clocks still work.
+/// World of a member, valid from a start of the member until the member goes down. After that, only the clocks and the
+/// random numbers still work.
 pub(crate) struct MemberWorld {
     pub(crate) shared: Arc<Shared>,
     pub(crate) member: MemberIndex,

@@ -1,4 +1,4 @@
-//! Random numbers from a seed. The numbers are equal on every machine and in every version.
+//! Random numbers from a seed. A seed gives the same numbers on every machine and in every version of this crate.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -38,7 +38,7 @@ impl Random {
     /// Panics if `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "the bound of a random number is positive");
-        // The bias of a remainder is below 2^-32 for every bound that a simulation uses.
+        // The modulo bias is below 2^-32 for every bound that a simulation uses.
         self.bits() % bound
     }
 

@@ -8,7 +8,7 @@ use crate::faults::{Coverage, Incidents};
 use crate::simulation::Simulation;
 use crate::trace::Text;
 
-/// Largest number of trace lines in a failure.
+/// Largest number of trace lines in the message of a [`Failure`].
 const TAIL_SHOWN: usize = 40;
 
 /// Result of one run of a scenario with one seed.
@@ -38,8 +38,8 @@ pub struct Failure {
     pub seed: u64,
     pub message: String,
     pub trace_tail: Vec<String>,
-    /// False if the second run of the seed differed, because the code uses a source outside of its
-    /// [`runtime::Runtime`].
+    /// False if a second run with the same seed had a different trace. The code under test then uses a source of
+    /// randomness outside of its [`runtime::Runtime`].
     pub repeatable: bool,
 }
 
@@ -119,18 +119,18 @@ pub fn run_seeds(name: &str, seeds: impl IntoIterator<Item = u64>, scenario: imp
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Caught {
     pub seed: u64,
-    /// Number of runs until the detection.
+    /// Number of runs up to and including the run that detected the bug.
     pub runs: u64,
     pub message: String,
 }
 
-/// Asserts that `scenario`, which contains the deliberate bug `mutant`, fails with at least one of the seeds, and with
-/// a message that contains `symptom`. If the scenario fails with another message, it has not detected the bug.
+/// Asserts that `scenario` detects the deliberate bug `mutant`, which it contains. The scenario must fail with at least
+/// one of the seeds, and the message of the first failure must contain `symptom`.
 ///
 /// The same scenario without the bug must succeed with the same seeds. [`run_seeds`] checks this.
 ///
 /// # Panics
-/// Panics if no run detects the bug.
+/// Panics if no run fails, or if the message of the first failure does not contain `symptom`.
 pub fn assert_caught(
     mutant: impl fmt::Debug,
     symptom: &str,
@@ -156,7 +156,7 @@ pub fn assert_caught(
 pub struct Order {
     /// Name of the only scenario to run. If it is `None`, all scenarios run.
     pub scenario: Option<String>,
-    /// The only seed to run, instead of the range from `first_seed`.
+    /// Only seed to run. If it is `None`, the suite runs a range of seeds that starts with `first_seed`.
     pub seed: Option<u64>,
     /// Number of seeds for each scenario. The first seed is `first_seed`.
     pub seeds: u64,
@@ -194,10 +194,10 @@ impl Suite {
         self
     }
 
-    /// Runs the selected scenarios and seeds. Reports the coverage of each scenario when the scenario ends.
+    /// Runs the selected scenarios and seeds. Calls `reported` with the coverage of each scenario after its last seed.
     ///
     /// # Errors
-    /// Returns an error if the scenario does not exist, or a seed fails.
+    /// Returns an error if the suite does not contain the selected scenario, or if a scenario fails with a seed.
     pub fn run(&self, order: &Order, mut reported: impl FnMut(&str, &Coverage)) -> Result<(), SuiteError> {
         let is_selected = |name: &str| order.scenario.as_deref().is_none_or(|only| only == name);
         if let Some(only) = order.scenario.as_ref().filter(|only| self.scenarios.iter().all(|(name, _)| name != only)) {

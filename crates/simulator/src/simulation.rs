@@ -129,7 +129,8 @@ impl Handle {
         self.shared.take_down(index, DownReason::Crash);
     }
 
-    /// Kills the member's process (`kill -9`). The data that the process has written stays, but is still not durable.
+    /// Kills the member's process (`kill -9`). The data that the process has written stays, but the kill does not make
+    /// it durable.
     pub fn kill(&self, name: &str) {
         let index = self.with(name, |_, index| index);
         self.shared.take_down(index, DownReason::Kill);
@@ -173,7 +174,7 @@ impl Handle {
     }
 
     /// Runs `request` as a task of the member, as if a client had sent it. Returns `None` if the member is down, or
-    /// goes down before the response. The request may then have taken effect.
+    /// goes down before the response. In the second case, the request may have taken effect.
     pub async fn call<T: Send + 'static>(
         &self,
         name: &str,
@@ -227,7 +228,7 @@ impl Handle {
         self.seed
     }
 
-    /// Returns the true time since the start, which no member can read.
+    /// Returns the true time since the start of the simulation. No member can read it.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.shared.lock().now
@@ -275,7 +276,7 @@ impl Handle {
         self.shared.lock().poll_limit = polls;
     }
 
-    /// Lets the simulation continue after a panic of a task. Only the task's owner then learns of the panic, as in the
+    /// Lets the simulation continue after a panic of a task. Only the task's handle then reports the panic, as in the
     /// real world.
     pub fn tolerate_panics(&self) {
         self.shared.lock().panics_tolerated = true;
@@ -356,8 +357,8 @@ impl VolumeHandle {
     }
 
     /// Cuts the power during the `number`th disk operation from now, counted from 1. The operation takes effect, but
-    /// does not return. The crash then changes the disk as every crash does. A sync counts as two operations, its start
-    /// and its end.
+    /// does not return. Like every crash, this crash may discard unsynced data. A sync counts as two operations, its
+    /// start and its end.
     ///
     /// # Panics
     /// Panics if `number` is zero.

@@ -28,9 +28,9 @@ use tokio::sync::Semaphore;
 
 use crate::{Handle, Simulation, Suite, user};
 
-/// Time during which the tenants have due rows.
+/// Length of the time in which the schedules of all tenants become due.
 const LOAD_TIME: Duration = Duration::from_secs(20);
-/// Longest time from the due instant of the quiet tenant's occurrence to the start of its callback.
+/// Longest permitted time from the due instant of an occurrence of the quiet tenant to the start of its callback.
 const LATENESS_MAX: Duration = Duration::from_millis(100);
 const QUIET: TenantId = TenantId(1);
 /// Target of the quiet tenant, and of the hostile tenants with [`Attack::SharedTarget`].
@@ -64,7 +64,7 @@ pub(crate) fn add_to(suite: Suite) -> Suite {
     suite.with("tenants", run)
 }
 
-/// Runs one seed.
+/// Runs the scenario once, with the seed of `sim`.
 ///
 /// # Panics
 /// Panics if a callback of the quiet tenant was late, if an occurrence was missed or lost, or if the store rejected a
@@ -247,7 +247,7 @@ impl Receiver {
         self.attacks[&tenant(id).id].0
     }
 
-    /// Asserts that the quiet tenant got a timely callback for each occurrence of `created`.
+    /// Asserts that the callbacks of the schedules in `created` started on time, and that none of them is missing.
     fn check_started(&self, created: &[Arc<Schedule>]) {
         let started = self.started.lock().expect("no holder of this lock panics").clone();
         let late = started.iter().filter(|((_, nominal), at)| at.since(*nominal) > LATENESS_MAX).count();

@@ -1,7 +1,7 @@
 //! Trace of all events in order. It always computes a hash of the events, and can also write the events as text.
 //!
-//! The hash covers every poll, every advance of time, every disk operation with its bytes, and every incident. If two
-//! runs have equal hashes, the same events happened in the same order.
+//! The hash covers every poll of a task, every advance of time, every disk operation with its bytes, and every
+//! incident. If two runs have equal hashes, the same events happened in the same order.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,7 +15,8 @@ use crate::faults::Incident;
 pub enum Text {
     #[default]
     Off,
-    /// The trace retains the last [`TAIL_LINES`] lines, without polls, for [`crate::Handle::trace_tail`].
+    /// The trace retains the last [`TAIL_LINES`] lines for [`crate::Handle::trace_tail`]. It omits polls of tasks and
+    /// advances of time.
     Tail,
     /// The trace prints every event to standard error when the event happens.
     Print,

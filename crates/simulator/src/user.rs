@@ -1,4 +1,5 @@
-//! Requests of the users of all scenarios, and the instants that the history expects for these requests.
+//! Requests that simulated users send in all scenarios, and the instants at which the history expects callbacks for
+//! these requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -14,7 +15,7 @@ use store::{Store, StoreError};
 
 use crate::{Expected, Random};
 
-/// Set of all incarnations that responses contained.
+/// Set of all incarnations that a member returned to a client.
 #[derive(Default)]
 pub(crate) struct Incarnations(Mutex<BTreeSet<Incarnation>>);
 
@@ -28,7 +29,7 @@ impl Incarnations {
     }
 }
 
-/// Returns the tenant of the scenarios, with this number of pollers.
+/// Returns the tenant that the cluster and single-node scenarios use, with `pollers` pollers.
 pub(crate) fn tenant(pollers: u16) -> Tenant {
     Tenant::new(TenantId(1), "simulated", pollers, SigningSecret::first(vec![7; 32], Timestamp::MIN))
 }
@@ -42,7 +43,7 @@ pub(crate) async fn put_tenant(store: &dyn Store, tenant: Tenant) -> Result<(), 
     store.put_tenant(tenant, entry).await.map(|put| put.expect("no other process creates the tenant"))
 }
 
-/// Returns a random spec. Its schedule is due soon, overdue or recurring.
+/// Returns the random spec of a schedule that is due soon, overdue or recurring.
 pub(crate) fn spec(random: &mut Random, now: Timestamp) -> Spec {
     let target = random.below(3);
     Spec {

@@ -165,7 +165,7 @@ pub(super) async fn put_if_unchanged_replaces_the_expected_version(subject: &dyn
     }
     assert_eq!(fixture.now(&first).await, first);
 
-    // An advance of a recurring schedule keeps the version and changes `next`.
+    // An advance of a recurring schedule changes the schedule's `next` but not its version.
     let (incarnation, revision) = (first.incarnation, first.revision);
     owner.write(Change::Advance { incarnation, revision, due: due_of(&first, minute(3)) }).await;
     assert_eq!(owner.put_if(&insert, Some(seen)).await, Err(WriteRejection::Changed));
@@ -196,8 +196,8 @@ pub(super) async fn one_of_two_concurrent_conditional_puts_succeeds(subject: &dy
     for round in 0..20 {
         let mut schedule = fixture.named(&format!("invoice-{round}"), minute(1)).schedule;
         let owner = fixture.owner(schedule.poller).await;
-        // The first two puts find no schedule. The next two puts find the schedule that one of the first two puts
-        // created.
+        // The first two puts require that no schedule has the id. The next two puts require the schedule that one of
+        // the first two puts created.
         for seen in [false, true] {
             let seen = seen.then(|| schedule.seen());
             let puts = [2, 3].map(|at| replacing(&fixture, &schedule, minute(at)));
@@ -263,7 +263,7 @@ pub(super) async fn conditional_cancel_spares_other_versions(subject: &dyn Subje
     assert_eq!(owner.try_write(Change::CancelIf(first.edition())).await, Err(WriteRejection::Changed));
     assert_eq!(fixture.now(&first).await, second);
 
-    // An advance does not change the version.
+    // An advance does not change the version of the schedule.
     let (incarnation, revision) = (second.incarnation, second.revision);
     owner.write(Change::Advance { incarnation, revision, due: due_of(&second, minute(3)) }).await;
     owner.write(Change::CancelIf(second.edition())).await;

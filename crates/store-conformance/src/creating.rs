@@ -179,7 +179,8 @@ pub(super) async fn repeated_insert_returns_exists(subject: &dyn Subject) {
         );
         assert_eq!(fixture.now(&schedule).await.status, Status::Cancelled);
 
-        // Another schedule takes the id and is also cancelled.
+        // Another schedule, the successor, takes the id of the cancelled schedule. The owner then cancels the
+        // successor, too.
         let successor = insert_of(TENANT, fixture.numbers.incarnation(), schedule.id.clone(), minute(1));
         let successor = fixture.create(successor).await;
         assert_eq!(fixture.insert(&insert).await, Inserted::Exists(successor.incarnation));

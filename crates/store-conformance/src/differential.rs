@@ -28,7 +28,8 @@ use store::{
 const LABELS: [&str; 2] = ["team", "a label"];
 const CHOSEN_IDS: [&str; 4] = ["a", "b", "c", "s00000000000000000000000001"];
 
-/// One call of the store. A number that selects an alternative is an index modulo the number of alternatives.
+/// One call of the store. A number that selects one of several values is an index. The comparison takes the index
+/// modulo the number of values.
 #[derive(Clone, Debug)]
 pub enum Operation {
     Insert(Vec<New>),
@@ -53,7 +54,7 @@ pub struct New {
 
 #[derive(Clone, Copy, Debug)]
 pub enum Name {
-    /// Chosen id: the number of the tenant, and the number of the id.
+    /// Id that a caller chose: index of the tenant, and index of the id in `CHOSEN_IDS`.
     Chosen(u8, u8),
     /// Server-made id of a new incarnation. If the call needs an existing name, the number selects one of the existing
     /// names.
@@ -65,7 +66,7 @@ type At = (u8, u8);
 
 #[derive(Clone, Debug)]
 pub struct OwnerOperation {
-    /// True if the call writes under the term before the last term.
+    /// True if the owner writes under the shard's second-last term instead of its last term.
     stale: bool,
     /// Number that selects the schedule to change.
     schedule: u8,
@@ -87,7 +88,8 @@ enum Kind {
     Positions { closed: u8, done: u8 },
 }
 
-/// Precondition of a [`Change::PutIf`], relative to the schedule that has its id.
+/// Relation between the precondition of a [`Change::PutIf`] and the current state of the schedule that has the put's
+/// id.
 #[derive(Clone, Copy, Debug)]
 enum Knows {
     Everything,
@@ -157,10 +159,11 @@ fn owner_operation() -> impl Strategy<Value = OwnerOperation> {
     })
 }
 
-/// Makes the calls on both stores and compares every result. After each call, also compares all rows of the two stores.
+/// Makes the calls on the engine and on the model, and compares every result. After each call, also compares all rows
+/// of the engine with the rows of the model.
 ///
 /// # Panics
-/// Panics if a result or a row differs.
+/// Panics if a result or a row of the engine differs from the model.
 pub async fn compare(subject: &dyn Subject, model: &dyn Store, operations: &[Operation]) {
     let mut engine = subject.open().await;
     let mut drive = Drive::default();
@@ -184,13 +187,13 @@ pub async fn compare(subject: &dyn Subject, model: &dyn Store, operations: &[Ope
     subject.close(engine).await;
 }
 
-/// State of the comparison: data of the requests that the comparison has sent to both stores.
+/// State of a comparison: data of the requests that the comparison has sent to the engine and to the model.
 #[derive(Default)]
 struct Drive {
     numbers: Numbers,
-    /// Incarnations of all inserts in the order of creation, with their names and pollers.
+    /// Incarnations, tenants, ids and pollers of all inserts and puts, in the order of the requests.
     known: Vec<(Incarnation, TenantId, ScheduleId, PollerId)>,
-    /// Last insert of each name.
+    /// Last insert or put with each name. A name consists of a tenant and an id.
     last: BTreeMap<(TenantId, ScheduleId), Insert>,
     /// Last two terms of each shard in the engine and in the model.
     terms: BTreeMap<ShardId, [Option<(Term, Term)>; 2]>,
@@ -235,8 +238,8 @@ impl Drive {
         }
     }
 
-    /// Accepts a placement that the engine has confirmed, even if the model leaves the check to the creator. The row
-    /// must be after `closed` and at its requested position.
+    /// Accepts a placement that the engine has confirmed, even if the model leaves the confirmation to the creator. The
+    /// row must be after `closed`, at the same position as in the model.
     fn allow_confirmed(&self, poller: PollerId, ours: &mut Placed, models: &Placed) {
         let closed = self.positions.get(&poller).copied().unwrap_or_default().closed;
         if ours.settled && ours.position == models.position && ours.position > closed {
@@ -461,8 +464,8 @@ impl Drive {
         }
     }
 
-    /// Reads the engine's insert log to its end. The engine may return more entries than required, and deletes entries
-    /// after the caller has read them.
+    /// Reads the engine's insert log to its end, and asserts that the log contained every required entry. The engine
+    /// may return further entries, and deletes entries after the caller has read them.
     async fn compare_insert_log(&mut self, engine: &dyn Store) {
         let shards: BTreeSet<ShardId> = self.known.iter().map(|(.., poller)| poller.shard()).collect();
         let shards: Arc<[ShardId]> = shards.into_iter().collect();

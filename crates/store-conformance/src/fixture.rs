@@ -59,7 +59,7 @@ pub(super) struct Numbers(AtomicU64);
 impl Numbers {
     pub(super) fn incarnation(&self) -> Incarnation {
         let number = self.0.fetch_add(1, Ordering::Relaxed);
-        // The high part of the random bits also differs, so that no case can rely on adjacent incarnations.
+        // The high part of the random bits differs between incarnations, so that no case can rely on adjacent values.
         let random = u128::from(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)) << 16 | u128::from(number & 0xffff);
         Incarnation::new(Timestamp::from_millis(1_700_000_000_000 + i64::try_from(number).unwrap_or(0) / 4), random)
     }
@@ -199,7 +199,7 @@ impl Fixture {
         only(self.store.due(vec![read]).await.expect("the store accepts reads"))
     }
 
-    /// Returns all rows of `poller` after `done`.
+    /// Returns all due rows of `poller` after its watermark `done`.
     pub(super) async fn all_due(&self, poller: PollerId) -> Vec<DueKey> {
         let after = DueBound::Instant(self.positions(poller).await.done);
         let page = self.due(DueRead { poller, after, until: Timestamp::MAX, limit: usize::MAX }).await;

@@ -17,8 +17,9 @@ async fn page_of(fixture: &Fixture, by: &By<'_>, order: Order, after: Option<Pla
     page(&*fixture.store, &listing, || async {}).await.expect("the store accepts reads")
 }
 
-/// Lists all schedules of `tenant` in pages of `limit` schedules. Returns the schedules with the oldest first, or in
-/// the order of the due time. Asserts that a listing with the newest first contains the same schedules in reverse.
+/// Lists the schedules of `tenant` that match `by`, in pages of `limit` schedules. Returns them in the order of their
+/// creation, or in the order of their due times for [`By::Due`]. Except for [`By::Due`], asserts that a listing with
+/// the newest schedule first contains the same schedules in reverse.
 async fn listed_in(fixture: &Fixture, tenant: TenantId, by: &By<'_>, limit: usize) -> Vec<Arc<Schedule>> {
     let entries = listed_in_order(fixture, tenant, by, Order::Oldest, limit).await;
     if !matches!(by, By::Due { .. }) {

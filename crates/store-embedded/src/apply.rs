@@ -178,7 +178,7 @@ impl Machine {
     fn conflicting(&self, at: Sequence, head: &Head, id: &str) -> Result<Option<Incarnation>, StoreError> {
         let is_repeated = self.rows.is_number_used(head.incarnation, at)?;
         if !is_repeated && is_server_made(id, head.incarnation) {
-            // No other schedule can have the id of a new incarnation.
+            // The server derived this id from a new incarnation, so no other schedule can have the same id.
             return Ok(None);
         }
         let Some(known) = self.rows.find(head.tenant, id, at)? else { return Ok(None) };

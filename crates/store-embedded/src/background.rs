@@ -90,7 +90,7 @@ impl Shared {
         }
     }
 
-    /// Converts the error of an entry that the journal rejected into a store error.
+    /// Converts `error`, with which the journal rejected an entry, into a store error.
     pub(crate) fn append_error(&self, error: &AppendError) -> StoreError {
         match error {
             AppendError::Full => self.space.full_error(),
@@ -138,10 +138,10 @@ impl Shared {
         unsealed + self.index.pressure().sealed as u64 * self.options.memtable_bytes
     }
 
-    /// Counts a user write of `bytes` bytes, and returns a guard for the time until it is in the journal.
+    /// Counts a user write of `bytes` bytes. The caller drops the returned guard when the write is in the journal.
     ///
     /// # Errors
-    /// Returns [`StoreError::Full`] if the write could cross the floor of free bytes.
+    /// Returns [`StoreError::Full`] if the free space of the disk could fall below [`Options::free_bytes_floor`].
     pub(crate) async fn take_space(&self, bytes: u64) -> Result<Pending<'_>, StoreError> {
         let (pending, must_check) = self.space.take(bytes);
         if must_check {
@@ -274,7 +274,8 @@ impl Applier {
     }
 }
 
-/// Flushes the sealed parts, writes a checkpoint and releases the journal's segments.
+/// Flushes the sealed parts of the index, writes checkpoints, and releases journal segments whose entries are all in
+/// the index.
 pub(crate) async fn flush(
     shared: Arc<Shared>,
     journal: Journal<Ticket>,
@@ -401,7 +402,7 @@ impl Readers {
                     Some(job) => job(),
                     None => return,
                 },
-                // The loop also ends after the caller dropped the store.
+                // The loop also ends when the store closes.
                 () = closed.cancelled() => return,
             }
         }

@@ -54,8 +54,9 @@ impl EmbeddedStore {
             self.flush_all().await?;
             let alone = self.shared.maintenance.write().await;
             let synced = self.shared.checkpoint.borrow().synced;
-            // Another flush may have written later rows of one family before this task got the lock. With a journal
-            // this is harmless. A backup has no journal, so it would contain a part of a later entry.
+            // Another flush may have written later rows of one family before this task got the lock. In a store, such
+            // rows are harmless, because the journal contains the whole entry. A backup has no journal, so the backup
+            // would contain only a part of the entry.
             let is_whole = |at: Sequence| at < Sequence::new(synced + 1, 0);
             if self.shared.index.flushed_to().is_none_or(is_whole) {
                 return Ok(alone);

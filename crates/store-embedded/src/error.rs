@@ -1,4 +1,4 @@
-//! Errors when a store is opened, backed up or restored.
+//! Errors of the calls that open, back up or restore a store.
 
 use std::io;
 use std::path::PathBuf;

@@ -122,7 +122,7 @@ impl Sweeper<'_> {
         Ok(deleted)
     }
 
-    /// Examines one schedule. Adds the rows that the sweep may delete to `items`: the schedule's old runs, and the
+    /// Examines one schedule. Adds to `items` the rows that the sweep may delete: the schedule's old runs, and the
     /// schedule itself if no run remains. Returns the number of rows that this call has already deleted.
     async fn examine(
         &self,

@@ -3,8 +3,8 @@
 //!
 //! Every write of a row has a [`Sequence`]. A read names a sequence and returns the version of the row before that
 //! sequence. The index keeps every version of a row that a replay may need. A replay that starts at or before the last
-//! flushed entry therefore reads and writes the same rows at the same sequences as the first application. This holds
-//! even if the index flushed the families at different times.
+//! flushed entry therefore reads and writes the same rows at the same sequences as the first application of the
+//! entries. This holds even if the index flushed the families at different times.
 //!
 //! Invariants: one thread writes rows, in rising sequences. A read of a family observes all rows that the thread wrote
 //! before the read. A read verifies the checksums of the bytes that it returns, or fails.
@@ -48,12 +48,12 @@ impl Family {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Sequence(u64);
 
-/// Number of bits of a sequence for the item's number. The entry's number uses 47 bits, which are enough for 44 years
-/// at 100,000 entries per second.
+/// Number of bits of a sequence that store the number of the item. The entry's number uses 47 bits, which are enough
+/// for 44 years at 100,000 entries per second.
 const ITEM_BITS: u32 = 16;
 
 impl Sequence {
-    /// Bound of a read that sees every version.
+    /// Sequence after all writes. A read before this sequence returns the latest version of each row.
     pub(crate) const LATEST: Sequence = Sequence((1 << 63) - 1);
 
     /// # Panics
@@ -97,9 +97,9 @@ pub(crate) enum IndexError {
 /// Backlog of the index's flushes and merges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Pressure {
-    /// Number of sealed parts that wait for a flush, in the family with the most such parts.
+    /// Largest number of sealed index parts in one family. These parts wait for a flush.
     pub sealed: usize,
-    /// Number of flushed parts that wait for a merge, in the family with the most such parts.
+    /// Largest number of flushed index parts in one family that wait for a merge.
     pub unmerged: usize,
 }
 
@@ -122,8 +122,8 @@ pub(crate) trait Index: Send + Sync + 'static {
     /// Returns the version of the row `key` before the sequence `before`.
     fn get(&self, family: Family, key: &[u8], before: Sequence) -> Result<Option<Bytes>, IndexError>;
 
-    /// Visits the rows from `from` (inclusive) to `to` (exclusive) in key order, until `visit` breaks. The rows have
-    /// their versions before the sequence `before`.
+    /// Calls `visit` with the rows from `from` (inclusive) to `to` (exclusive) in key order, until `visit` breaks.
+    /// `visit` receives the newest version of each row before the sequence `before`.
     fn scan(
         &self,
         family: Family,
@@ -153,12 +153,12 @@ pub(crate) trait Index: Send + Sync + 'static {
     /// [`Index::retire`].
     fn remove(&self, family: Family, key: &[u8], at: Sequence);
 
-    /// Allows the index to drop the due rows whose keys begin with `poller` and are below `to`. The caller reads these
-    /// rows no longer.
+    /// Allows the index to drop the due rows whose keys begin with `poller` and are below `to`. The caller does not
+    /// read these rows after this call.
     fn retire(&self, poller: [u8; 8], to: &[u8]);
 
-    /// Seals `family`, so that the next flush writes all its rows so far. The writer calls this method between two
-    /// entries.
+    /// Seals `family`, so that the next flush writes all current rows of the family. The writer calls this method
+    /// between two journal entries.
     fn seal(&self, family: Family);
 
     /// Returns the number of bytes that the writer wrote to `family` after the last seal.
@@ -171,7 +171,8 @@ pub(crate) trait Index: Send + Sync + 'static {
     /// Returns the latest sequence of all flushed rows, or `None` if the index has flushed no row.
     fn flushed_to(&self) -> Option<Sequence>;
 
-    /// Makes one step of merging flushed parts. Returns false if no part needs a merge. The call blocks its thread.
+    /// Performs one merge step on the flushed parts. Returns false if no part needs a merge. The call blocks its
+    /// thread.
     fn merge_step(&self, keep_from: Sequence) -> Result<bool, IndexError>;
 
     /// Returns the backlog of flushes and merges.

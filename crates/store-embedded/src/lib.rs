@@ -2,14 +2,14 @@
 //! the state machine writes rows.
 //!
 //! The store encodes a write as a journal entry. It makes the entry durable together with all other waiting entries.
-//! One task applies the entries in journal order, and then the store responds. Other threads flush and merge the index.
-//! A crash may lose rows that the store has not flushed. A start therefore replays the journal from the last
-//! [checkpoint](checkpoint::Checkpoint). The store releases a journal segment only when verified tables of the index
-//! contain all entries of the segment.
+//! One task applies the entries in journal order, and then the store responds to the callers. Other threads flush and
+//! merge the index. A crash may lose rows that the store has not flushed. A start therefore replays the journal from
+//! the last [checkpoint](checkpoint::Checkpoint). The store releases a journal segment only when verified tables of the
+//! index contain all entries of the segment.
 //!
 //! This engine combines steps that the store port allows an engine to separate: [`Store::insert`], [`Store::place`] and
-//! [`store::Change::Put`] confirm placement, and [`Store::append_cancellations`] cancels. The crate contains no code for
-//! HTTP, quotas or callbacks.
+//! [`store::Change::Put`] confirm placement, and [`Store::append_cancellations`] cancels the schedules. The crate
+//! contains no code for HTTP, quotas or callbacks.
 //!
 //! A data folder contains `CHECKPOINT` (the last entry that is durable in the index), `journal/` and `index/`.
 //!
@@ -102,8 +102,8 @@ pub struct Stats {
 }
 
 impl EmbeddedStore {
-    /// Closes the store: rejects further calls, waits for the calls under way, and flushes. Returns when the store's
-    /// tasks have ended.
+    /// Closes the store: rejects further calls, waits for the calls under way, and flushes the index. Returns when the
+    /// store's tasks have ended.
     pub async fn close(&self) {
         self.shared.closed.cancel();
         self.journal.close().await;
@@ -170,7 +170,7 @@ impl EmbeddedStore {
         if self.shared.closed.is_cancelled() { Err(closed()) } else { Ok(()) }
     }
 
-    /// Returns an error if the store currently rejects user writes. Owner writes skip this check.
+    /// Returns an error if the store currently rejects user writes. Owner writes other than puts skip this check.
     async fn check_user(&self) -> Result<(), StoreError> {
         if self.shared.space.is_full() {
             return Err(self.shared.space.full_error());
@@ -198,8 +198,8 @@ impl EmbeddedStore {
         self.append(entries.finish()).await
     }
 
-    /// Works like [`EmbeddedStore::submit`], for entries with the data of users. Rejects the entries if they could cross
-    /// the floor of free bytes.
+    /// Appends entries that contain the data of users, as [`EmbeddedStore::submit`] does. Rejects the entries if the
+    /// free bytes of the disk could fall below the floor.
     async fn submit_user(&self, entries: Builder) -> Result<Vec<Response>, StoreError> {
         let entries = entries.finish();
         let bytes = entries.iter().map(|entry| entry.len() as u64).sum();
@@ -244,8 +244,8 @@ impl EmbeddedStore {
         self.scanner.read(move || scan(&rows)).await
     }
 
-    /// Looks up rows. A small number of look-ups runs on the caller's thread. Each look-up takes some microseconds from
-    /// memory, which is less than the time to wake another thread.
+    /// Looks up rows. A small number of look-ups runs on the caller's thread. A look-up of a row in memory takes some
+    /// microseconds, and a wake-up of another thread takes longer.
     fn look_up<T: Send + 'static>(
         &self,
         count: usize,

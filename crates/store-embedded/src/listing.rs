@@ -34,8 +34,8 @@ const EXAMINED_MAX: usize = 1_000;
 const BUILT_AT_ONCE: usize = 1_000;
 
 impl Machine {
-    /// Writes listing rows for the fresh schedules. The sequence of these writes is after all other writes of the
-    /// entry.
+    /// Writes listing rows for the fresh schedules. The sequence of these writes is after the sequences of all other
+    /// writes of the entry `entry_index`.
     pub(crate) fn write_fresh(&self, entry_index: u64) {
         let at = Sequence::end_of(entry_index);
         put_fresh(self.index(), at, &self.rows.fresh, at.as_u64());
@@ -124,12 +124,12 @@ impl Rows {
         Ok(page)
     }
 
-    /// Returns the tenant's schedules after `after`. Returns either all these schedules, or more than `enough` of them.
-    /// In the second case no schedule is missing among the first `enough` in the order of the read.
+    /// Returns all schedules of the tenant after `after`, or more than `enough` of these schedules. An incomplete
+    /// result contains the first `enough` schedules in the order of the read.
     fn created(&self, read: &ListRead, enough: usize) -> Result<BTreeSet<Incarnation>, StoreError> {
         let ListRead { tenant, order, after, .. } = *read;
-        // This method reads the fresh schedules before the rows. A schedule that the state machine moves to a row
-        // between the two reads appears in both.
+        // This method reads the fresh schedules before the listing rows. If the state machine moves a schedule to a
+        // listing row between the two reads, both reads return the schedule.
         let mut found = self.fresh.of(tenant, order, after, enough);
         let (first_bucket, last_bucket) = Bucket::after(tenant, order, after);
         let (from, to) = first_bucket.bounds(last_bucket);
@@ -147,7 +147,8 @@ impl Rows {
         Ok(found)
     }
 
-    /// Returns the tenant's schedules with the label, after `after`: up to one more than `enough`.
+    /// Returns the tenant's schedules that have the label, after `after`. The maximum number of schedules is `enough`
+    /// plus one.
     fn labelled(&self, read: &ListRead, label: LabelKey, enough: usize) -> Result<BTreeSet<Incarnation>, StoreError> {
         let ListRead { tenant, order, after, .. } = *read;
         let row = |incarnation| key::labelled(tenant, label, incarnation);
@@ -175,8 +176,8 @@ impl Rows {
     }
 }
 
-/// Writes the listing rows for a store of an earlier build. It lists the schedules as of the entry `synced`, where the
-/// replay begins. If a crash interrupts this function, the next start runs it again.
+/// Writes the listing rows for a store of an earlier build. The rows list the schedules as of the entry `synced`, after
+/// which the replay begins. If a crash interrupts this function, the next start runs it again.
 pub(crate) async fn build(index: &Arc<dyn Index>, synced: u64, memtable_bytes: u64) -> Result<(), StoreError> {
     let rows = Rows::new(index.clone());
     // The sequence `at` is before all writes of a replay, and after all rows that this function reads.
@@ -198,7 +199,8 @@ pub(crate) async fn build(index: &Arc<dyn Index>, synced: u64, memtable_bytes: u
         put_fresh(&**index, at, &rows.fresh, count);
         if index.unsealed_bytes(Family::Points) >= memtable_bytes {
             flush(&**index, before).await?;
-            // User writes would otherwise wait for these merges after the store has opened.
+            // This function completes the merges, because user writes would otherwise wait for them after the store has
+            // opened.
             while index.merge_step(before).map_err(damaged)? {}
         }
     }

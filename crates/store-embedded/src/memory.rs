@@ -16,7 +16,8 @@ pub(crate) use insert_log::InsertLog;
 pub(crate) use states::States;
 pub(crate) use usage::Usages;
 
-/// State in memory. Only the applying task changes it, and every thread may read it.
+/// State in memory. Only the task that applies journal entries changes the state, except that an owner's read of the
+/// insert log drops entries. Every thread may read the state.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub positions: BTreeMap<PollerId, Positions>,

@@ -23,8 +23,9 @@ use crate::memory::Memory;
 use crate::read::Rows;
 use crate::{EmbeddedStore, IndexKind, OpenError, Options};
 
-/// Number of bits for the terms of one epoch. Between two restores, owners take a shard fewer than 2^20 times. With an
-/// epoch in seconds, terms stay below 2^53 until the year 2242, so every JSON reader can represent them.
+/// Number of low bits of a term. The higher bits are the store's epoch. Between two restores, owners take a shard fewer
+/// than 2^20 times. An epoch is a time in seconds, so terms stay below 2^53 until the year 2242, and every JSON reader
+/// can represent them.
 const TERM_BITS: u32 = 20;
 
 pub(crate) const JOURNAL_DIR: &str = "journal";
@@ -79,7 +80,7 @@ struct Recovered {
     replayed: Replayed,
 }
 
-/// Result of a replay. The applying task continues from it.
+/// Result of a replay. The task that applies journal entries starts with these values.
 struct Replayed {
     applied: u64,
     bytes: u64,
@@ -116,8 +117,8 @@ fn start(
         applied: replayed.applied,
         bytes_since_checkpoint: replayed.bytes,
     };
-    // The guard closes the store when the applying task ends for any reason. The callers of unapplied entries then get
-    // no response, and later calls get the error that the store is closed.
+    // The guard closes the store when the applying task ends for any reason. Callers whose entries the task has not
+    // applied then get no response, and later callers get the error that the store is closed.
     let close_at_end = shared.closed.clone().drop_guard();
     let apply = async move {
         applier.run(commits, requests).await;
@@ -276,7 +277,7 @@ impl Opening<'_> {
                 Err(ReadError::Io { source, .. }) => return Err(self.io(source)),
             };
             let entry_index = checkpoint.base + entry_index;
-            // A replayed entry has no waiting caller, so the response is dropped.
+            // A replayed entry has no waiting caller, so this function drops the response.
             let _response = machine.apply(entry_index, &entry).map_err(|error| self.damaged(error))?;
             replayed.applied = entry_index;
             replayed.bytes += entry.len() as u64;

@@ -19,23 +19,23 @@ pub struct Options {
     pub index: IndexKind,
     pub journal: journal::Options,
     /// Number of journal bytes after which the store flushes all entries and releases their segments. The default is 96
-    /// MiB. A small value causes more and smaller tables and more merges. A large value makes a restart replay longer,
-    /// about 1 s for 200 MiB.
+    /// MiB. A small value causes more and smaller tables and more merges. A large value makes the replay at a restart
+    /// longer. The replay of 200 MiB takes about 1 s.
     pub checkpoint_bytes: u64,
     /// Number of bytes of one family's rows in memory after which the store flushes the family. The default is 12 MiB.
-    /// Each of the three families may use about three times as much at once. A small value causes more merges. A large
-    /// value uses more memory.
+    /// Each of the three families may use about three times this number of bytes. A small value causes more merges. A
+    /// large value uses more memory.
     pub memtable_bytes: u64,
     /// Maximum number of bytes of table blocks in the memory cache. The default is 32 MiB.
     pub cache_bytes: u64,
     /// Number of bytes that must stay free on the disk. If fewer bytes are free, the store rejects user writes with
-    /// [`store::StoreError::Full`]. Below a quarter of this number, it also rejects changes of tenants and cancellations.
-    /// Owner writes and merges use the rest. The default is 512 MiB.
+    /// [`store::StoreError::Full`]. If less than a quarter of this number is free, the store also rejects cancellations
+    /// and changes of tenants. Owner writes and merges use the rest. The default is 512 MiB.
     pub free_bytes_floor: u64,
     /// Period between two checks of the free disk space. The default is 1 s.
     pub free_bytes_period: Duration,
-    /// Maximum number of insert log entries in memory that their owners have not read yet. If there are more, the store
-    /// rejects user writes. The default is 262,144 entries of about 80 bytes each.
+    /// Maximum number of insert log entries in memory that the shards' owners have not read yet. If the number is
+    /// higher, the store rejects user writes. The default is 262,144 entries of about 80 bytes each.
     pub arrivals_max: usize,
     /// Number of threads that look up rows. The default is 2.
     pub readers: usize,

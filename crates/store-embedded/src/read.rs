@@ -25,7 +25,7 @@ pub(crate) struct Rows {
     pub fresh: Arc<Fresh>,
 }
 
-/// Result of a look-up of a schedule. Its spec is still encoded.
+/// Result of a look-up of a schedule. The schedule's spec is still encoded.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
     pub incarnation: Incarnation,
@@ -232,7 +232,7 @@ impl Rows {
     }
 
     /// Returns a page of due rows. `done` is the poller's watermark. The page omits rows at or before `done`, because
-    /// some of them may already be deleted.
+    /// the index may already have dropped some of these rows.
     pub(crate) fn due(&self, read: &DueRead, done: Timestamp) -> Result<DuePage, StoreError> {
         let from = match read.after {
             DueBound::Instant(instant) => key::due_after(read.poller, instant.max(done)),
@@ -391,7 +391,8 @@ mod tests {
         DueKey { position: nominal, occurrence, attempt: 1, target: TargetKey(0) }
     }
 
-    /// The limit matters because a poller may have millions of due rows, and the owner reads due rows repeatedly.
+    /// A read must stop at the end of its range, because a poller may have millions of due rows and the owner reads due
+    /// rows repeatedly.
     #[test]
     fn read_stops_at_the_first_due_row_after_its_range() {
         let simulation = simulator::Simulation::new(1);

@@ -1,8 +1,9 @@
 //! Free space of the disk, and the limits at which the store rejects writes.
 //!
-//! A user's write takes space in the journal at once, and in the tables later. The store therefore counts the bytes that
-//! user writes have taken since it last read the free space. It reads the free space again before these bytes could
-//! cross the floor, and not only once per period (docs/decisions/0200-keep-a-reserve-of-disk-space-for-operators.md).
+//! A user's write takes space in the journal at once, and in the tables later. The store therefore counts the bytes
+//! that user writes have taken since it last read the free space. It reads the free space again before user writes
+//! could reduce it below the configured floor, in addition to the read in each period
+//! (docs/decisions/0200-keep-a-reserve-of-disk-space-for-operators.md).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -12,11 +13,12 @@ use store::StoreError;
 /// Number of bytes on the disk for each byte of a write: one in the journal, one in a table, and one in the table that a
 /// merge writes.
 const COPIES: u64 = 3;
-/// Part of the floor that stays for the owner's outcomes. Operators' changes and cancellations may use the rest.
+/// Divisor of the floor. The quotient is the part of the floor that stays for owners' outcomes. Operators' changes and
+/// cancellations may use the rest of the floor.
 const OWNER_PART: u64 = 4;
 
 pub(crate) struct Space {
-    /// Number of bytes that user writes leave free.
+    /// Number of bytes that user writes must leave free on the disk.
     floor: u64,
     pub free_bytes: Gauge,
     /// Number of bytes that user writes may take before the store must read the free space again.
@@ -25,13 +27,13 @@ pub(crate) struct Space {
     taken: AtomicU64,
     /// Number of bytes of the user writes that are not in the journal yet.
     pending: AtomicU64,
-    /// Number of bytes that writes in progress still need, as of the last reading.
+    /// Number of bytes that writes in progress still need, as of the store's last read of the free space.
     needed: AtomicU64,
     is_full: AtomicBool,
     is_reserve_used: AtomicBool,
 }
 
-/// Guard that counts the bytes of a user write until it is in the journal.
+/// Guard that counts the bytes of a user write until the write is in the journal.
 pub(crate) struct Pending<'a> {
     space: &'a Space,
     bytes: u64,
@@ -63,8 +65,8 @@ impl Space {
         self.is_full.load(Ordering::Relaxed)
     }
 
-    /// Counts a user write of `bytes` bytes. Returns true in addition to the guard if the store must read the free space
-    /// before the write.
+    /// Counts a user write of `bytes` bytes. Returns a guard, and true if the store must read the free space before the
+    /// write.
     pub(crate) fn take(&self, bytes: u64) -> (Pending<'_>, bool) {
         let bytes = bytes.saturating_mul(COPIES);
         self.pending.fetch_add(bytes, Ordering::Relaxed);
@@ -112,7 +114,7 @@ mod tests {
     fn store_checks_disk_space_before_free_bytes_can_fall_below_minimum() {
         let space = Space::new(1_000);
         assert!(!space.update(1_500, 100), "the store accepts user writes");
-        // 400 bytes are left, and each byte of a write takes three.
+        // User writes may take 400 bytes of the disk, and each byte of a write takes three bytes of the disk.
         assert!(!space.take(100).1);
         assert!(space.take(34).1, "the next write could cross the floor");
     }

@@ -22,8 +22,8 @@ use crate::memory::Usages;
 use crate::open::INDEX_DIR;
 use crate::{EmbeddedStore, IndexKind, Options};
 
-/// Subject of the suite that kills its store instead of closing it. Each open uses the files on disk at the time of the
-/// previous kill.
+/// Subject of the conformance suite. The subject kills its store instead of closing the store. Each open uses the files
+/// that were on disk at the previous kill.
 struct Killed {
     runtime: Runtime,
     dir: PathBuf,

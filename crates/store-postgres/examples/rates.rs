@@ -52,7 +52,8 @@ fn main() {
     });
 }
 
-/// Measures inserts of the same number of bytes into one plain table of the server.
+/// Measures inserts into one plain table of the server. The number of bytes is about the same as in the store's
+/// measurements.
 async fn bare(runtime: &Runtime, tasks: &TaskSet, url: &str, rows: usize) {
     let server = Arc::new(Server::new(url, postgres_client::Options::default()).unwrap());
     let stop = CancellationToken::new();
@@ -205,7 +206,8 @@ fn poller(number: u16) -> PollerId {
     PollerId { tenant: TENANT, generation: 0, number }
 }
 
-/// Returns the insert of a one-shot schedule of about 1 KB. It is due within a day and belongs to one of eight pollers.
+/// Returns the insert of a one-shot schedule of about 1 KB. The schedule is due within a day and belongs to one of
+/// eight pollers.
 fn schedule(runtime: &Runtime) -> Insert {
     schedule_at(runtime, Duration::from_millis(60_000 + runtime.random() % 86_400_000))
 }

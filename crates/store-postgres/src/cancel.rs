@@ -38,7 +38,7 @@ impl gather::Work for Vec<Cancellation> {
     }
 }
 
-/// Runs the lane of cancellations until the store closes.
+/// Runs the task (lane) that makes the cancellations of the waiting calls, until the store closes.
 pub(crate) async fn lane(
     inner: Arc<Inner>,
     waiting: Arc<gather::Waiting<Vec<Cancellation>, Vec<CancellationResult>>>,
@@ -66,7 +66,7 @@ impl Inner {
                     call.respond(Ok(marked.by_ref().take(count).collect()));
                 }
             }
-            // If the store cannot read one schedule, the other cancellations must still succeed.
+            // If the store cannot read the schedule of one call, the other calls' cancellations must still succeed.
             Err(error) if calls.len() > 1 && !error.is_retryable() => {
                 for call in calls {
                     Box::pin(self.cancel_calls(vec![call])).await;

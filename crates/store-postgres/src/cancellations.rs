@@ -69,8 +69,8 @@ impl Inner {
             let incarnation = Incarnation(row.get::<_, Uuid>(2).as_u128());
             (ShardId(row.get::<_, i16>(1).cast_unsigned()), incarnation)
         };
-        // The new cursor also identifies the processed records. Otherwise the next read would return the processed
-        // records of other shards again.
+        // The new cursor also identifies the records of the presented cursor. Otherwise the next read of other shards
+        // would return these records again.
         let numbers = rows.iter().map(|row| row.get(0)).chain(processed).collect();
         Ok((rows.iter().map(of_row).collect(), self.cancellations.issue(numbers)))
     }

@@ -33,7 +33,7 @@ impl Shared {
     ) -> Result<Vec<Row>, Failure> {
         let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.links.len();
         let (later, first) = self.links.split_at(turn);
-        // The choice is round robin. It skips a link without a connection if another link has a connection.
+        // The store uses the links in turn (round robin). It skips a link without a connection if another link has one.
         let link = first.iter().chain(later).find(|link| link.is_up()).unwrap_or(&self.links[turn]);
         let session = link.session().await?;
         self.begun.inc();

@@ -1,8 +1,8 @@
 //! Writes of creators: new schedules and placed due rows. One transaction contains many small calls.
 //!
-//! A few lanes, each with its own connection, take the waiting calls. A lane inserts a batch of new rows with one
-//! statement. If some schedules exist already, the lane inserts only the new schedules. The caller then decides about
-//! the other schedules under locks ([`Inner::insert_under_locks`]).
+//! A few tasks (lanes) take the waiting calls. Each lane has its own connection, and inserts a batch of new rows with
+//! one statement. If some schedules exist already, the lane inserts only the new schedules. The caller then locks the
+//! existing schedules and decides about their inserts ([`Inner::insert_under_locks`]).
 //!
 //! docs/decisions/0093-batch-creates-in-two-lanes.md gives the reasons for the design.
 
@@ -68,7 +68,7 @@ const CREATE_NEW: &str = "insert into reveille.schedule
 pub(crate) type CreateResults = Vec<Option<Placed>>;
 type Job = gather::Job<Work, CreateResults>;
 
-/// Work of a call, or of a part of a call.
+/// Schedules to insert or due rows to place, for a call or for a part of a call.
 #[derive(Clone)]
 pub(crate) enum Work {
     Insert(Arc<[Insert]>),
@@ -102,7 +102,7 @@ impl Work {
 
 impl Inner {
     pub(crate) async fn insert(&self, inserts: Vec<Insert>) -> Result<Vec<Inserted>, StoreError> {
-        // Inserts with server-made ids cannot conflict with each other, so their parts can run concurrently.
+        // Inserts with server-made ids cannot conflict with each other, so the parts of the call can run concurrently.
         let are_independent = inserts.iter().all(|insert| has_server_made_id(&insert.schedule));
         let parts = self.parts_of(inserts);
         let responses = if are_independent {
@@ -163,7 +163,7 @@ impl Inner {
 /// calls.
 const ASIDE: Duration = Duration::from_secs(1);
 
-/// Runs one lane of creates until the store closes.
+/// Runs one lane, a task that writes batches of creates, until the store closes.
 pub(crate) async fn lane(
     inner: Arc<Inner>,
     mut link: Link,
@@ -219,7 +219,7 @@ impl Inner {
         let rows = works.iter().flat_map(|work| (0..work.rows()).map(|at| work.row(at).0));
         let pollers: Vec<PollerId> = rows.collect::<BTreeSet<_>>().into_iter().collect();
         let read = async { positions_on(&*link.session().await?, &pollers).await };
-        // If the read fails, the rows stay unconfirmed and the creator confirms their placement.
+        // If the read of `closed` fails, the rows stay unconfirmed and the creator confirms their placement.
         let positions = read.await.unwrap_or_default();
         let closed: HashMap<PollerId, Timestamp> =
             pollers.iter().copied().zip(positions.iter().map(|it| it.closed)).collect();
@@ -357,7 +357,7 @@ fn schedule_parameters(columns: &ScheduleColumns) -> [&(dyn ToSql + Sync); 11] {
 }
 
 impl Inner {
-    /// Converts a failure into a store error. Records that the server is full if the failure says so.
+    /// Converts a failure into a store error. If the error is [`StoreError::Full`], records that the store is full.
     pub(crate) fn record_failure(&self, failure: Failure) -> StoreError {
         let error = store_error(failure);
         if matches!(error, StoreError::Full(_)) {

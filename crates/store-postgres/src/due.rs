@@ -1,4 +1,5 @@
-//! Due rows: writes with column arrays as parameters, and reads in key order.
+//! Writes and reads of due rows. The parameters of a write are arrays, one for each column. A read returns the rows in
+//! key order.
 
 use std::collections::BTreeSet;
 
@@ -68,8 +69,9 @@ pub(crate) fn statements(is_of_creators: bool) -> [&'static str; 2] {
     if is_of_creators { [CREATORS_NEAR, CREATORS_FAR] } else { [OWNERS_NEAR, OWNERS_FAR] }
 }
 
-/// For each request, reads from each family of partitions the rows of the page, one more row, and the first row after
-/// `until`. The separate bounds on `position` let PostgreSQL skip partitions. A comparison of whole keys would not.
+/// For each request and each family of partitions, reads the rows of the page, one more row, and the first row after
+/// `until`. The separate bounds on `position` let PostgreSQL skip partitions. From a comparison of whole keys alone,
+/// PostgreSQL could not find the partitions to skip.
 const READ: &str = "
     select r.at::int8, k.position, k.incarnation, k.nominal, k.version, k.try
     from unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::uuid[], $5::bigint[], $6::bigint[], $7::bigint[],

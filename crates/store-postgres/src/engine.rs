@@ -160,7 +160,8 @@ impl PostgresStore {
     /// # Errors
     /// Returns an error if the server is unreachable or rejects the statement.
     pub async fn record_coordination(&self, id: &str) -> Result<String, StoreError> {
-        // A second concurrent update waits for the first update and then reads its value.
+        // If two members record an id at the same time, the second update waits for the first update and returns the id
+        // of the first update.
         let record = "update reveille.meta set coordination = coalesce(coordination, $1) returning coordination";
         let rows = self.inner.readers.query(record, &[&id]).await.map_err(store_error)?;
         let known = rows.first().map(|row| row.get(0));
@@ -216,8 +217,8 @@ impl Inner {
     }
 }
 
-/// Reads the cluster that the database belongs to, and takes a snapshot of the database before the first call of the
-/// store.
+/// Checks the schema and returns the cluster that the database belongs to. Also returns PostgreSQL's snapshot of the
+/// ended transactions, from before the first call of the store.
 async fn read_cluster(
     partition_link: &Link,
     server: &Server,
@@ -287,8 +288,9 @@ impl Store for PostgresStore {
         Box::pin(self.inner.audit(tenant, after, limit))
     }
 
-    /// Creates the partitions of the coming days, drops the partitions without rows after their poller's `done`, and
-    /// deletes old history. Returns the number of dropped partitions and deleted rows. Concurrent calls are harmless.
+    /// Creates the partitions of the coming days. Drops each past partition of due rows, if every row in it is at or
+    /// before its poller's `done`. Deletes old history. Returns the total number of dropped partitions and deleted
+    /// rows. Concurrent calls are harmless.
     fn maintain(&self, now: Timestamp, history_from: Timestamp) -> Answer<'_, u64> {
         Box::pin(async move { self.inner.maintain(now, history_from).await.map_err(store_error) })
     }

@@ -3,12 +3,12 @@
 use postgres_client::{Failure, UrlError};
 use store::StoreError;
 
-/// Error when a store is opened or migrated. Each text names the next step.
+/// Error when a store is opened or migrated. The error text names the operator's next step.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(transparent)]
     Url(#[from] UrlError),
-    /// There is no connection, or the server rejected a statement.
+    /// Failure to connect to the server, or a statement that the server rejected.
     #[error(transparent)]
     Server(#[from] Failure),
     #[error("{server} has no Reveille schema; create it with `reveille store migrate --store …`")]
@@ -36,7 +36,7 @@ pub(crate) fn store_error(failure: Failure) -> StoreError {
         Failure::Unreachable { .. } | Failure::Silent { .. } | Failure::Denied { .. } | Failure::Tls { .. } => "",
     };
     match code {
-        // Error class 53: no disk space, no memory, or too many locks or connections.
+        // Error codes of class 53: disk full, out of memory (also for locks), configuration limit exceeded.
         "53100" | "53200" | "53400" => StoreError::Full(failure.to_string()),
         // The server reports that the data or an index is corrupted.
         "XX001" | "XX002" => StoreError::Damaged(failure.to_string()),
@@ -48,7 +48,8 @@ pub(crate) fn closed() -> StoreError {
     StoreError::Unavailable("the store is closing".to_owned())
 }
 
-/// Returns whether a row caused the failure. Other causes are the states of the server: slow, full or out of memory.
+/// Returns whether the server rejected the statement because of one row. Other failures result from the state of the
+/// server, for example a slow server, a full disk or damaged data.
 pub(crate) fn is_about_a_row(failure: &Failure) -> bool {
     let is_of_the_server = |code: &str| code.starts_with("53") || code.starts_with("XX");
     matches!(failure, Failure::Statement { code, .. } if !failure.is_retryable() && !is_of_the_server(code))

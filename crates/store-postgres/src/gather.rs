@@ -1,5 +1,5 @@
 //! Batching of calls. While a transaction is under way, further calls wait in a queue. The next transaction takes all
-//! waiting calls. No call waits until a batch is full, and batches grow with the load.
+//! waiting calls. A call never waits for a batch to become full, and batches grow with the load.
 //!
 //! docs/decisions/0097-batch-changes-and-cancellations.md gives the reasons for the design.
 
@@ -16,10 +16,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::closed;
 
-/// Work of a waiting call.
+/// Work that a waiting call requests, for example the schedules to insert.
 pub(crate) trait Work {
     fn rows(&self) -> usize;
-    /// Returns the number of payload bytes.
+    /// Returns the number of payload bytes that the call contains.
     fn bytes(&self) -> usize;
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Job<W, A> {
 
 impl<W, A> Job<W, A> {
     pub(crate) fn respond(self, response: Result<A, StoreError>) {
-        // The send fails if the caller has dropped the receiver. This failure is harmless.
+        // The send of the response fails if the caller has dropped the receiver. This failure is harmless.
         drop(self.response.send(response));
     }
 }
@@ -52,7 +52,7 @@ impl<W, A> Queue<W, A> {
     /// Submits a call and waits for the response. Waits at most `limit` for a free slot in the queue.
     ///
     /// # Panics
-    /// Panics if the batch of the call panics.
+    /// Panics if the transaction of the call's batch panics.
     pub(crate) async fn submit(&self, runtime: &Runtime, limit: Duration, work: W) -> Result<A, StoreError> {
         let (response, receiver) = oneshot::channel();
         match runtime.timeout(limit, Box::pin(self.0.send(Job { work, response }))).await {
@@ -73,8 +73,8 @@ impl<W, A> Queue<W, A> {
 }
 
 impl<W: Work, A> Waiting<W, A> {
-    /// Waits for a call, and returns the waiting calls up to the call that reaches `rows` or `bytes`. Returns `None` if
-    /// no caller can submit another call.
+    /// Waits for a call, and returns a batch of waiting calls. The batch ends with the call that reaches the limit of
+    /// `rows` rows or `bytes` bytes. Returns `None` if no caller can submit another call.
     pub(crate) async fn next(&self, rows: usize, bytes: usize) -> Option<Vec<Job<W, A>>> {
         let mut jobs = self.0.lock().await;
         let mut batch = vec![jobs.recv().await?];
@@ -88,8 +88,8 @@ impl<W: Work, A> Waiting<W, A> {
         Some(batch)
     }
 
-    /// Passes batches of waiting calls to `work` until the store closes. A batch ends with the call that reaches `rows`
-    /// or `bytes`. If `work` panics, the callers of the batch panic too.
+    /// Passes batches of waiting calls to `work` until the store closes. A batch ends with the call that reaches the
+    /// limit of `rows` rows or `bytes` bytes. If `work` panics, the callers of the batch panic too.
     pub(crate) async fn serve<'a>(
         &self,
         rows: usize,

@@ -3,8 +3,8 @@
 //! The store deletes all runs of a day at once by dropping their partition. It finds other rows by an index, and
 //! deletes them in short transactions that wait for no lock.
 //!
-//! The store deletes no history while a due row from before `before` is after its poller's `done`. The owner of the row
-//! needs the run records to recognise whether the row has fired.
+//! The store deletes no history while a due row is older than the limit `before` and still after its poller's `done`.
+//! The owner of such a due row needs the run records to find out whether it has already fired the row.
 //!
 //! docs/decisions/0096-delete-history-by-daily-partitions.md gives the reasons for the design.
 
@@ -22,16 +22,16 @@ use crate::engine::Inner;
 use crate::partition::{Edge, Family, drop_unless, existing, has_work, is_true};
 use crate::rows::{limit_number, uuid};
 
-/// Longest time for deletions in one call. The next call continues.
+/// Longest time for which one call deletes rows. The next call continues the deletion.
 const TURN: Duration = Duration::from_secs(30);
 /// Number of rows that one statement reads, and maximum number of rows that one transaction deletes.
 const PAGE: usize = 1_000;
 
-/// Selects schedules that ended before $1, starting after ($2, $3). For each schedule, also returns whether the store
-/// must keep the schedule: it still has a run, or a retried or deferred due row after its poller's `done`. The query
-/// assumes that the members' clocks differ by less than a day. The nominal instants of the runs and due rows are then
-/// at most a day after the end of the schedule. The query therefore searches few partitions for runs. It looks up each
-/// late due row by an index, because a hash table of all due rows would be large.
+/// Selects schedules that ended before $1, and returns a page of them after the position ($2, $3). The last column is
+/// true if the store must keep the schedule. A schedule must stay if it still has a run, or a retried or deferred due
+/// row after its poller's `done`. The query assumes that the members' clocks differ by less than a day. The nominal
+/// instants of the schedule's runs and due rows are then at most a day after its end. The query therefore searches few
+/// partitions for runs. It looks up the due rows by an index, because a hash table of all due rows would be large.
 const OVER: &str = "
     select s.ended_at, s.incarnation,
         exists (
@@ -67,7 +67,8 @@ const FORGET_REST: &str = "
     where r.incarnation = o.incarnation and r.nominal = o.nominal and r.version = o.version
     returning r.incarnation";
 
-/// Position of the sweep through the ended schedules. The sweep has examined the schedules before the position.
+/// Position of the sweep, which examines the ended schedules in the order of their ends. The sweep has examined the
+/// schedules up to this position.
 pub(crate) struct Sweep(Mutex<(i64, Uuid)>);
 
 impl Default for Sweep {
@@ -108,7 +109,7 @@ impl Inner {
             }
         }
         let until = self.runtime.monotonic() + TURN;
-        // If one part fails, the other parts still run.
+        // If one of these deletions fails, the store still makes the other deletions.
         let parts = [
             self.forget_runs(&session, before).await,
             self.forget_rest(&session, before, until).await,
@@ -122,8 +123,8 @@ impl Inner {
         let mut dropped = Vec::new();
         for partition in existing(session, Family::Runs, Edge::End, before).await? {
             let drop = async {
-                // The first statement summarises the BRIN index. Otherwise the query on `written_at` would read every
-                // block that no vacuum has summarised.
+                // The statement `summarise` updates the partition's BRIN index. Without it, the query on `written_at`
+                // would read every block that no vacuum has summarised.
                 let summarise = format!(
                     "select count(brin_summarize_new_values(i.indexrelid))
                      from pg_index i join pg_class c on c.oid = i.indexrelid join pg_am a on a.oid = c.relam

@@ -3,9 +3,9 @@
 //!
 //! A read deletes no entries. An entry stays until the reader calls [`PostgresStore::inbox_done`], after the effect of
 //! the entry is durable. A member may therefore read an entry that another member has already processed. A second
-//! create of the schedule is harmless, because the schedule has the entry's incarnation. A read returns the entries of
-//! one transaction in the order of its calls. It returns the entries of two overlapping transactions in any order. The
-//! inbox does not validate specs.
+//! create of the schedule is harmless, because both creates use the incarnation in the entry. A read returns the
+//! entries of one transaction in the order in which the transaction wrote them. The entries of two overlapping
+//! transactions have no defined order. The inbox does not validate specs.
 //!
 //! docs/decisions/0095-accept-schedules-through-an-inbox.md gives the reasons for the design.
 
@@ -18,7 +18,7 @@ use crate::engine::PostgresStore;
 use crate::error::store_error;
 use crate::rows::limit_number;
 
-/// Request of an application in the inbox.
+/// Request that an application has written to the inbox.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InboxEntry {
     /// Number of the entry, which the reader passes to [`PostgresStore::inbox_done`].
@@ -37,7 +37,7 @@ const READ: &str = "select number, tenant, id, incarnation, spec::text from reve
 const DONE: &str = "delete from reveille.inbox where number = any($1::bigint[])";
 
 impl PostgresStore {
-    /// Returns the oldest entries whose transactions have committed.
+    /// Returns the oldest entries of committed transactions, at most `limit` entries.
     ///
     /// # Errors
     /// Returns an error if the server is unreachable or rejects the statement.

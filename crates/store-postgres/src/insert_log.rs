@@ -1,14 +1,14 @@
 //! Reads of the insert log. A read returns exactly the due rows that creators have written since the last read. The
 //! reads are based on PostgreSQL's snapshots.
 //!
-//! A creator's due row contains the number of its transaction. A reader remembers the snapshot of its last read. It has
-//! received the rows of exactly the transactions that had ended in this snapshot. The next read returns the rows of
-//! transactions that had not ended then and have ended now.
+//! A creator's due row contains the number of the transaction that wrote it. A reader remembers the snapshot of its
+//! last read, and has received the rows of exactly the transactions that had ended in this snapshot. The next read
+//! returns the rows of the transactions that have ended since this snapshot.
 //!
-//! Numbers from a sequence would not work, because rows become visible in the order of commits. A reader that has
-//! passed a number would never find a row that another transaction commits later with a lower number. A wait for the
-//! oldest transaction would not work either: a transaction that another session keeps open for hours would delay all
-//! entries. Skype's PgQ also uses `pg_current_snapshot` for queues.
+//! Row numbers from a sequence could not replace the snapshots, because rows become visible in the order of commits. A
+//! reader that has passed a number would never find a row that another transaction commits later with a lower number. A
+//! reader could not wait for the oldest transaction either: a transaction that another session keeps open for hours
+//! would delay all entries. The queues of Skype's PgQ also use snapshots of transactions.
 //!
 //! docs/decisions/0091-read-the-insert-log-by-snapshots.md gives the reasons for the design.
 
@@ -26,9 +26,9 @@ use crate::rows::{due_key_of, limit_number, poller_of};
 /// Number of cursors that the store remembers. A caller uses only its newest cursor.
 const CURSORS_MAX: usize = 1_024;
 
-/// Reads the rows of ended transactions in the requested shards. The statement returns the rows of one transaction
-/// together, so it may return slightly more rows than requested. Rows of open transactions are invisible, so a
-/// comparison of transaction numbers is sufficient.
+/// Reads the rows of ended transactions in the requested shards. The statement never splits the rows of one
+/// transaction, so it may return slightly more rows than requested. It only compares transaction numbers, because the
+/// rows of open transactions are invisible to it.
 const READ: &str = "
     select now.snapshot::text, d.poller, d.position, d.incarnation, d.nominal, d.version, d.try, d.written_by::text
     from (select pg_current_snapshot() as snapshot) now
@@ -100,7 +100,7 @@ struct Issued {
     /// not receive the rows of this snapshot again.
     presented: BTreeMap<ShardId, Arc<Snapshot>>,
     opened: Arc<Snapshot>,
-    /// Result of the last empty read from [`Cursor::default`].
+    /// Result of the last read from [`Cursor::default`] that returned no rows.
     since: Option<Since>,
 }
 
@@ -109,8 +109,8 @@ struct Entry {
     since: Option<Since>,
 }
 
-/// Result of empty reads after a cursor. An empty read returns the same cursor. The shards have no further rows up to
-/// the snapshot `received`.
+/// Result of a read that returned no rows, and therefore returned the same cursor again. After this cursor, the log of
+/// `shards` contains no rows up to the snapshot `received`.
 #[derive(Clone)]
 struct Since {
     shards: Arc<[ShardId]>,
@@ -134,7 +134,7 @@ impl Cursors {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the snapshot whose rows the caller has received. The caller presents `cursor` for `shards`.
+    /// Returns the snapshot of the rows that a caller has received if it presents `cursor` for `shards`.
     fn received(&self, shards: &Arc<[ShardId]>, cursor: Cursor) -> Arc<Snapshot> {
         let issued = &mut *self.issued();
         let of_shards = |since: &Option<Since>| {
@@ -146,8 +146,8 @@ impl Cursors {
                 issued.presented.extend(shards.iter().map(|shard| (*shard, received.clone())));
                 received
             }
-            // The cursor is the beginning, or so old that the store has forgotten it. In both cases the read starts
-            // from the presented snapshots.
+            // The cursor is `Cursor::default`, or so old that the store has forgotten it. In both cases the read starts
+            // from the snapshots of the cursors that callers last presented for the shards.
             None => of_shards(&issued.since).unwrap_or_else(|| {
                 let of_shard = |shard| issued.presented.get(shard).unwrap_or(&issued.opened);
                 let both = |one: Snapshot, other: &Arc<Snapshot>| one.both(other);
@@ -158,7 +158,7 @@ impl Cursors {
         }
     }
 
-    /// Records an empty read, and returns the same cursor.
+    /// Records that a read after `cursor` returned no rows, and returns `cursor` again.
     fn stay(&self, shards: &Arc<[ShardId]>, cursor: Cursor, received: Snapshot) -> Cursor {
         let issued = &mut *self.issued();
         let since = Some(Since { shards: shards.clone(), received: Arc::new(received) });

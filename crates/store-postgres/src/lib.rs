@@ -1,14 +1,14 @@
 //! Implementation of the store port on PostgreSQL 14 or later. The database is the only resource that the members of a
 //! cluster need to share.
 //!
-//! Several processes use one database concurrently. Writes that every member may make (creates and cancellation
-//! records) lock only their own rows. An owner's write locks the row of its shard FOR SHARE and compares terms in the
-//! same transaction. If a write and a take of a shard are concurrent, one waits for the other. No write under an older
-//! term therefore takes effect after the take has returned a newer term.
+//! Several processes use one database concurrently. Writes that every member may make (creates and cancellations) lock
+//! only the rows that they write. An owner's write locks the row of its shard FOR SHARE, and compares the owner's term
+//! with the term in this row in the same transaction. If a write and a take of a shard are concurrent, one of them
+//! waits for the other. No write under an older term therefore takes effect after the take has returned a newer term.
 //!
 //! The write of a due row and the read of `closed` are two separate transactions. The creator moves a row that is at or
-//! before `closed` ([`store::Placed::settled`]). A cancellation record takes effect at once. The tables of due rows and
-//! runs are partitioned by time, and the store drops whole partitions ([`store::Store::maintain`]).
+//! before `closed` ([`store::Placed::settled`]). A cancellation takes effect at once. The tables of due rows and runs
+//! are partitioned by time, and the store drops whole partitions ([`store::Store::maintain`]).
 //!
 //! Non-goals: the crate elects no owners (see `coordination`) and caches no rows. It reads a clock only to choose a
 //! partition and to delete history.

@@ -14,14 +14,14 @@ pub struct Options {
     /// calls wait long for a server that does not respond.
     pub statement_timeout: Duration,
     /// Number of connections for creates. Each connection runs one transaction at a time. The default is 2. More
-    /// connections cause more syncs. With one connection, the server is idle while a transaction syncs.
+    /// connections cause more disk syncs. With one connection, the server is idle during the sync of a transaction.
     pub creator_connections: usize,
     /// Number of connections for the transactions of owners and for cancellations. The default is 3.
     pub owner_connections: usize,
     /// Number of connections that reads share. The default is 2.
     pub reader_connections: usize,
-    /// Maximum number of rows in one transaction of creates. It also limits one read of the insert logs. The default is
-    /// 1,000.
+    /// Number of rows at which a batch of creates is full. The store also splits each call into parts of at most this
+    /// number of rows. The default is 1,000.
     pub batch_rows: usize,
     /// Maximum number of payload bytes in one transaction of creates. The default is 4 MiB.
     pub batch_bytes: usize,
@@ -61,8 +61,8 @@ impl Options {
                 setting("default_transaction_isolation", "read committed"),
                 // The server ends the transaction of a paused member, so that the member does not block its successor.
                 ("idle_in_transaction_session_timeout", (self.statement_timeout.as_millis() / 4).to_string()),
-                // For each statement, one plan with indexes is always good. The settings force this plan, because the
-                // tables fill and empty so quickly that the statistics are often out of date.
+                // For each statement, one plan with indexes is always good. The following settings force PostgreSQL to
+                // use this plan, because its statistics are often out of date: the tables fill and empty quickly.
                 setting("plan_cache_mode", "force_generic_plan"),
                 setting("enable_seqscan", "off"),
                 setting("enable_bitmapscan", "off"),

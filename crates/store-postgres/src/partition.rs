@@ -19,11 +19,11 @@ use postgres_client::{Failure, Session};
 const DAY: i64 = 86_400_000;
 /// Width of a wide partition in milliseconds.
 const WEEKS: i64 = 16 * 7 * DAY;
-/// Longest time from the write of a due row to the row's position, for rows in the partitions of days. If the time is
-/// longer, the row goes to a wide partition.
+/// Longest time between the write of a due row and its position (an instant), for a row in a daily partition. A due row
+/// with a later position goes to a wide partition.
 const NEAR: Duration = Duration::from_secs(8 * 86_400);
-/// Longest time from a run's instant to the write of the run, for runs in the partitions of days. If the time is
-/// longer, the run goes to the default partition. Such runs are few and belong to arbitrary days.
+/// Longest time between the nominal instant of a run and the write of the run, for a run in a daily partition. An older
+/// run goes to the default partition, because older runs are few and belong to arbitrary days.
 const RUNS_BACK: Duration = Duration::from_secs(8 * 86_400);
 /// Longest wait for a lock when the store creates or drops a partition. During this wait, other sessions wait for the
 /// lock too. If the wait ends without the lock, the store retries the operation later.
@@ -35,14 +35,14 @@ const LOCK: i64 = 0x5265_7665_696c_6c66;
 pub(crate) enum Family {
     Near,
     Far,
-    /// Family of the runs, partitioned by their nominal instants.
+    /// Partitions of the runs. The nominal instant of a run determines its partition.
     Runs,
 }
 
 impl Family {
     pub(crate) const DUE: [Family; 2] = [Family::Near, Family::Far];
 
-    /// Returns the family of a due row that a member writes at `now`.
+    /// Returns the family of partitions for a due row at `position` that a member writes at `now`.
     pub(crate) fn of(position: Timestamp, now: Timestamp) -> Self {
         if position < now + NEAR { Family::Near } else { Family::Far }
     }
@@ -63,7 +63,7 @@ impl Family {
     }
 }
 
-/// Partition of a table. It contains the positions of due rows, or the nominal instants of runs, from `start`
+/// Partition of a table. It contains the due rows with positions, or the runs with nominal instants, from `start`
 /// (inclusive) to `end` (exclusive).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Partition {
@@ -95,8 +95,9 @@ impl Partition {
         format!("{}_{day}", self.family.table())
     }
 
-    /// Returns statements that create the partition as a separate table and then attach it. Such statements do not wait
-    /// for readers and writers. They create nothing if another partition already contains rows of this range.
+    /// Returns statements that create the partition as a separate table and then attach it. These statements do not
+    /// wait for readers and writers. They create nothing if an existing partition already covers `start`, or if the
+    /// default partition already contains runs of this range.
     fn create_statements(self) -> String {
         let (name, table, start, end) = (self.name(), self.family.table(), self.start, self.end());
         let rest = match self.family {
@@ -158,8 +159,8 @@ impl Partitions {
         Ok(())
     }
 
-    /// Creates the partitions of the coming days. Drops the partitions of due rows that end at or before `now` and
-    /// contain no row after its poller's `done`. Returns the number of dropped partitions.
+    /// Creates the partitions of the coming days. Drops each partition of due rows whose range ends at or before `now`,
+    /// if every row in it is at or before its poller's `done`. Returns the number of dropped partitions.
     pub(crate) async fn maintain(&self, session: &Session, now: Timestamp) -> Result<u64, Failure> {
         let days = 0..=NEAR.as_secs() / 86_400 + 1;
         let wanted = days.map(|day| Partition::of(Family::Near, now + Duration::from_secs(day * 86_400))).collect();
@@ -179,7 +180,7 @@ impl Partitions {
     }
 }
 
-/// Edge of a partition's range, which PostgreSQL prints as `FOR VALUES FROM ('1') TO ('2')`.
+/// Start or end of a partition's range. PostgreSQL prints the range as `FOR VALUES FROM ('1') TO ('2')`.
 #[derive(Clone, Copy)]
 pub(crate) enum Edge {
     Start,
@@ -187,8 +188,8 @@ pub(crate) enum Edge {
 }
 
 impl Edge {
-    /// Returns an SQL expression for this edge of the partition `c` in `pg_class`. The expression is null if the
-    /// partition has no such edge.
+    /// Returns an SQL expression for this edge of the partition whose row in `pg_class` is `c`. The expression is null
+    /// if the partition has no bound at this edge.
     fn bound(self) -> String {
         let word = match self {
             Edge::Start => "FROM",
@@ -275,7 +276,7 @@ pub(crate) async fn is_true(session: &Session, query: &str) -> Result<bool, Fail
 }
 
 /// Returns a query that is true if a partition has a due row at or before `until` and after its poller's `done`. The
-/// query goes from poller to poller by an index, and reads only the last row at or before `until` of each poller.
+/// query finds the pollers by an index. For each poller, it reads only the last row at or before `until`.
 pub(crate) fn has_work(partition: &str, until: Timestamp) -> String {
     format!(
         "with recursive poller (poller) as (

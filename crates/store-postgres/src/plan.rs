@@ -1,8 +1,8 @@
-//! Decisions about an owner's batch, or about inserts of schedules that exist already. The plan decides item by item.
-//! Its decisions depend only on the rows that the transaction has read.
+//! Decisions about an owner's batch, or about inserts of schedules that exist already. The plan decides about one write
+//! or insert (item) after the other. Its decisions depend only on the rows that the transaction has read.
 //!
-//! Each item observes the changes of the items before it. [`Plan::changes`] contains the changes of all items: each row
-//! once, in its final state.
+//! Each decision takes the changes of the earlier items into account. [`Plan::changes`] contains the changes of all
+//! items. It contains each changed row once, in its final state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -85,7 +85,7 @@ pub(crate) struct Plan {
     pub(crate) heads: BTreeMap<Incarnation, Head>,
     /// Incarnation of the schedule that has each chosen id.
     pub(crate) names: BTreeMap<(TenantId, ScheduleId), Incarnation>,
-    /// Incarnations that puts requested but did not use, because a schedule had the id.
+    /// Incarnations that puts requested but did not use, because a schedule with the same id existed already.
     pub(crate) asked: BTreeSet<Incarnation>,
     pub(crate) runs: BTreeMap<Occurrence, KnownRun>,
     pub(crate) changes: Changes,
@@ -125,7 +125,7 @@ impl Plan {
     }
 
     /// # Panics
-    /// Panics if the caller breaks a rule of the port.
+    /// Panics if the caller violates a precondition of the store port.
     pub(crate) fn write(&mut self, write: OwnerWrite) -> Result<Written, WriteRejection> {
         let OwnerWrite { term, poller, change } = write;
         if self.terms.get(&poller.shard()) != Some(&term) {
@@ -169,7 +169,7 @@ impl Plan {
         self.heads.contains_key(&incarnation) || self.asked.contains(&incarnation)
     }
 
-    /// Adds a new schedule, which takes its id.
+    /// Adds a new schedule. If another schedule has the same id, the new schedule takes the id.
     fn create(&mut self, schedule: &Arc<Schedule>) {
         let incarnation = schedule.incarnation;
         assert!(

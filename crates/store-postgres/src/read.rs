@@ -1,4 +1,5 @@
-//! Reads of single rows and of pages of rows. Each read consists of one statement.
+//! Reads of single rows and of pages of rows. Each read consists of one statement. Only a read of schedules by their
+//! ids may need two statements.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

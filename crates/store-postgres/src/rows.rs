@@ -171,7 +171,7 @@ fn status_of(number: i16) -> Result<Status, StoreError> {
     }
 }
 
-/// Head of a schedule: the fields that decisions depend on.
+/// Head of a schedule: the fields on which the decisions of a transaction depend.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Head {
     pub(crate) incarnation: Incarnation,

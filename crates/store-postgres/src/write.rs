@@ -1,5 +1,5 @@
-//! Transactions that read rows, decide and write: an owner's batch under its terms, and inserts of schedules that exist
-//! already.
+//! Transactions that read rows, decide about changes and write the changes. A transaction contains an owner's batch
+//! under its terms, or inserts of schedules of which some exist already.
 //!
 //! Every transaction takes its locks in the same order (shards, then schedules by incarnation), so two transactions do
 //! not deadlock. A caller must not rely on one transaction for its batch, because the store splits long batches into
@@ -128,7 +128,8 @@ impl From<StoreError> for Stop {
     }
 }
 
-/// Batch of a transaction. The transaction locks and reads rows, and decides on the basis of these rows.
+/// Batch of a transaction. The transaction locks and reads rows, and decides about the batch on the basis of these
+/// rows.
 enum Batch<'a> {
     Inserts(&'a [Insert]),
     Writes(&'a [OwnerWrite]),
@@ -154,7 +155,8 @@ impl Batch<'_> {
         }
     }
 
-    /// Returns the partitions of the batch's runs, except old runs.
+    /// Returns the daily partitions of the batch's runs. The default partition, which contains old runs, is not in the
+    /// result.
     fn run_partitions(&self, now: Timestamp) -> BTreeSet<Partition> {
         let Batch::Writes(writes) = self else { return BTreeSet::new() };
         let nominal = |write: &OwnerWrite| match &write.change {
@@ -291,7 +293,8 @@ impl Inner {
     }
 
     /// Creates the missing partitions of the batch's runs. The caller calls this method before the transaction, because
-    /// the locks of the transaction would block it. A run without a partition of its day goes to the default partition.
+    /// the locks of the transaction would block the creation. A run without a partition of its day goes to the default
+    /// partition.
     async fn create_run_partitions(&self, batch: &Batch<'_>) {
         let missing = self.partitions.missing(&batch.run_partitions(self.runtime.now()));
         if !missing.is_empty()
@@ -354,7 +357,7 @@ async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
         query(session, &schedules, vec![&incarnations]),
         query(session, &names, vec![&tenants, &ids]),
         async {
-            // The query locks every partition, so it runs only if the batch needs it.
+            // The query for runs locks every partition of the runs, so it runs only if the batch needs runs.
             match occurrences.incarnations.is_empty() {
                 true => Ok(Vec::new()),
                 false => query(session, &runs, known_runs).await,
@@ -533,8 +536,8 @@ async fn write(
     sending.statement(WRITE_POSITIONS, !pollers.is_empty(), &position_parameters).await?;
     let mut sent = sending.sent;
     sent.push(session.within(session.client().batch_execute("commit")).boxed());
-    // If one statement fails, the server ignores the others and the commit rolls back. The write is therefore
-    // successful only if every statement succeeds.
+    // If one statement fails, the server ignores the later statements, and the commit rolls the transaction back. The
+    // write is therefore successful only if every statement succeeds.
     futures_util::future::join_all(sent).await.into_iter().collect()
 }
 

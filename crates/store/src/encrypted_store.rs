@@ -2,8 +2,8 @@
 //!
 //! The store does not decrypt the secrets that it reads. A secret stays encrypted until a callback needs the plaintext.
 //!
-//! Invariant: the engine receives no schedule and no tenant with a plaintext secret. This also holds if the caller read
-//! the secret from a row that is older than the configuration of encryption.
+//! Invariant: the engine receives no schedule and no tenant with a plaintext secret. The invariant also holds if the
+//! caller read the secret from a row that a member wrote before the operator configured encryption.
 
 use std::sync::Arc;
 
@@ -50,7 +50,8 @@ impl Store for EncryptedStore {
 
     fn write(&self, mut writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRejection>>> {
         for write in &mut writes {
-            // The match names every variant, so that a new variant requires a decision here.
+            // The match names every variant of `Change`, so that the author of a new variant must decide whether it
+            // contains secrets.
             match &mut write.change {
                 Change::Put(insert) | Change::PutIf { insert, .. } => self.encrypt_schedule(&mut insert.schedule),
                 Change::Cancel(_)

@@ -1,11 +1,12 @@
 //! Encryption of secrets with a key that is not in the store. A person who can read the store, a backup or the disk
 //! therefore learns no secret.
 //!
-//! An encrypted value consists of one byte for its form, the key's id (8 bytes), 24 random bytes, and AES-256-GCM's
-//! ciphertext and tag. As in XAES-256-GCM (C2SP), the first half of the random bytes and the key determine a derived
-//! key for this one value. This module derives it by HMAC-SHA256. The second half of the random bytes is the nonce. One
-//! key can encrypt so many values that the module needs no counter. The authenticated data contains the kind, the
-//! tenant and the name of the value. A value that an attacker moved to another place therefore does not decrypt.
+//! An encrypted value consists of one byte that identifies its form, the key's id (8 bytes), 24 random bytes, and the
+//! ciphertext and tag of AES-256-GCM. As in XAES-256-GCM (C2SP), this module derives a separate key for each value from
+//! the master key and the first half of the random bytes. The derivation uses HMAC-SHA256. The second half of the
+//! random bytes is the nonce. One master key can safely encrypt so many values that the module does not count them. The
+//! authenticated data contains the kind and the name of the value, its tenant and, for a header, its schedule. If an
+//! attacker moves a value to another place, the decryption of the value therefore fails.
 //!
 //! The module does not define where operators store keys. `StoreKey::parse` parses a line of a key file. Encryption
 //! does not hide the length or the existence of a value.
@@ -79,7 +80,7 @@ impl fmt::Debug for StoreKey {
     }
 }
 
-/// Error of a line of a key file that does not contain a valid key.
+/// Error that reports an invalid key in a line of a key file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("invalid store key: expected rvsk_ followed by the base64 of 32 bytes")]
 pub struct NoKey;
@@ -111,7 +112,8 @@ impl StoreKey {
         self.id
     }
 
-    /// Returns the cipher for the value with this salt.
+    /// Returns the cipher for one value. The function derives the cipher's key from the master key and the value's
+    /// `salt`.
     fn cipher(&self, salt: &[u8; SALT_LEN]) -> LessSafeKey {
         let mut context = hmac::Context::with_key(&self.root);
         context.update(b"reveille sealed 1");
@@ -129,7 +131,7 @@ pub enum OpenError {
         "the secret is encrypted with the key {0}, which is not in this member's key file; add the key to the file"
     )]
     UnknownKey(KeyId),
-    /// The value is damaged, or comes from another place.
+    /// The encrypted secret is damaged, or belongs to another [`Place`].
     #[error("the encrypted secret is damaged, or belongs to another tenant, schedule or name")]
     Forged,
 }
@@ -154,8 +156,8 @@ pub struct Keyring {
 }
 
 impl Keyring {
-    /// Empty set of keys, for a store without encryption. It returns plaintext values and cannot decrypt encrypted
-    /// values.
+    /// Keyring without keys, for a store without encryption. It returns plaintext secrets unchanged and cannot decrypt
+    /// encrypted secrets.
     pub const NONE: Keyring = Keyring { keys: Vec::new() };
 
     /// # Panics
@@ -174,7 +176,7 @@ impl Keyring {
     /// Encrypts `secret`. Returns `secret` unchanged if it is already encrypted.
     ///
     /// # Panics
-    /// Panics if this is [`Keyring::NONE`] and `secret` is plaintext.
+    /// Panics if the keyring is [`Keyring::NONE`] and `secret` is plaintext.
     #[must_use]
     pub fn encrypt(&self, runtime: &Runtime, place: Place<'_>, secret: &Secret) -> Secret {
         let Secret::Plain(plain) = secret else { return secret.clone() };
@@ -194,7 +196,7 @@ impl Keyring {
         Secret::Encrypted(encrypted.into())
     }
 
-    /// Encrypts the header values of a schedule that are plaintext.
+    /// Encrypts the plaintext header values of a schedule.
     pub fn encrypt_schedule(&self, runtime: &Runtime, schedule: &mut Arc<Schedule>) {
         if !has_plain_header(schedule) {
             return; // Most schedules have no plaintext header. The early return avoids a copy of the schedule.
@@ -207,7 +209,7 @@ impl Keyring {
         }
     }
 
-    /// Encrypts the signing secrets of a tenant that are plaintext.
+    /// Encrypts the plaintext signing secrets of a tenant.
     pub fn encrypt_tenant(&self, runtime: &Runtime, tenant: &mut Tenant) {
         for secret in &mut tenant.signing_secrets {
             let place = Place::SigningSecret { tenant: tenant.id, id: &secret.id };
@@ -218,8 +220,8 @@ impl Keyring {
     /// Returns the plaintext of `secret`.
     ///
     /// # Errors
-    /// Returns an error if the keyring does not contain the key of `secret`. Also returns an error if `secret` is
-    /// damaged or belongs to another place.
+    /// Returns an error if the keyring does not contain the key that encrypted `secret`. Also returns an error if
+    /// `secret` is damaged or belongs to a place other than `place`.
     pub fn open(&self, place: Place<'_>, secret: &Secret) -> Result<Bytes, OpenError> {
         let encrypted = match secret {
             Secret::Plain(plain) => return Ok(plain.clone()),

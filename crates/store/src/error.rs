@@ -25,7 +25,8 @@ impl StoreError {
 }
 
 /// Rejection of one item of an owner's write. The item had no effect, with one exception. An engine that writes in
-/// steps may find the reason only after it has written a due row. Such a row is void or a duplicate.
+/// steps may find the reason for the rejection only after it has written a due row. The owner ignores such a row, or
+/// the row is a duplicate of another row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WriteRejection {
     /// Another member took the shard under a later term. The caller no longer owns the shard.

@@ -2,24 +2,24 @@
 //! contract that every engine keeps. It does not describe how an engine works.
 //!
 //! The contract assumes the weakest engine. Such an engine cannot write a schedule row and a due row atomically, and
-//! has no transaction across shards. Some engines combine several steps. Their results say so if this saves the caller
-//! work ([`Placed::settled`], [`CancellationResult::applied`]). Every call takes a batch. A batch is not a transaction:
-//! the engine accepts or rejects each item separately, in order.
+//! has no transaction across shards. Some engines combine several steps. A result then states which later step the
+//! caller can skip ([`Placed::settled`], [`CancellationResult::applied`]). Every call takes a batch. A batch is not a
+//! transaction: the engine accepts or rejects each item separately, in order.
 //!
 //! There are two kinds of callers:
 //! - *Any member* inserts schedules, places due rows, appends cancellation records and reads rows.
 //! - *The owner of a shard* makes every change to an existing schedule through [`Store::write`], under the term that
-//!   [`Store::take`] minted for it. The engine rejects a write under an older term.
+//!   [`Store::take`] assigned to the owner. The engine rejects a write under an older term.
 //!
 //! A poller has two durable positions, `done` and `closed`. Positions are instants, and `done` <= `closed`. Every
 //! occurrence at or before `done` has an outcome. A creator leaves a due row at or before `closed` only if the owner is
-//! certain to read the row. The modules `creator` and `owner` of `scheduler` define the order of these steps. An engine
-//! stores the two positions, and its reads are linearizable.
+//! certain to read the row. The modules `creator` and `owner` of `scheduler` define the order in which creators and
+//! owners write and read `closed` and due rows. An engine stores the two positions, and its reads are linearizable.
 //!
 //! A reader may observe a state between two steps of these calls:
 //! - [`Change::Advance`] writes the schedule's `next` before the due row.
 //! - [`Store::insert`], [`Change::Put`] and [`Change::PutIf`] may write the due row before the schedule.
-//! - [`Change::Run`] writes `then`, the run, and the end of the schedule, in this order.
+//! - [`Change::Run`] writes the due row `then` of the retry, the run, and the end of the schedule, in this order.
 //! - [`Change::Redrive`] writes the due row before it removes the dead letter.
 //!
 //! Each of these steps is atomic. If a call fails, or its caller drops it, the effects of its completed steps remain. A
@@ -64,11 +64,12 @@ pub trait Store: Send + Sync + 'static {
     /// Writes each schedule, its due row and its entry in the insert log. The due row is durable before the schedule,
     /// or together with it.
     ///
-    /// The assignment of an id is one atomic step. Of several concurrent calls (including [`Change::Put`]), exactly one
-    /// takes the id, no matter which members make the calls. Within one call, the first item takes the id.
+    /// The assignment of an id is one atomic step. If several concurrent calls (including [`Change::Put`]) request the
+    /// same free id, exactly one call takes the id, no matter which members make the calls. If several items of one
+    /// call request the same free id, the first item takes it.
     fn insert(&self, inserts: Vec<Insert>) -> Answer<'_, Vec<Inserted>>;
 
-    /// Returns the `closed` of each poller. The engine reads the values after this call began.
+    /// Returns the position `closed` of each poller. The engine reads the values after this call began.
     fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>>;
 
     /// Writes due rows of existing schedules, and their entries in the insert log. A second write of the same row is
@@ -87,18 +88,19 @@ pub trait Store: Send + Sync + 'static {
     /// schedule.
     fn load(&self, incarnations: Vec<Incarnation>) -> Answer<'_, Vec<Option<Arc<Schedule>>>>;
 
-    /// Returns a page of incarnations that may match a filter. The module [`listing`] loads and filters their
-    /// schedules.
+    /// Returns a page of the incarnations of schedules that may match the filter `read.by`. The module [`listing`]
+    /// loads these schedules and applies the filter to them.
     fn list(&self, read: ListRead) -> Answer<'_, ListPage>;
 
-    /// Returns the records of the runs of these occurrences. A result is `None` if the occurrence has no record yet.
+    /// Returns the run record of each occurrence. A result is `None` if the occurrence has no record yet.
     fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>>;
 
-    /// Returns the recorded runs of a schedule after `after`, in the order of [`Occurrence`].
+    /// Returns up to `limit` recorded runs of a schedule, in the order of [`Occurrence`]. The runs follow the
+    /// occurrence `after`.
     fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
 
-    /// Returns the dead letters of a tenant after `after`, in the order of [`Occurrence`]. A dead letter is a failed
-    /// run that no caller has redriven.
+    /// Returns up to `limit` dead letters of a tenant, in the order of [`Occurrence`]. Their occurrences follow
+    /// `after`. A dead letter is a failed run that no caller has redriven.
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
 
     /// Returns the stored schedules and bytes of each of these tenants. The engine maintains these numbers, so the call
@@ -115,11 +117,12 @@ pub trait Store: Send + Sync + 'static {
     /// Returns the entries of a tenant's audit log after version `after`, the oldest first.
     fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Answer<'_, Vec<Audit>>;
 
-    /// Returns whether the store currently accepts user writes. The call is cheap, because it reads only memory.
+    /// Returns the health of the store: whether it currently accepts calls and user writes. The call is cheap, because
+    /// it reads only memory.
     fn health(&self) -> Health;
 
-    /// Deletes rows that are no longer needed. One member calls this method periodically. The engine may delete history
-    /// from before `history_from`: final runs, ended or cancelled schedules, and the recorded incarnations of puts.
+    /// Deletes rows that no member needs. One member calls this method periodically. The engine may delete history that
+    /// is older than `history_from`: final runs, ended or cancelled schedules, and the recorded incarnations of puts.
     /// Owners that fire schedules never wait for this call. Returns the number of deleted units, whose size the engine
     /// chooses. If the number is not 0, there may be more rows to delete.
     fn maintain(&self, _now: Timestamp, _history_from: Timestamp) -> Answer<'_, u64> {
@@ -128,7 +131,7 @@ pub trait Store: Send + Sync + 'static {
 
     // Methods that only the owner of a shard may call.
 
-    /// Mints a new term for each shard. The term is higher than every earlier term of the shard. After this call the
+    /// Assigns a new term to each shard. The term is higher than every earlier term of the shard. After this call the
     /// engine rejects writes under older terms.
     fn take(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Term>>;
 
@@ -136,10 +139,11 @@ pub trait Store: Send + Sync + 'static {
     fn positions(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Positions>>;
 
     /// Reads the insert logs of these shards: the due rows that [`Store::insert`] and [`Store::place`] wrote after
-    /// `cursor`. Returns about `limit` entries at most, and the cursor for the next call. The result may repeat an
+    /// `cursor`. Returns at most about `limit` entries, and the cursor for the next call. The result may repeat an
     /// entry, and may contain an entry whose call has not returned yet. It need not contain rows of [`Store::write`],
-    /// because the owner already knows them. It also need not contain rows from before this store was opened. For this
-    /// reason a member that takes a shard calls this method once, and then reads the shard's due rows after `done`.
+    /// because the owner already knows them. It also need not contain rows that members wrote before the caller opened
+    /// this store. For this reason a member that takes a shard calls this method once, and then reads the shard's due
+    /// rows after `done`.
     ///
     /// The engine may delete the entries of these shards at or before a cursor that a caller has presented. A caller
     /// must therefore present a cursor only if it certainly owned these shards when it received the cursor.
@@ -151,8 +155,8 @@ pub trait Store: Send + Sync + 'static {
     ) -> Answer<'_, (Vec<InsertLogEntry>, Cursor)>;
 
     /// Reads the cancellation records of these shards after `cursor`. The cursor has the same meaning as in
-    /// [`Store::insert_log`]. A record names an incarnation, so that a repeated record does not cancel a schedule that
-    /// took the id later. The result omits records that the engine has applied itself. A caller must present a cursor
+    /// [`Store::insert_log`]. A record names an incarnation, so that a repeated record does not cancel a later schedule
+    /// with the same id. The result omits records that the engine has applied itself. A caller must present a cursor
     /// only after it has durably processed every record before the cursor, because the engine may then delete these
     /// records.
     fn cancellations(
@@ -161,16 +165,16 @@ pub trait Store: Send + Sync + 'static {
         cursor: Cursor,
     ) -> Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)>;
 
-    /// Returns the due rows of the poller for each read, in key order. The result contains every row whose write the
-    /// engine acknowledged before this call began. It may omit rows at or before the poller's `done`.
+    /// Returns one page of due rows for each of `reads`, in key order. A page contains every row of its range whose
+    /// write the engine acknowledged before this call began. It may omit rows at or before the poller's `done`.
     fn due(&self, reads: Vec<DueRead>) -> Answer<'_, Vec<DuePage>>;
 
-    /// Makes the changes of owners, each under its term. Returns a result for each change. The changes of one schedule
-    /// or poller take effect in the order of `writes`. Concurrent calls take effect in any order.
+    /// Makes changes of owners, each under the term of its owner. Returns a result for each change. The changes of one
+    /// schedule or poller take effect in the order of `writes`. Concurrent calls take effect in any order.
     fn write(&self, writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRejection>>>;
 
-    /// Replaces the list of attempts in flight of each shard. An owner that releases a shard leaves this list to the
-    /// next owner. The engine writes each list under its term and returns a result for it.
+    /// Replaces the list of each shard's attempts in flight. An owner that releases a shard leaves this list to the
+    /// next owner. The engine writes each list under the owner's term, and returns a result for each list.
     fn hand_over(&self, lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRejection>>>;
 
     /// Returns the last list of attempts that an owner handed over with each shard, no matter which members have taken
@@ -179,8 +183,8 @@ pub trait Store: Send + Sync + 'static {
     fn handed_over(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Vec<HandedOver>>>;
 }
 
-/// Rejection of a change because the tenant has another version now. The caller reads the tenant again and decides
-/// again.
+/// Rejection of a change of a tenant, because the stored version is not the version that the change expects. The caller
+/// reads the tenant again and decides whether to repeat the change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outdated;
 
@@ -248,9 +252,9 @@ pub struct Insert {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Inserted {
     Placed(Placed),
-    /// The engine wrote nothing, for one of two reasons. Another schedule that is not cancelled has this id. Or an
-    /// earlier insert or put of this incarnation took effect, for example in a call that failed. The field is the
-    /// incarnation that has the id.
+    /// The engine did not create the schedule, for one of two reasons. The first is that a schedule that is not
+    /// cancelled already has the id. The second is that an earlier insert or put of the same incarnation took effect,
+    /// for example in a call that failed. The field is the incarnation of the schedule that has the id.
     Exists(Incarnation),
 }
 
@@ -259,13 +263,15 @@ pub struct Placed {
     /// Position of the row. It is the requested position, or the first instant after `closed` if the engine found that
     /// the requested position is at or before `closed`.
     pub position: Timestamp,
-    /// True if the engine confirmed the placement. It compared `position` with `closed` in the same step as the write
-    /// or after the row was durable, and `position` is later. If false, the creator confirms the placement. The creator
-    /// calls [`Store::closed`] after this call, and calls [`Store::place`] again if the row is at or before `closed`.
+    /// True if the engine confirmed the placement. The engine then compared `position` with `closed` in the same step
+    /// as the write, or after the row was durable, and found that `position` is later. If the field is false, the
+    /// creator confirms the placement. The creator calls [`Store::closed`] after the write, and calls [`Store::place`]
+    /// again if the row is at or before `closed`.
     pub settled: bool,
 }
 
-/// Cancellation record: a durable request to cancel, which the owner of the home shard processes.
+/// Cancellation record: a durable request to cancel a schedule. The owner of the schedule's home shard processes the
+/// record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cancellation {
     pub tenant: TenantId,
@@ -294,7 +300,7 @@ pub struct InsertLogEntry {
     pub key: DueKey,
 }
 
-/// Read of the due rows of `poller` after `after`, with positions up to and including `until`.
+/// Read of at most `limit` due rows of `poller`, from `after` (exclusive) to the position `until` (inclusive).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DueRead {
     pub poller: PollerId,
@@ -319,7 +325,8 @@ pub struct DuePage {
     pub next: Option<Timestamp>,
 }
 
-/// Read of the schedules of `tenant` after `after`, in `order`.
+/// Read of at most `limit` schedules of `tenant` that may match `by`, in `order`. The read starts after the incarnation
+/// `after`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListRead {
     pub tenant: TenantId,
@@ -329,7 +336,7 @@ pub struct ListRead {
     pub limit: usize,
 }
 
-/// Order of a listing by incarnation. The order of incarnations is the order of creation by the creators' clocks.
+/// Order of the incarnations in a listing. A lower incarnation is older, according to the creators' clocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Order {
     /// The incarnations rise.
@@ -366,7 +373,8 @@ pub enum ListBy {
 /// therefore checks each schedule.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ListPage {
-    /// At most `limit` incarnations. An engine that has read many rows may return fewer incarnations, or none.
+    /// Incarnations of the page, at most [`ListRead::limit`]. An engine that has read many rows may return fewer
+    /// incarnations, or none.
     pub incarnations: Vec<Incarnation>,
     /// Incarnation after which the next page starts. This page need not contain it. `None` if there are no more
     /// incarnations.
@@ -383,15 +391,15 @@ pub struct OwnerWrite {
 
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// Creates the schedule, or replaces the existing schedule that has its tenant and id. An active or ended schedule
-    /// keeps its incarnation and gets the next revision. If the existing schedule is cancelled, the new incarnation
-    /// takes its id. The engine writes `due` with the resulting incarnation and revision. A replaced schedule keeps its
-    /// poller and its `created_at`. An engine that confirms placement in [`Store::insert`] also confirms the placement
-    /// of this row, and returns the position of the row.
+    /// Creates the schedule, or replaces the existing schedule that has the same tenant and id. An active or ended
+    /// schedule keeps its incarnation and gets the next revision. If the existing schedule is cancelled, the new
+    /// incarnation takes its id. The engine writes `due` with the resulting incarnation and revision. A replaced
+    /// schedule keeps its poller and its `created_at`. An engine that confirms placement in [`Store::insert`] also
+    /// confirms the placement of this row, and returns the position of the row.
     ///
     /// The engine rejects the change with [`WriteRejection::NotFound`] if the schedule that has the id is cancelled and
-    /// an earlier put or insert of this incarnation took effect. The earlier put may also have replaced an existing
-    /// schedule. A repeated put therefore never reverts a cancellation.
+    /// an earlier put or insert of this incarnation took effect. This also applies if the earlier put replaced an
+    /// existing schedule. A repeated put therefore never reverts a cancellation.
     Put(Insert),
     /// Has the same effect as [`Change::Put`] if the schedule that has the id matches `seen`. If `seen` is `None`, the
     /// condition is that no schedule has the id, not even a cancelled schedule. The engine checks this condition in the
@@ -411,11 +419,13 @@ pub enum Change {
     Run { run: Run, then: Option<DueKey>, ends: bool },
     /// Moves a recurring schedule to its next occurrence. The engine sets the schedule's `next` to the instant of
     /// `due`, and then writes `due`. No due row is therefore later than its schedule's `next`. An owner that finds a
-    /// due row before `next` writes the row of `next` again. The engine returns [`Written::Done`] without any effect if
-    /// the revision differs, the schedule is not active, or its `next` is later than `due`. `next` never decreases.
+    /// due row before the schedule's `next` writes the due row of `next` again. The engine returns [`Written::Done`]
+    /// without any effect if the schedule has another revision, is not active, or has a `next` later than `due`. `next`
+    /// never decreases.
     Advance { incarnation: Incarnation, revision: Revision, due: DueKey },
-    /// Ends a schedule without further occurrences. An active schedule becomes [`Status::Ended`], keeps its revision
-    /// and loses its `next`. The engine returns [`Written::Done`] without any effect if the revision differs.
+    /// Ends a schedule that has no further occurrences. An active schedule becomes [`Status::Ended`], keeps its
+    /// revision and loses its `next`. The engine returns [`Written::Done`] without any effect if the schedule has
+    /// another revision.
     End { incarnation: Incarnation, revision: Revision },
     /// Writes a due row again at a later position.
     Defer(DueKey),
@@ -428,7 +438,7 @@ pub enum Change {
     Positions(Positions),
 }
 
-/// Attempts in flight of a shard that its owner releases.
+/// List of the attempts that are in flight when the owner of `shard` releases the shard.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HandOver {
     pub shard: ShardId,

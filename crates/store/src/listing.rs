@@ -1,15 +1,16 @@
-//! Listing of the schedules of a tenant, page by page. The module loads and filters the incarnations that an engine
-//! lists.
+//! Listing of the schedules of a tenant, page by page. The module loads the schedules of the incarnations that an
+//! engine lists, and filters these schedules.
 //!
 //! A listing has one criterion, because every engine must serve it from an index. A listing by [`Store::list`] contains
 //! all schedules, the schedules of one state, or the schedules with one label. A listing by [`Store::due`] reads all
 //! pollers of the tenant at once. It contains the schedules whose next occurrence is in a range of time.
 //!
 //! Invariants:
-//! - A caller that reads all pages receives every schedule that existed and matched the criterion during the whole
-//!   time. The caller receives no schedule twice.
+//! - A caller that reads all pages receives every schedule that existed and matched the criterion from the first to the
+//!   last read. The caller receives no schedule twice.
 //! - A page requires a limited number of reads. A page may therefore be short or empty although there is a next page.
-//! - Every schedule in a page belongs to the tenant, even if the caller passes a start from another tenant.
+//! - Every schedule in a page belongs to the tenant, even if the caller passes a start from a listing of another
+//!   tenant.
 //!
 //! docs/decisions/0034-list-schedules-by-one-criterion.md gives the reasons for the design.
 
@@ -20,11 +21,11 @@ use domain::{DueKey, Incarnation, LabelKey, PollerId, Schedule, ScheduleId, Stat
 
 use crate::{DueBound, DueRead, ListBy, ListRead, Order, Store, StoreError};
 
-/// Maximum number of schedules that one read loads. They use about 6 MiB with payloads of 64 KiB.
+/// Maximum number of schedules that one read loads. The schedules use about 6 MiB if each payload has 64 KiB.
 const LOADED_MAX: usize = 100;
 /// Maximum number of reads for one page. A page needs fewer reads if every listed schedule matches.
 const READS_MAX: usize = 20;
-/// Maximum number of reads of one page that find no schedule. Each such read may have scanned many rows.
+/// Maximum number of empty reads for one page. An empty read finds no schedule, but may have scanned many rows.
 const EMPTY_READS_MAX: usize = 10;
 /// Number of bytes at which a page ends. A smaller limit causes more requests. A larger limit requires more memory for
 /// each request.
@@ -78,8 +79,8 @@ pub struct Page {
     pub next: Option<Place>,
 }
 
-/// Returns one page of a listing. Calls `turn` before each read of the engine, and keeps its result until the read has
-/// ended. With `turn`, the caller limits the number of concurrent reads.
+/// Returns one page of a listing. Calls `turn` before each read of the engine, and keeps the result of `turn` until the
+/// read has ended. With `turn`, the caller limits the number of concurrent reads.
 ///
 /// # Errors
 /// Returns an error if the store fails.
@@ -182,7 +183,8 @@ async fn matching_schedules(
             }
     };
     let found: Vec<Arc<Schedule>> = loaded.into_iter().flatten().filter(matches).collect();
-    // Another schedule can only take the id of a cancelled schedule, so the look-up contains only cancelled schedules.
+    // A schedule can lose its id to another schedule only after its cancellation. The function therefore looks up only
+    // the ids of cancelled schedules.
     let is_cancelled = |schedule: &&Arc<Schedule>| schedule.status == Status::Cancelled;
     let cancelled: Vec<(TenantId, ScheduleId)> =
         found.iter().filter(is_cancelled).map(|schedule| (schedule.tenant, schedule.id.clone())).collect();
@@ -213,13 +215,14 @@ async fn due_page(
         Some(Place::Due(after)) if after.position >= range.start => DueBound::Key(after),
         Some(_) | None => DueBound::Instant(range.start - GRAIN),
     };
-    // Ids spread evenly over the pollers, but a page contains only few rows of each poller. The page ends as soon as
-    // one of the reads runs out of rows. Each read therefore requests some extra rows, so that most pages are full.
+    // A hash distributes the ids evenly over the pollers, but the few rows of one page are distributed less evenly. The
+    // page ends where the read of one poller has reached its limit. Each read therefore requests some extra rows, so
+    // that most pages are full.
     let share = 2 * listing.limit.div_ceil(pollers.len()) + 8;
     let reads = pollers.iter().map(|poller| DueRead { poller: *poller, after, until, limit: share }).collect();
     let pages = store.due(reads).await?;
-    // Each read that reached its limit is complete only up to its last key. The page therefore ends at the smallest of
-    // these last keys.
+    // A read that reached its limit returned the poller's rows only up to the read's last key. The page therefore ends
+    // at the smallest last key of these reads.
     let unread = pages.iter().filter(|page| page.next.is_some_and(|next| next <= until));
     let end = unread.filter_map(|page| page.keys.last().copied()).min();
     let mut keys: Vec<DueKey> = pages.into_iter().flat_map(|page| page.keys).collect();
@@ -253,7 +256,7 @@ fn is_next(schedule: &Schedule, key: &DueKey) -> bool {
         && schedule.next == Some(key.occurrence.nominal)
 }
 
-/// Returns the number of bytes of the data that the user supplied.
+/// Returns the number of bytes that the user supplied for the schedule: payload, URL, headers and labels.
 fn bytes_of(schedule: &Schedule) -> usize {
     let Target::Http(http) = &schedule.spec.target;
     let headers: usize = http.headers.iter().map(|(name, value)| name.len() + value.plain_len()).sum();

@@ -1,11 +1,11 @@
 //! Reference model of the store port. Tests also use it as a store.
 //!
-//! The module contains two engines. The *atomic* engine makes each item in one step, confirms placement itself and
-//! applies cancellation records, as the embedded store does. The *weak* engine guarantees only the minimum of the port.
-//! The steps of an item are separate in time, creators confirm placement, and cancellation records wait for the owner.
-//! Code that works with the weak engine works with every engine.
+//! The module contains two engines. The *atomic* engine completes each item of a call in one step, confirms placement
+//! itself and applies cancellation records, as the embedded store does. The *weak* engine guarantees only the minimum
+//! that the port requires. Time passes between its steps for one item, creators confirm placement, and owners apply
+//! cancellation records. Code that works with the weak engine works with every engine.
 //!
-//! The engine stores nothing on disk. The data survives a simulated crash of the member, because
+//! Neither engine stores anything on disk. The data survives a simulated crash of the member, because
 //! [`MemoryStore::reopen`] passes the same data to the next store. If the caller drops a call, the effects of the
 //! completed steps remain.
 //!
@@ -38,12 +38,12 @@ use crate::{
 /// Options for the behaviour of a [`MemoryStore`]. All values are within the limits of the port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemoryOptions {
-    /// True if the engine makes each item in one step and confirms placement. The default is true.
+    /// True if the engine completes each item of a call in one step and confirms placement. The default is true.
     pub atomic: bool,
     /// True if the engine applies cancellation records in the call that appends them. The default is true.
     pub applies_marks: bool,
-    /// Range of the latencies. A call waits for a latency before its effect and for another latency after its effect.
-    /// The weak engine also waits between steps. The default is no latency.
+    /// Range of the simulated latencies. A call waits for a random latency before its effect and for another random
+    /// latency after its effect. The weak engine also waits between steps. The default is no latency.
     pub latency: Option<RangeInclusive<Duration>>,
     /// Rate of failures: on average, one call out of this number fails. The call fails before its effect, after its
     /// effect, or (in the weak engine) between two steps. By default no call fails.
@@ -103,7 +103,8 @@ impl MemoryStore {
         self.model().health = health;
     }
 
-    /// Panics if an earlier caller broke a rule of the port, because the state may then be wrong.
+    /// Locks the model. Panics if an earlier caller broke a rule of the port, because the model's state may then be
+    /// wrong.
     fn model(&self) -> MutexGuard<'_, Model> {
         self.data.model.lock().expect("no earlier call violated a precondition of the store port")
     }
@@ -130,7 +131,8 @@ impl MemoryStore {
         let Schedule { poller, incarnation, .. } = *schedule;
         {
             let mut model = self.model();
-            // Another call may have taken the id after the first check. The due row of this call then has no schedule.
+            // Another call may have taken the id after this call first checked it. The due row of this call then has no
+            // schedule.
             if let Some(known) = model.conflicting_incarnation(&schedule) {
                 return Ok(Inserted::Exists(known));
             }
@@ -193,7 +195,7 @@ impl MemoryStore {
         call.end(found).await
     }
 
-    /// Makes a call that has only one effect, in one step.
+    /// Makes a call that consists of the single step `change`.
     async fn change<T>(&self, access: Access, change: impl FnOnce(&mut Model) -> T) -> Result<T, StoreError> {
         let call = self.begin(access, 1).await?;
         let response = change(&mut self.model());

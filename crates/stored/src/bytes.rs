@@ -1,11 +1,12 @@
-//! Primitive values: `Put` appends them to a buffer, and `Take` takes them off the front of a buffer.
+//! Encoding of primitive values. `Put` appends a value to a buffer, and `Take` removes a value from the front of a
+//! buffer.
 
 use std::time::Duration;
 
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, TargetKey, TenantId, Timestamp};
 use store::StoreError;
 
-/// Error of bytes that do not have the expected form.
+/// Error that reports bytes without the expected form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{what} is malformed at byte {at}")]
 pub struct Malformed {
@@ -110,7 +111,7 @@ pub struct Take<'a> {
 
 #[expect(clippy::missing_errors_doc, reason = "the documentation of the type states the error that all methods return")]
 impl<'a> Take<'a> {
-    /// Creates a reader of `bytes`. The text of an error names the bytes as `what`.
+    /// Creates a reader of `bytes`. In the text of an error, `what` names the bytes, for example "a run".
     pub fn new(what: &'static str, bytes: &'a [u8]) -> Self {
         Take { what, all: bytes.len(), rest: bytes }
     }
@@ -156,8 +157,8 @@ impl<'a> Take<'a> {
     }
 
     /// Takes the number of the following items. Each item has at least `item_len_min` bytes. Returns an error if the
-    /// remaining bytes are too few for this number of items, so that a wrong number never makes the caller allocate
-    /// memory.
+    /// remaining bytes are too few for this number of items, so that a wrong number never makes the caller allocate too
+    /// much memory.
     pub fn count(&mut self, item_len_min: usize) -> Result<usize, Malformed> {
         let count = usize::try_from(self.u32()?).map_err(|_| self.malformed())?;
         match count.checked_mul(item_len_min) {

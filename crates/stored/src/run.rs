@@ -21,7 +21,8 @@ pub fn put(out: &mut Vec<u8>, run: &Run) {
     put_rest(out, run);
 }
 
-/// Returns the encoded rest of a run, for an engine with columns for the tenant, the occurrence and [`state_number`].
+/// Returns the encoded rest of a run: everything except the tenant, the occurrence and the [`state_number`]. An engine
+/// stores these three values in columns.
 #[must_use]
 pub fn encode_rest(run: &Run) -> Vec<u8> {
     let mut out = vec![VERSION];
@@ -89,7 +90,7 @@ pub fn summary(bytes: &[u8]) -> Result<(TenantId, Occurrence, RunState), Malform
 /// Decodes the run whose rest [`encode_rest`] encoded. `state` is the [`state_number`] of the run.
 ///
 /// # Errors
-/// Returns an error if `rest` is not the rest of such a run.
+/// Returns an error if `rest` is not the encoded rest of a run in this state.
 pub fn decode_rest(tenant: TenantId, occurrence: Occurrence, state: u8, rest: &[u8]) -> Result<Run, Malformed> {
     let mut take = Take::new(WHAT, rest);
     take.version(VERSION)?;

@@ -15,10 +15,11 @@ use crate::{Malformed, Put as _, Take};
 
 const VERSION: u8 = 1;
 const WHAT: &str = "a schedule";
-/// Number of the form of an HTTP target without encrypted headers. Builds without encryption wrote only this form.
+/// Number that marks an encoded HTTP target without encrypted headers. Builds that did not support encryption wrote
+/// only this number.
 const PLAIN_HTTP: u8 = 0;
-/// Number of the form of an HTTP target with encrypted headers. A flag before each header value says whether the value
-/// is encrypted.
+/// Number that marks an encoded HTTP target with encrypted headers. A flag before each header value says whether the
+/// value is encrypted.
 const HTTP: u8 = 1;
 
 /// Length of the head in bytes. The head has a fixed length, so [`patch`] can replace it without decoding the row.
@@ -83,7 +84,7 @@ impl State {
     }
 
     /// # Errors
-    /// Returns an error if `take` does not start with a state.
+    /// Returns an error if the remaining bytes of `take` do not start with a state.
     pub fn take(take: &mut Take<'_>) -> Result<Self, Malformed> {
         let revision = Revision(take.u32()?);
         let status = take_status(take)?;

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Malformed, Take};
 
-/// First byte of a tenant that a build without tenant versions wrote. The JSON of later builds never starts with this
-/// byte.
+/// First byte of the binary form of a tenant, which builds without tenant versions wrote. Later builds write JSON,
+/// which never starts with this byte.
 pub const FIRST_VERSION: u8 = 1;
 const FIRST_KEY_LEN_MIN: usize = 4 + 32 + 1;
 
@@ -25,8 +25,8 @@ struct Stored {
     quotas: BTreeMap<String, u32>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     ceilings: BTreeMap<String, u32>,
-    /// Egress policy. Rows of builds without policies have no such field. Callbacks of such a tenant may call only
-    /// public addresses.
+    /// Egress policy. Builds without egress policies wrote rows without this field. If a tenant's row does not have the
+    /// field, the tenant's callbacks may call only public addresses.
     #[serde(default, skip_serializing_if = "StoredEgress::is_default")]
     egress: StoredEgress,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -54,8 +54,8 @@ impl StoredEgress {
         self.allow.is_empty() && self.allow_networks.is_empty() && !self.forbid_http
     }
 
-    /// Returns the policy, or `None` if this build does not know a class or network in the row. A policy without the
-    /// unknown value could allow too much.
+    /// Returns the policy, or `None` if the row contains a class or a network that this build cannot parse. Without
+    /// this value, the returned policy would differ from the stored policy.
     fn take(&self) -> Option<Egress> {
         Some(Egress {
             allow: self.allow.iter().map(|class| class.parse().ok()).collect::<Option<_>>()?,
@@ -76,7 +76,7 @@ struct StoredSecret {
 
 #[derive(Serialize, Deserialize)]
 enum StoredValue {
-    /// Plaintext secret, which a member without encryption wrote.
+    /// Secret in plaintext. A member that does not encrypt secrets wrote it.
     #[serde(rename = "secret", with = "base64_bytes")]
     Plain(Vec<u8>),
     #[serde(rename = "sealed", with = "base64_bytes")]
@@ -185,7 +185,7 @@ pub fn encode(tenant: &Tenant) -> Vec<u8> {
 /// # Errors
 /// Returns an error if `stored` is not a tenant. The error text names the fault and contains no part of a secret.
 pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
-    // The parser's error text may quote a secret, so this error contains only the position.
+    // The parser's error text may quote a secret, so this error contains only the position of the fault.
     let malformed =
         |error: serde_json::Error| format!("tenant {}: malformed at byte {} of its row", id.0, error.column());
     let stored: Stored = serde_json::from_slice(stored).map_err(malformed)?;
@@ -214,11 +214,11 @@ pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
     })
 }
 
-/// Decodes a tenant that a build without tenant versions wrote. The caller has already taken the version of the form
-/// from `take`.
+/// Decodes the binary form of a tenant, which builds without tenant versions wrote. The caller has already taken the
+/// first byte, [`FIRST_VERSION`], from `take`.
 ///
 /// # Errors
-/// Returns an error if the bytes are not such a tenant.
+/// Returns an error if the bytes are not the binary form of a tenant.
 pub fn take_first(id: TenantId, mut take: Take<'_>) -> Result<Tenant, Malformed> {
     let name = take.text()?.to_owned();
     let count = take.count(2)?;
@@ -232,7 +232,7 @@ pub fn take_first(id: TenantId, mut take: Take<'_>) -> Result<Tenant, Malformed>
     for _ in 0..count {
         let id = take.text()?.to_owned();
         let secret_sha256 = take.array()?;
-        take.version(0)?; // The role. Such builds wrote only the role admin.
+        take.version(0)?; // This byte is the role. Builds without tenant versions wrote only the role admin.
         keys.push(ApiKey::admin(&id, secret_sha256, Timestamp::MIN));
     }
     take.end()?;

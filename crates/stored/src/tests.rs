@@ -268,8 +268,8 @@ fn a_tenant() -> Tenant {
     tenant
 }
 
-/// The golden file contains the encoded forms of whole values, one on each line. The file never changes: a new form
-/// gets a new version and a new file.
+/// Each line of the golden file contains an encoded schedule, run, tenant or audit entry. The file never changes: a new
+/// encoding gets a new version and a new file.
 #[test]
 fn encoded_values_match_the_golden_file_of_version_1() {
     let mut encrypted = a_schedule();
@@ -310,8 +310,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The golden file contains the encoded forms for engines with columns. The file never changes: a new form gets a new
-/// version and a new file.
+/// Each line of the golden file contains an encoded value of a column, for engines that store a row in several columns.
+/// The file never changes: a new encoding gets a new version and a new file.
 #[test]
 fn encoded_column_values_match_the_golden_file_of_version_1() {
     let http = HttpTarget {

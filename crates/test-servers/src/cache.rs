@@ -1,5 +1,5 @@
-//! Cache of folders that tests need, such as installed packages. A checkout of the repository creates each folder once,
-//! and creates a new folder when the source files of the folder change.
+//! Cache of folders that tests need, such as installed packages. Each checkout of the repository has its own cache. The
+//! cache creates each folder once, and creates a new folder when the source files of the folder change.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 
-/// Returns the folder that `create` fills. The first caller creates the folder, and concurrent callers wait. Each
-/// version of the `sources` has a separate folder.
+/// Returns the folder that `create` fills. The first caller creates the folder, and concurrent callers wait until the
+/// folder is complete. Each version of the files `sources` has a separate folder.
 pub(crate) fn provide(
     name: &str,
     sources: &[&Path],

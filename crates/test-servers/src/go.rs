@@ -1,12 +1,13 @@
-//! Go for tests, from a Python package. Go keeps its modules and its builds in the cache of the checkout.
+//! Go toolchain for tests, which a Python package provides. Go keeps its modules and its builds in the cache of the
+//! checkout.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::cache;
 
-/// Returns a command that starts `go`, which is one of the `programs` of a Python environment. The command writes
-/// nothing to the user's home folder.
+/// Returns a command that starts the program `go` in `programs`, the folder with the programs of a Python environment.
+/// The command writes nothing to the user's home folder.
 ///
 /// # Errors
 /// Returns an error if this process cannot create the cache folder.
@@ -14,9 +15,9 @@ pub fn command(programs: &Path) -> anyhow::Result<Command> {
     let cache = cache::root()?.join("go");
     let mut command = Command::new(programs.join("go"));
     command.env("GOPATH", &cache).env("GOMODCACHE", cache.join("modules")).env("GOCACHE", cache.join("builds"));
-    // Go keeps its configuration and its telemetry in this folder.
+    // Go keeps its configuration and its telemetry in the folder that `XDG_CONFIG_HOME` names.
     command.env("XDG_CONFIG_HOME", cache.join("configuration"));
-    // With this flag, `rm -r` can remove the modules, which are read-only otherwise.
+    // Go makes the modules read-only by default. With `-modcacherw`, `rm -r` can remove the modules.
     command.env("GOTOOLCHAIN", "local").env("GOFLAGS", "-modcacherw");
     Ok(command)
 }

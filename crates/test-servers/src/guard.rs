@@ -7,9 +7,9 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use anyhow::Context;
 
 /// Shell process that waits for the end of this process. The end of this process closes the pipe between the two
-/// processes. The shell then runs `script` with the folder as `$1`, and deletes the folder. The guard does not use a
-/// parent-death signal, because the kernel sends this signal at the end of the *thread* that started the server, and
-/// the threads of tests end early.
+/// processes. The shell then runs `script` with the servers' folder as `$1`, and deletes the folder. The guard does not
+/// use a parent-death signal, because the kernel sends this signal at the end of the *thread* that started the server.
+/// The threads of tests end before the process.
 #[derive(Debug)]
 pub(crate) struct Guard {
     shell: Child,
@@ -23,8 +23,8 @@ impl Guard {
         let script = format!("read -r _\n{script}\nrm -rf \"$1\" || {{ sleep 1; rm -rf \"$1\"; }}");
         let mut command = Command::new("sh");
         command.args(["-c", &script, "guard"]).arg(folder).current_dir("/");
-        // The shell has a separate process group, so that a signal from the terminal that stops the tests does not stop
-        // the shell.
+        // The shell has a separate process group. If the terminal sends a signal to stop the tests, the shell therefore
+        // does not receive the signal.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
         let mut shell = command.spawn().context("cannot start sh")?;
         let pipe = shell.stdin.take();

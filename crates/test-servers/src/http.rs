@@ -1,7 +1,7 @@
 //! HTTP/1.1 for tests. The module reads and writes whole messages over a blocking stream or a tokio stream. It shares
 //! no code with Reveille, sends exactly the bytes of the caller, and works for clients and servers.
 //!
-//! The body of a message has a content length or chunks. A message without both has an empty body.
+//! The body of a message has either a content length or chunks. A message with neither has an empty body.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -24,7 +24,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// Returns the first header with this name.
+    /// Returns the value of the first header with this name.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
@@ -74,7 +74,7 @@ pub fn request(method: &str, path: &str, headers: &str, body: &[u8]) -> Vec<u8> 
     [head.as_bytes(), body].concat()
 }
 
-/// Bytes that a connection has read and that do not belong to a returned message.
+/// Bytes that a connection has read from its stream and has not yet returned to a caller.
 #[derive(Default)]
 struct Unread(Vec<u8>);
 
@@ -160,7 +160,7 @@ fn invalid(reason: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, reason.to_owned())
 }
 
-/// One end of an HTTP connection. Its calls block.
+/// One end of an HTTP connection. Its methods block the calling thread.
 pub struct Connection {
     stream: TcpStream,
     unread: Unread,
@@ -168,7 +168,7 @@ pub struct Connection {
 
 impl Connection {
     /// # Errors
-    /// Returns an error if the operating system rejects the option.
+    /// Returns an error if the operating system rejects the socket option `TCP_NODELAY`.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         Ok(Connection { stream, unread: Unread::default() })
@@ -177,7 +177,7 @@ impl Connection {
     /// Sets a timeout for each later read and write.
     ///
     /// # Errors
-    /// Returns an error if the connection is closed.
+    /// Returns an error if `timeout` is zero, or if the operating system rejects it.
     pub fn with_timeout(self, timeout: Duration) -> io::Result<Self> {
         self.stream.set_read_timeout(Some(timeout))?;
         self.stream.set_write_timeout(Some(timeout))?;
@@ -264,7 +264,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncConnection<S> {
         }
     }
 
-    /// Reads until the connection ends. Returns all bytes that do not belong to a returned message.
+    /// Reads until the connection ends. Returns all bytes that this connection has not yet returned.
     ///
     /// # Errors
     /// Returns an error if the connection fails.

@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::cache;
 
 /// Returns the folder with all jars that a `pom.xml` requires. The first caller fetches the jars, and concurrent
-/// callers wait. `name` is the name of the cache entry.
+/// callers wait until the folder is complete. `name` is the name of the cache entry.
 ///
 /// # Errors
 /// Returns an error if Maven is not installed, or cannot fetch the jars.
@@ -21,7 +21,7 @@ pub fn jars(name: &str, pom: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// Returns the folder with the classes of a program. The first caller compiles the program, and concurrent callers
-/// wait.
+/// wait until the folder is complete.
 ///
 /// # Errors
 /// Returns an error if `javac` is not installed, or cannot compile the program.

@@ -8,8 +8,8 @@
 //! even after SIGKILL. Two processes never share a server. A server syncs data before it acknowledges the data as
 //! durable, as in production.
 
-// The thread of a test may wait, read a clock and start programs. The crate `runtime` replaces these functions only for
-// the tested code.
+// Threads of tests may wait, read a clock and start programs. Only the tested code must use the crate `runtime` for
+// these operations.
 #![expect(clippy::disallowed_methods, reason = "only tests, benchmarks and xtask use this crate")]
 
 mod cache;

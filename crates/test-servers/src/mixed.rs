@@ -1,5 +1,5 @@
-//! Processes in other languages that use the same nodes of one ZooKeeper as Reveille: `tools/mixed-java` with Curator,
-//! and `tools/mixed-python` with kazoo. Their READMEs describe the protocol.
+//! Processes in other languages that use the same ZooKeeper nodes as Reveille: `tools/mixed-java` with Curator, and
+//! `tools/mixed-python` with kazoo. Their READMEs describe the protocol between a test and a process.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -14,7 +14,8 @@ use rustix::process::{Pid, Signal};
 
 use crate::{java, python};
 
-/// Longest wait for the response to a command. It includes the time for which the command itself waits.
+/// Longest wait for an event or for the response to a command. If a command itself waits, for example for a lock, this
+/// time includes that wait.
 const TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Running process in another language. A drop of this value kills the process. The process also exits soon after the
@@ -61,8 +62,8 @@ pub fn curator(addresses: &str, timeout: Duration, digest: Option<&str>) -> anyh
     Mixed::start(command)
 }
 
-/// Returns the command for benches that starts the same process as [`curator`]. The command has no arguments and uses
-/// Java's default settings.
+/// Returns the command with which benchmarks start the same process as [`curator`]. The command contains no arguments
+/// for the process and uses Java's default settings.
 ///
 /// # Errors
 /// Returns the same errors as [`curator`].

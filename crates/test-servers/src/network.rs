@@ -30,8 +30,8 @@ impl Namespace {
              and CAP_SYS_ADMIN"
         );
         let mut failure = None;
-        // Other processes may create namespaces concurrently. The first process that creates the namespace with a
-        // number owns the number.
+        // Other processes may create namespaces concurrently. If another process has created the namespace with a
+        // number, this function tries the next number.
         let created = (1..=200).find(|number| match ip(&format!("netns add {}", name(*number))) {
             Ok(()) => true,
             Err(error) => {

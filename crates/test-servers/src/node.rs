@@ -6,11 +6,12 @@ use std::process::Command;
 
 use crate::cache;
 
-/// Files that determine the packages.
+/// Names of the files that determine which packages npm installs.
 const SOURCES: [&str; 2] = ["package.json", "package-lock.json"];
 
 /// Returns the folder `node_modules` with the packages that `package-lock.json` in the folder `project` names. The
-/// first caller fetches the packages, and concurrent callers wait. `name` is the name of the cache entry.
+/// first caller fetches the packages, and concurrent callers wait until the folder is complete. `name` is the name of
+/// the cache entry.
 ///
 /// # Errors
 /// Returns an error if npm is not installed, or cannot fetch the packages.

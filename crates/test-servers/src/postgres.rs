@@ -16,7 +16,7 @@ use programs::Programs;
 use crate::guard::Guard;
 use crate::port::free_port;
 
-/// Password of the superuser. Its special characters test whether Reveille decodes a URL.
+/// Password of the superuser. Its special characters test whether Reveille decodes the password in a database URL.
 pub const PASSWORD: &str = "p@ss:word/1";
 const PASSWORD_IN_URL: &str = "p%40ss%3Aword%2F1";
 const START_MAX: Duration = Duration::from_secs(60);
@@ -30,8 +30,8 @@ pub struct Options {
     pub tls: bool,
     /// Parent of the server's folder. The default is the system's folder for temporary files.
     pub parent: Option<PathBuf>,
-    /// Size of a separate disk at `disk` in the server's folder, for tests with a full tablespace. Only the server's
-    /// processes can access this disk, and a restart empties it.
+    /// Size in bytes of a separate disk for tests with a full tablespace. The disk is mounted at `disk` in the server's
+    /// folder. Only the server's processes can access this disk, and a restart empties it.
     pub disk_bytes: Option<u64>,
     /// Additional settings as names and values of `postgresql.conf`.
     pub settings: Vec<(String, String)>,
@@ -192,7 +192,8 @@ impl Postgres {
             let children = children_of(&child);
             signal_all(&child, Signal::KILL)?;
             child.wait()?;
-            // The processes use the shared memory until they have ended. A new server cannot start before that.
+            // A new server cannot start while a process of the killed server still uses the shared memory. Therefore
+            // this method waits until all processes have ended.
             let start = Instant::now();
             while children.iter().any(|child| is_running(*child)) {
                 ensure!(
@@ -311,15 +312,15 @@ fn signal_all(postmaster: &Child, signal: Signal) -> anyhow::Result<()> {
     rustix::process::kill_process(pid_of(postmaster), signal).context("cannot signal PostgreSQL")?;
     wait_if_stopping(pid_of(postmaster), signal)?;
     for child in children_of(postmaster) {
-        // The kill fails if the child ended after this function read the list. This failure is harmless.
+        // The kill fails if the child ended after this function read the list of children. This failure is harmless.
         let _ended = rustix::process::kill_process(child, signal);
         wait_if_stopping(child, signal)?;
     }
     Ok(())
 }
 
-/// If the signal is SIGSTOP, waits until the process has stopped or ended. The kernel sends this process no event when
-/// the child of another process stops.
+/// If the signal is SIGSTOP, waits until the process has stopped or ended. The function polls the process's state,
+/// because the kernel sends no event to the test process when the child of another process stops.
 fn wait_if_stopping(pid: Pid, signal: Signal) -> anyhow::Result<()> {
     let start = Instant::now();
     while signal == Signal::STOP && is_running(pid) && state_of(pid) != Some('T') {

@@ -18,15 +18,15 @@ pub struct Proxy {
 struct Link {
     is_cut: AtomicBool,
     is_over: AtomicBool,
-    /// Number of cuts and restorations so far. A connection from before the last change may have lost data, so the
-    /// proxy forwards no more data over it.
+    /// Number of cuts and restorations so far. If the proxy accepted a connection before the last cut or restoration,
+    /// the connection may have lost data. The proxy therefore forwards no more data over this connection.
     age: AtomicU64,
-    /// Both ends of each connection that the proxy has accepted since the last change of `age`. A thread holds this
-    /// lock while it changes `age`.
+    /// Both ends of each connection that the proxy has accepted since the last restoration. A thread that changes `age`
+    /// holds the lock of this list.
     connections: Mutex<Vec<TcpStream>>,
     /// Text in the request whose response the proxy must lose. Empty if the proxy must lose no response.
     unanswered: Mutex<Vec<u8>>,
-    /// True after the proxy has begun to lose the data from the server.
+    /// True while the proxy drops all data that comes from the server.
     is_mute: AtomicBool,
 }
 

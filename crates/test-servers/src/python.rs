@@ -6,8 +6,8 @@ use std::process::Command;
 use crate::cache;
 
 /// Returns the folder with the programs of a virtual environment. The environment has the packages that the file
-/// `requirements` names. The first caller creates the environment, and concurrent callers wait. `name` is the name of
-/// the cache entry.
+/// `requirements` names. The first caller creates the environment, and concurrent callers wait until it is complete.
+/// `name` is the name of the cache entry.
 ///
 /// # Errors
 /// Returns an error if Python cannot create the environment, or `pip` cannot install the packages.

@@ -196,7 +196,8 @@ impl Server {
     fn spawn(&self, jars: &Path) -> anyhow::Result<()> {
         let log = File::options().create(true).append(true).open(self.folder.join("server.log"))?;
         let mut command = java::command(&[jars]);
-        // With this option the server checks for empty containers every 500 ms instead of once a minute.
+        // With the option `checkIntervalMs`, the server looks for empty container nodes every 500 ms instead of once a
+        // minute.
         command.args(["-Dznode.container.checkIntervalMs=500", "-Dzookeeper.admin.enableServer=false"]);
         command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(self.folder.join("zoo.cfg"));
         command.current_dir(&self.folder).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);

@@ -32,8 +32,9 @@ class Inbox:
 
     def __init__(self, secret):
         self._webhook = standardwebhooks.Webhook(secret)
-        # A restart loses these ids. A real service stores the id in its database, in the transaction that does the
-        # callback's work. Then a crash can neither lose the work nor repeat it.
+        # This program keeps the ids of the callbacks in memory, so a restart loses the ids. A real service stores each
+        # id in its database, in the transaction that does the callback's work. A crash then neither loses nor repeats
+        # the work.
         self._ids = set()
         self.callbacks = asyncio.Queue()
 
@@ -44,7 +45,8 @@ class Inbox:
     def receive(self, headers, body):
         """Returns the status of the response. Reveille repeats the callback later if the status is not 2xx."""
         try:
-            # The library also rejects a timestamp that differs from the clock by more than five minutes.
+            # The library verifies the signature. It also rejects a callback whose timestamp differs from the machine's
+            # clock by more than five minutes.
             payload = self._webhook.verify(body, headers)
         # The library's decoders raise ValueError if a header or the body is malformed.
         except (standardwebhooks.WebhookVerificationError, ValueError) as error:
@@ -64,8 +66,8 @@ async def create(client, schedule):
     """Creates the schedule, and returns the response. A second request with the same key creates no second schedule."""
     headers = {"Authorization": f"Bearer {os.environ['REVEILLE_KEY']}", "Idempotency-Key": str(uuid.uuid4())}
     url = f"{os.environ['REVEILLE_URL']}/v1/schedules"
-    # A client that loses a response repeats the request with the same key and the same body. This program always
-    # repeats it, to show that both responses are the same.
+    # A client that receives no response repeats the request with the same key and the same body. This program always
+    # repeats the request, to show that both responses are the same.
     first, second = [await client.post(url, json=schedule, headers=headers) for _ in range(2)]
     for response in (first, second):
         check(response.status_code == 201, f"the server creates the schedule: {response.text}")

@@ -39,7 +39,8 @@ page = schedules.list_schedules(label="client=openapi-generator")
 assert created.id in [schedule.id for schedule in page.schedules], page
 print("list: ok")
 
-# The response is a summary or the result of a dry run. The field `actual_instance` of the wrapper contains it.
+# The response to a patch is a summary of the schedule or the result of a dry run. The generated client wraps this
+# response in an object whose field `actual_instance` contains it.
 patched = schedules.patch_schedule(created.id, SchedulePatch(every="2h")).actual_instance
 assert isinstance(patched, ScheduleSummary) and patched.revision == 1, patched
 print("patch: ok")
@@ -50,8 +51,8 @@ schedule = schedules.get_schedule(created.id)
 assert schedule.state is ScheduleState.CANCELLED and schedule.next is None, schedule
 print("cancel: ok")
 
-# A batch has a request on each line, and its response has a result on each line. The program names the media type,
-# because the client would write a body of another type as one JSON text.
+# A batch has a request on each line, and its response has a result on each line. The program sets the media type of the
+# body, because the generated client would otherwise encode the body as one JSON text.
 lines = [ScheduleRequest(target=target, every=every).to_json() for every in ("1h", "never")]
 results = schedules.create_schedule_batch(body="\n".join(lines).encode(), _content_type="application/octet-stream")
 first, second = [BatchLine.from_json(line) for line in results.decode().splitlines()]

@@ -12,7 +12,7 @@ const UNFENCED: &str = include_str!("mutants/unfenced.patch");
 const NO_DRAIN: &str = include_str!("mutants/no-drain.patch");
 
 /// # Errors
-/// Returns an error if the build fails, or if the patch of a mutant no longer applies.
+/// Returns an error if the build fails, or if the patch of the mutant does not apply to the code.
 pub(super) fn build(mutant: Option<Mutant>) -> anyhow::Result<PathBuf> {
     let target = stage::target()?;
     let Some(mutant) = mutant else {

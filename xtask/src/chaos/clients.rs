@@ -1,7 +1,7 @@
 //! Clients. Each client creates schedules, changes its own schedules, sends one request at a time, and logs the
 //! responses.
 //!
-//! Invariant: only one client sends requests about a schedule, and it never sends two of them at once.
+//! Invariant: only one client sends requests about a schedule, and it never has two of these requests in flight.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
@@ -17,18 +17,18 @@ use super::instant;
 use super::log::{Answer, Log, Operation, Request, now_millis};
 use super::random::Random;
 
-/// Timeout of a request. A member waits up to 2 s for another member and may wait twice, so this timeout is longer.
+/// Timeout of a request. A member waits up to 2 s for another member and may wait twice, so this timeout exceeds 4 s.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECT_TIME: Duration = Duration::from_secs(1);
 /// Time for which a client avoids a member that did not respond.
 const AVOID: Duration = Duration::from_secs(2);
 const TRIES_MAX: u32 = 4;
 const EVERY_MS: u64 = 2_000;
-/// Minimum and maximum lifetime after which a client cancels a recurring schedule.
+/// Minimum and maximum lifetime of a recurring schedule, in milliseconds. Afterwards its client cancels the schedule.
 const RECURRING_MS: (u64, u64) = (10_000, 40_000);
 /// Maximum number of live schedules that a client remembers.
 const REMEMBERED_MAX: usize = 200;
-/// Time before the due instant of a one-shot schedule. Within this time, a client rarely changes the schedule.
+/// Time before the due instant of a one-shot schedule in which a client rarely changes the schedule, in milliseconds.
 const NEAR_MS: u64 = 100;
 
 /// Target, members and log that all clients share.
@@ -38,7 +38,7 @@ pub(super) struct Workload {
     pub(super) target: String,
     /// Members that may receive requests, without the members that the run knows to be dead.
     pub(super) members: Mutex<BTreeMap<&'static str, SocketAddr>>,
-    /// Longest time from a request to the due instant of its callback.
+    /// Longest time from a request to the due instant of its callback, in milliseconds.
     pub(super) ahead_ms: u64,
     pub(super) is_over: AtomicBool,
     pub(super) requests: AtomicU64,
@@ -145,8 +145,8 @@ impl Client {
         format!("{}-{}", self.number, self.count + 1)
     }
 
-    /// Returns a random due instant. Half of the instants are soon, and the other half are spread over the allowed
-    /// time.
+    /// Returns a random due instant. Half of these instants are within 5 s, and the other half are within `ahead_ms` of
+    /// the workload.
     fn due(&mut self) -> u64 {
         let most = self.workload.ahead_ms;
         let ahead = if self.random.percent(50) { most.min(5_000) } else { most };
@@ -204,7 +204,8 @@ impl Client {
                 return Some(known);
             }
         }
-        // The recurring schedule may exist, so the client remembers it and cancels it later.
+        // A member may have created the recurring schedule without a response, so the client remembers the schedule and
+        // cancels it later.
         known.at_ms.is_none().then_some(known)
     }
 
@@ -273,7 +274,8 @@ impl Client {
         request
     }
 
-    /// Waits for a member that the client does not avoid, and returns this member.
+    /// Waits until the list of members is not empty, and returns a random member. If possible, this is a member that
+    /// the client does not avoid.
     fn member(&mut self) -> (&'static str, SocketAddr) {
         loop {
             let members: Vec<_> =

@@ -1,7 +1,7 @@
 //! Checks a run from its logs alone: the requests and responses, the callbacks, and the faults.
 //!
-//! A member may have applied a request without a response at any later time, or never; the check accepts both cases.
-//! All processes of a run read one clock, so instants of different logs are comparable.
+//! If a request has no response, a member may have applied it at any later time, or never. The check accepts both
+//! cases. All processes of a run read one clock, so instants of different logs are comparable.
 
 mod duplicates;
 mod lateness;
@@ -24,7 +24,7 @@ pub(super) struct Records {
     /// Histories by token.
     pub(super) histories: BTreeMap<String, History>,
     pub(super) faults: Vec<Fault>,
-    /// Poller of each token. All schedules of one poller belong to one shard.
+    /// Poller of each schedule, by the schedule's token. All schedules of one poller belong to one shard.
     pub(super) pollers: BTreeMap<String, i64>,
 }
 
@@ -92,12 +92,12 @@ fn optional<T: serde::de::DeserializeOwned>(path: &Path) -> anyhow::Result<Vec<T
 }
 
 impl History {
-    /// Returns the service's id, if a response contained one.
+    /// Returns the id of the schedule, if a response contained it.
     fn id(&self) -> Option<String> {
         self.requests.iter().find_map(|request| request.id.clone())
     }
 
-    /// Returns the last confirmed request with a body, and its index among the requests.
+    /// Returns the last confirmed request that created or replaced the schedule, and its index among the requests.
     fn confirmed(&self) -> Option<(usize, &Request)> {
         self.requests.iter().enumerate().rev().find(|(_, request)| request.is_confirmed())
     }
@@ -123,14 +123,16 @@ impl Request {
     }
 }
 
-/// Maximum times from the target's response until the outcome is durable, and until the outcome reaches another member.
+/// Maximum time in milliseconds from the target's response until the outcome is durable.
 const DURABLE_MS: u64 = 1_000;
+/// Maximum time in milliseconds from the target's response until the outcome reaches another member.
 const HANDOVER_MS: u64 = 200;
 /// Time that a restored connection needs to recover, in addition to the length of the cut.
 const RECONNECT_MS: u64 = 1_000;
 
 impl Fault {
-    /// Returns the interval in which a member may repeat attempts that are in flight.
+    /// Returns the interval in which members may repeat attempts in flight because of this fault. Returns `None` if the
+    /// fault permits no duplicates.
     fn interrupts(&self) -> Option<(u64, u64)> {
         let length = self.end_ms.saturating_sub(self.start_ms);
         match self.kind {
@@ -157,7 +159,7 @@ impl Fault {
         self.kind.is_of_database() || self.member == callback.from
     }
 
-    /// Returns true if the fault may delay data that the sender has already written to a socket.
+    /// Returns true if the fault may delay this callback after its sender has written it to a socket.
     fn delays(&self, callback: &Callback) -> bool {
         matches!(self.kind, Kind::Paused | Kind::CutOff | Kind::CutFromReceiver)
             && self.is_of(callback)
@@ -217,18 +219,19 @@ impl Promise {
     }
 }
 
-/// Result of the check.
+/// Result of the check of a run.
 #[derive(Default)]
 pub(super) struct Verdict {
     pub(super) broken: Vec<Violation>,
-    /// Duplicates that a fault explains, by the number of the fault. The first count is for callbacks of the fault's
-    /// own member, and the second count is for callbacks of other members.
+    /// Numbers of duplicates that a fault explains, by the number of the fault. The first count is for callbacks of a
+    /// member that the fault affects, and the second count is for callbacks of other members.
     pub(super) duplicates: BTreeMap<usize, (u64, u64)>,
-    /// Callbacks that arrived after the response to a cancellation although their sender sent them before that
-    /// response. A cut or a pause of the sender delayed them.
+    /// Number of callbacks that arrived after the response to a cancellation or replacement of their schedule because
+    /// a cut or a pause of the sender delayed them. The sender had started these callbacks before the response.
     pub(super) delayed: u64,
-    /// Callbacks of versions whose request had no response. The owner may have applied this request after the
-    /// cancellation.
+    /// Number of callbacks that arrived after a cancellation or replacement of their schedule, but whose version comes
+    /// from a request without a response. The owner may have applied this request after the cancellation or the
+    /// replacement.
     pub(super) undecided: u64,
     pub(super) lateness: Lateness,
     /// Number of compared pairs of successive callbacks of one poller.

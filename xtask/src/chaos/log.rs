@@ -1,5 +1,5 @@
-//! Logs of a run. The requests, the callbacks and the faults are separate files of JSON lines. The check uses only
-//! these files.
+//! Logs of a chaos test. The requests, the callbacks, the faults, the pollers of the schedules, and the runs that the
+//! service recorded are in separate files of JSON lines. The check uses only these files.
 //!
 //! Invariant: when `write` returns, the line has reached the kernel's file cache. The kernel writes it to the disk
 //! later.
@@ -19,7 +19,7 @@ pub(super) const FAULTS: &str = "faults.jsonl";
 pub(super) const PLACES: &str = "places.jsonl";
 pub(super) const RUNS: &str = "runs.jsonl";
 
-/// Returns the milliseconds since 1970 of this machine's clock, which all members read.
+/// Returns the time of this machine's clock in milliseconds since 1970. All members read the same clock.
 pub(super) fn now_millis() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     u64::try_from(since.expect("this machine's clock shows a time after 1970").as_millis())
@@ -72,22 +72,22 @@ pub(super) struct Request {
     pub(super) id: Option<String>,
     /// First due instant in the response.
     pub(super) next_ms: Option<u64>,
-    /// Deadline in a `pending` response.
+    /// Instant by which the service decides about a cancellation, from a `pending` response.
     pub(super) decided_by_ms: Option<u64>,
-    /// True if a put request replaced a schedule with an attempt in flight.
+    /// True if an attempt was in flight when a put request replaced the schedule.
     #[serde(default)]
     pub(super) too_late: bool,
     /// Text of an unusual response or failure.
     pub(super) said: Option<String>,
 }
 
-/// Callback. The receiver logs it before it responds.
+/// Callback that the receiver logs before it responds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Callback {
     pub(super) token: String,
     pub(super) version: u32,
     pub(super) arrived_ms: u64,
-    /// Start of the attempt in the sender's view: nominal instant plus lateness.
+    /// Start of the attempt according to the callback's headers: nominal instant plus lateness.
     pub(super) started_ms: u64,
     pub(super) nominal_ms: u64,
     pub(super) run: String,
@@ -162,8 +162,8 @@ pub(super) struct Fault {
     /// Address of the affected member; empty for a fault of the database.
     pub(super) member: String,
     pub(super) start_ms: u64,
-    /// End of the fault. At this instant the process has died or runs again, its links work again, or the database
-    /// responds.
+    /// End of the fault. At this instant the member's process has died or runs again, the member's links work again, or
+    /// the database responds.
     pub(super) end_ms: u64,
     /// End of the recovery. At this instant a member that was dead is ready again.
     pub(super) healed_ms: u64,
@@ -176,7 +176,7 @@ pub(super) struct Placement {
     pub(super) poller: i64,
 }
 
-/// Run in the service's response to a query of the check.
+/// Run of a schedule, as the service reports it to the check.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct RunRecord {
     pub(super) token: String,

@@ -1,4 +1,4 @@
-//! Members. Each member is a process of the binary in its own network namespace.
+//! Members of the test cluster. Each member is a process of the binary in its own network namespace.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,7 +16,8 @@ use super::network::Network;
 /// Lease in seconds, after which a dead member loses its shards.
 pub(super) const LEASE_SECONDS: u64 = 2;
 const READY_TIME: Duration = Duration::from_secs(60);
-/// Longest wait for a stop. A graceful stop waits for attempts in flight (10 s) and for requests in progress (20 s).
+/// Maximum time for which the harness waits for a member to stop. A graceful stop waits up to 10 s for attempts in
+/// flight and up to 20 s for requests in progress.
 const STOP_TIME: Duration = Duration::from_secs(40);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const API_PORT: u16 = 8080;
@@ -55,7 +56,8 @@ impl Member {
         self.config.folder.join(format!("member-{}.log", self.name))
     }
 
-    /// Starts the member and waits until its log states that it is ready. Retries while the database is unavailable.
+    /// Starts the member and waits until its log states that it is ready. Repeats a failed start for up to 60 s,
+    /// because the database may be unavailable.
     pub(super) fn start(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + READY_TIME;
         loop {
@@ -140,10 +142,10 @@ impl Member {
     }
 }
 
-/// Folder with the keys that the schema command created.
+/// Folder with the keys that `reveille store migrate` creates.
 const OPERATOR_DATA: &str = "data-operator";
 
-/// Creates the schema and the keys, and returns the tenant's key.
+/// Creates the database schema and the keys with `reveille store migrate`, and returns the tenant's key.
 pub(super) fn migrate(binary: &Path, url: &str, folder: &Path) -> anyhow::Result<String> {
     let data = folder.join(OPERATOR_DATA);
     let mut command = Command::new(binary);

@@ -1,5 +1,5 @@
 //! Network namespaces of the members. All namespaces share one bridge, and each member has its own address. The harness
-//! can cut a member off from all or some of the others without an error on its connections.
+//! can cut a member off from some or all other processes, with or without an error on the member's connections.
 //!
 //! Invariant: soon after this process ends for any reason, a shell removes the namespaces, the processes in them and
 //! the bridge.
@@ -96,8 +96,8 @@ impl Network {
         ip(&format!("link set {} up", self.link(name)))
     }
 
-    /// Drops all packets from the member to `others`. If `is_unreachable` is true, a sender receives an error.
-    /// Otherwise the sender receives no response.
+    /// Drops all packets from the member to `others`. If `is_unreachable` is true, the member receives an error when it
+    /// sends a packet. Otherwise the member receives no response.
     pub(super) fn cut_from(&self, name: &str, others: &[Ipv4Addr], is_unreachable: bool) -> anyhow::Result<()> {
         let route = if is_unreachable { "unreachable" } else { "blackhole" };
         for other in others {
@@ -127,7 +127,8 @@ fn ip(arguments: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Shell that waits until this process ends. The end of the process closes the pipe between the process and the shell.
+/// Shell that waits until this process ends, and then removes the namespaces and the bridge. The end of the process
+/// closes the pipe between the process and the shell.
 struct Guard {
     shell: Child,
     pipe: Option<ChildStdin>,

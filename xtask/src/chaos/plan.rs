@@ -6,7 +6,7 @@ use super::log::Kind;
 use super::member::LEASE_SECONDS;
 use super::random::Random;
 
-/// Members that run from the start of the run. A further member joins and leaves.
+/// Members that run from the start of the test. A further member joins and leaves during the test.
 pub(super) const MEMBERS: [&str; 3] = ["a", "b", "c"];
 pub(super) const GUEST: &str = "d";
 
@@ -22,11 +22,12 @@ pub(super) struct Step {
     pub(super) member: usize,
     /// Duration of the fault.
     pub(super) lasts: Duration,
-    /// True if senders receive an error during a cut; false if they receive no response.
+    /// True if the member receives an error when it sends packets during a cut; false if it receives no response.
     pub(super) is_unreachable: bool,
 }
 
-/// Endless sequence of steps. A run takes as many steps as its time allows. `hurry` is true for a run of a few minutes.
+/// Endless sequence of faults. A test injects as many faults as its duration allows. `hurry` is true if the test lasts
+/// only a few minutes.
 pub(super) struct Plan {
     random: Random,
     hurry: bool,

@@ -22,7 +22,7 @@ pub(super) struct Request {
     key: String,
     headers: Vec<String>,
     body: String,
-    /// Names of captured values, and JSON pointers into the response.
+    /// Names of the values to capture, each with its place in the response: a JSON pointer or the name of a header.
     captures: Vec<(String, String)>,
     /// Text that the response must contain. The session repeats the request until the response contains this text.
     until: Option<String>,
@@ -37,7 +37,7 @@ pub(super) struct Response {
 }
 
 /// # Errors
-/// Returns an error if the file does not have the format that its head describes.
+/// Returns an error if `requests.txt` does not have the format that its head describes.
 pub(super) fn requests() -> anyhow::Result<Vec<Request>> {
     let mut requests: Vec<Request> = Vec::new();
     for (number, line) in (1..).zip(REQUESTS.lines()) {

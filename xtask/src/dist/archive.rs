@@ -6,7 +6,7 @@ use std::process::Command;
 use super::Release;
 use crate::stage;
 
-/// Creates a tar archive of these files and folders inside `folder`. They belong to root.
+/// Creates a tar archive of these files and folders inside `folder`. In the archive, they belong to root.
 ///
 /// # Errors
 /// Returns an error if `tar` fails.
@@ -40,7 +40,7 @@ fn command(release: &Release, tar: &Path, folder: &Path) -> Command {
     command
 }
 
-/// Replaces a file by its compressed form, whose name also ends with `.gz`.
+/// Compresses a file with `gzip`, which replaces the file and adds `.gz` to its name.
 ///
 /// # Errors
 /// Returns an error if `gzip` fails.

@@ -66,8 +66,8 @@ fn build() -> anyhow::Result<PathBuf> {
     Ok(stage::target()?.join("dist/reveille"))
 }
 
-/// Returns the paths in the output of `ldd`, in the order of their names. A library that `ldd` does not find has only a
-/// name. The kernel provides `linux-vdso`, so the function leaves it out.
+/// Returns the paths in the output of `ldd`, in the order of their names. For a library that `ldd` does not find, the
+/// path is only the name. The kernel provides `linux-vdso`, so the function leaves it out.
 pub(super) fn libraries(ldd: &str) -> Vec<PathBuf> {
     let path = |line: &str| {
         let (library, _address) = line.trim().rsplit_once(" (").unwrap_or((line.trim(), ""));

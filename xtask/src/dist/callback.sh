@@ -1,6 +1,6 @@
-# Starts a server in a root folder, schedules a callback to the server's own receiver, and prints the callback's line of
-# the log. bash runs the script in its own network and process namespace, so the kernel ends the server when the script
-# ends. Arguments: USER:GROUP ROOT COMMAND...
+# Starts a server in a root folder, schedules a callback to the server's own receiver, and prints the log line about the
+# callback. The script must run in its own network and process namespace, so that the kernel ends the server when the
+# script ends. Arguments: USER:GROUP ROOT COMMAND...
 set -eu
 user=$1 root=$2
 shift 2
@@ -20,13 +20,13 @@ await() {
 }
 
 ip link set lo up
-# The shipped configuration starts no receiver. The variable overrides it.
+# The shipped configuration starts no receiver. The variable REVEILLE_NO_RECEIVER overrides this setting.
 REVEILLE_NO_RECEIVER=false "${inside[@]}" "$@" > "$log" 2>&1 &
 server=$!
 await ' ready ' > /dev/null
 "${inside[@]}" "$1" schedule create --data /var/lib/reveille --in 2s --id order-17 \
     --url http://127.0.0.1:9000/hook --payload '{"order": 17}' > /dev/null
 await '  order-17  attempt 1'
-# A clean stop ends with exit status 0.
+# After a clean stop, the server exits with status 0.
 kill -TERM "$server"
 wait "$server"

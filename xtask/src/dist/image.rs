@@ -1,5 +1,6 @@
-//! Image for container engines: an archive of an OCI image layout, written without an engine. Its one layer contains the
-//! binary, its licences, the libraries that it needs, and an empty data folder.
+//! Image for container engines: an archive of an OCI image layout. The command writes the archive without a container
+//! engine. The image has only one layer, which contains the binary, its licences, the libraries that the binary needs,
+//! and an empty data folder.
 //!
 //! The formats are those of the OCI Image Format Specification 1.0 (image-layout.md, manifest.md, config.md).
 
@@ -15,7 +16,7 @@ use crate::stage;
 
 /// Numeric user and group of the service, as in `deploy/Containerfile`.
 const USER: u32 = 10_001;
-/// Working folder of the service, which only its user can access.
+/// Working folder of the service. Only the service's user can access it.
 const HOME: &str = "var/lib/reveille";
 
 /// Licences of the libraries in the layer.
@@ -77,7 +78,7 @@ fn write_layout(release: &Release, layer: &Path, layout: &Path) -> anyhow::Resul
     tree::write(&layout.join("oci-layout"), &json!({ "imageLayoutVersion": "1.0.0" }).to_string())
 }
 
-/// Moves a file to the blobs, and returns its descriptor.
+/// Moves a file to the folder `blobs`, and returns the OCI descriptor of the file.
 fn add_blob(blobs: &Path, file: &Path, media_type: &str) -> anyhow::Result<Value> {
     let digest = digest(file)?;
     let size = std::fs::metadata(file)?.len();
@@ -133,8 +134,8 @@ fn manifest(configuration: &Value, layer: &Value) -> Value {
     })
 }
 
-/// Returns the index with the tag of the image. Engines that load the archive use the second annotation as the name of
-/// the image.
+/// Returns the index with the tag of the image. Engines that load the archive use the annotation
+/// `io.containerd.image.name` as the name of the image.
 fn index(release: &Release, mut manifest: Value) -> Value {
     manifest["platform"] = json!({ "os": "linux", "architecture": release.architecture });
     manifest["annotations"] = json!({

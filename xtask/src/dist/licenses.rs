@@ -14,7 +14,7 @@ use crate::stage::{self, CARGO};
 const KNOWN: [(&str, &str); 2] =
     [("Apache-2.0", include_str!("../../../LICENSE")), ("0BSD", include_str!("licenses/0BSD.txt"))];
 
-/// Starts of the names of licence files, in lower case.
+/// Prefixes of the names of licence files, in lower case.
 const NAMES: [&str; 6] = ["license", "licence", "copying", "copyright", "notice", "unlicense"];
 
 #[derive(Deserialize)]
@@ -33,11 +33,11 @@ struct Package {
     manifest_path: PathBuf,
 }
 
-/// Returns the licence of the service, followed by each distinct licence text of its dependencies. The standard library
-/// of Rust is not included.
+/// Returns the licence of the service, followed by each distinct licence text of its dependencies. The result does not
+/// contain the licences of Rust's standard library.
 ///
 /// # Errors
-/// Returns an error if a dependency has no licence file and a licence that is not in [`KNOWN`].
+/// Returns an error if a dependency has no licence file, and its licence is not in [`KNOWN`].
 pub(super) fn copyright() -> anyhow::Result<String> {
     let built = built()?;
     let metadata: Metadata = serde_json::from_str(&cargo(&["metadata", "--format-version", "1"])?)
@@ -54,8 +54,8 @@ pub(super) fn copyright() -> anyhow::Result<String> {
     Ok(document(&packages, &texts))
 }
 
-/// Returns the names and versions of the packages that the binary is built from. Procedural macros are included, and
-/// build scripts and their dependencies are not.
+/// Returns the names and versions of the packages that the binary is built from. The result contains procedural macros,
+/// but neither build scripts nor their dependencies.
 fn built() -> anyhow::Result<BTreeSet<String>> {
     let tree = cargo(&["tree", "--package", "reveille", "--edges", "normal", "--prefix", "none", "--format", "{p}"])?;
     let id = |line: &str| Some(line.split(' ').take(2).collect::<Vec<_>>().join(" ")).filter(|id| !id.is_empty());
@@ -74,7 +74,8 @@ impl Package {
         format!("{} v{}", self.name, self.version)
     }
 
-    /// Returns the texts of all licence files, or the known text of the licence.
+    /// Returns the texts of the package's licence files. If the package has none, returns the text of its licence from
+    /// [`KNOWN`].
     fn texts(&self) -> anyhow::Result<Vec<String>> {
         let folder = self.manifest_path.parent().context("the manifest path of a dependency has no parent folder")?;
         let mut texts = Vec::new();

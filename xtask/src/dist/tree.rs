@@ -90,7 +90,8 @@ pub(super) fn source(name: &str) -> anyhow::Result<String> {
         .with_context(|| format!("cannot read deploy/{name}"))
 }
 
-/// Adapts the unit to the prefix. Removes the comment at its start, which describes an installation by hand.
+/// Replaces the prefix in the paths of a systemd unit. Removes the comment at the start of the unit, which describes an
+/// installation by hand.
 fn unit(text: &str, prefix: &Prefix) -> String {
     let start = text.find("[Unit]").unwrap_or(0);
     text[start..].replace(&format!("={}/bin/", LOCAL.path), &format!("={}/bin/", prefix.path))
@@ -105,7 +106,7 @@ pub(super) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Copies a file or the target of a link with its mode, and creates its folder.
+/// Copies a file with its mode, and creates the folder of the copy. If `from` is a link, copies the target of the link.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read or written.

@@ -1,7 +1,7 @@
 //! `cargo xtask dist-test`: installs each package in a clean Debian 12 without a compiler, starts the server, and waits
 //! for a callback. A network namespace and a process namespace isolate each server and end with it.
 //!
-//! `mmdebstrap` creates the clean system once; `.cache/debian-12.tar` keeps it.
+//! The command creates the clean system once with `mmdebstrap`, and stores it in `.cache/debian-12.tar`.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::{Release, binary, tree};
 use crate::{needs, stage};
 
-/// Limit on the time from a package to its callback.
+/// Maximum time from the start of a package's installation to the arrival of the callback.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Script that starts a server in a root folder and waits for a callback.
@@ -23,7 +23,7 @@ const CALLBACK: &str = "xtask/src/dist/callback.sh";
 /// Search path for programs inside the clean system.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Start of the line with the server's command in a unit.
+/// Prefix of the line with the server's command in a systemd unit.
 const START: &str = "ExecStart=";
 
 /// Installed package.
@@ -35,7 +35,7 @@ struct Installed {
     server: Vec<String>,
 }
 
-/// Function that installs a package in this folder: in the root folder of a clean system, or in an empty folder.
+/// Function that installs a package in a folder, which is either the root folder of a clean system or an empty folder.
 type Install = fn(&Release, &Path) -> anyhow::Result<Installed>;
 
 /// # Errors
@@ -100,7 +100,7 @@ fn install_tarball(release: &Release, root: &Path) -> anyhow::Result<Installed> 
     Ok(Installed { root: root.to_owned(), user: "0:0".to_owned(), server })
 }
 
-/// Installs the package. The server starts with the command of the packaged unit.
+/// Installs the Debian package. The server starts with the command in the packaged systemd unit.
 fn install_debian_package(release: &Release, root: &Path) -> anyhow::Result<Installed> {
     give(root, &release.debian_package())?;
     let package = format!("/tmp/{}", release.debian_package());
@@ -120,7 +120,7 @@ fn install_debian_package(release: &Release, root: &Path) -> anyhow::Result<Inst
     Ok(Installed { root: root.to_owned(), user: "0:0".to_owned(), server })
 }
 
-/// Unpacks the image with the tools that read any OCI image. The server starts with the user and the command of the
+/// Unpacks the image with `umoci`, which can read any OCI image. The server starts with the user and the command of the
 /// image, in a root folder that contains only the image.
 fn unpack_image(release: &Release, folder: &Path) -> anyhow::Result<Installed> {
     let archive = super::packages()?.join(release.image());
@@ -202,7 +202,7 @@ fn check_unit(root: &Path, prefix: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a command in a root folder.
+/// Runs a command with `root` as its root folder.
 fn inside(root: &Path, words: &[&str]) -> anyhow::Result<String> {
     let mut command = Command::new("chroot");
     command.arg(root).args(words).env_clear().env("PATH", PATH).env("DEBIAN_FRONTEND", "noninteractive");
@@ -214,7 +214,7 @@ fn give(root: &Path, package: &str) -> anyhow::Result<()> {
     tree::copy(&super::packages()?.join(package), &root.join("tmp").join(package))
 }
 
-/// Returns the archive of the clean system. Creates the archive if it does not exist, which takes a minute.
+/// Returns the archive of the clean system. If the archive does not exist, creates it within about a minute.
 fn base() -> anyhow::Result<PathBuf> {
     let cache = stage::root().join(".cache");
     let archive = cache.join("debian-12.tar");

@@ -89,8 +89,8 @@ const RULES: &[Rule] = &[
         &["coordination", "instants", "membership", "runtime"],
         &["coordination-zookeeper", "membership-conformance", "simulator", "test-servers"],
     ),
-    // This engine is the only engine that uses another engine: its tables are in the schema of coordination (decision
-    // 0165).
+    // `membership-postgres` is the only engine that uses another engine, because its tables are in the schema of
+    // `coordination-postgres` (decision 0165).
     rule(
         "membership-postgres",
         &["coordination-postgres", "instants", "membership", "postgres-client", "runtime"],
@@ -108,9 +108,11 @@ const RULES: &[Rule] = &[
     rule("callback", &["domain", "runtime", "store", "scheduler"], &["test-servers"]),
     rule("peers", &["domain", "runtime", "listener", "membership", "scheduler"], &["stored", "test-servers"]),
     rule("server", &["api", "domain", "runtime", "listener", "store", "scheduler"], &["simulator", "test-servers"]),
-    // Library for programs of users. Of the service's crates, it uses only the wire types.
+    // `client` is a library for programs of users. It uses only one crate of the service: `api`, which contains the
+    // wire types.
     rule("client", &["api"], &["callback", "domain", "runtime", "scheduler", "server", "store"]),
-    // Library for programs of users. It uses no crate of the service, because it reads a standard format.
+    // `receiver` is a library for programs of users. It uses no crate of the service, because callbacks have a standard
+    // format.
     rule("receiver", &[], &["callback", "test-servers", "runtime"]),
     // The simulator uses the scheduler, the journal and the embedded engines, but never the server or an external
     // engine.

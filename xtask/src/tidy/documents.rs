@@ -116,7 +116,8 @@ struct Heading<'a> {
     area: &'a str,
 }
 
-/// Reads `# 0040: Title`, and `Status: accepted. Date: 2026-11-21. Area: store.` at the start of the second paragraph.
+/// Parses a first line such as `# 0040: Title`, and a third line that starts with text such as
+/// `Status: accepted. Date: 2026-11-21. Area: store.`
 fn heading(text: &str) -> Option<Heading<'_>> {
     let mut lines = text.lines();
     let (number, title) = lines.next()?.strip_prefix("# ")?.split_once(": ")?;
@@ -132,7 +133,8 @@ fn decision_pages(files: &[File]) -> impl Iterator<Item = (&File, &str)> {
     names.filter(|(_, name)| name.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// Checks that each decision has a heading, and that the index lists it.
+/// Checks that each decision has a heading, that a file other than a Markdown document names the decision, and that the
+/// index is current.
 fn decisions(files: &[File]) -> Vec<Finding> {
     let index = match file(files, DECISIONS_INDEX) {
         Ok(index) => index,

@@ -66,7 +66,7 @@ const SUBJECT_CHARS_MAX: usize = 72;
 /// Last commit before the introduction of this check. The check judges only later commits.
 const SUBJECTS_SINCE: &str = "4fa6d7db5955a04504497677e67eb641bac35ad3";
 
-/// Later commits that the check accepts: the start of the hash, and the reason.
+/// Commits after [`SUBJECTS_SINCE`] whose subjects the check accepts: the start of the hash, and the reason.
 const SUBJECTS_ALLOWED: [(&str, &str); 0] = [];
 
 pub(super) fn findings(files: &[File]) -> Vec<Finding> {
@@ -99,7 +99,7 @@ fn in_prose(prose: &Prose) -> Vec<(usize, String, &'static str)> {
     }
     let mut words = Vec::new();
     for (text, line) in prose.text.lines().zip(prose.line..) {
-        // Names in backticks are code.
+        // The check skips names in backticks, because they are code.
         let prose_only = text.split('`').step_by(2);
         for part in prose_only {
             let parts = part.split_whitespace().map(|word| word.trim_matches(|c: char| "()*_\"[]".contains(c)));

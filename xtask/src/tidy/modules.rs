@@ -44,7 +44,8 @@ pub(super) fn findings(files: &[File]) -> Vec<Finding> {
 /// Names of the modules on the path from the crate's root to the module; empty for the root.
 type Module = Vec<String>;
 
-/// Returns the crate's folder and the module, if the file is product code of a library or of a binary of the same name.
+/// Returns the crate's folder and the module of the file at `path`. Returns `None` for files outside `src`, for files
+/// in `src/bin`, and for tests.
 fn product_module(path: &str) -> Option<(&str, Module)> {
     let (folder, rest) = path.split_once("/src/")?;
     let mut module: Module = rest.strip_suffix(".rs")?.split('/').map(str::to_owned).collect();
@@ -107,7 +108,7 @@ fn resolve<'a>(
     sources: &BTreeMap<&'a Module, Source>,
 ) -> &'a Module {
     let mut path = path.to_vec();
-    // A re-export may name another re-export. The limit prevents an endless loop.
+    // A re-export may name another re-export. The limit on the number of steps prevents an endless loop.
     for _ in 0..modules.len() {
         let (module, rest) = (0..=path.len())
             .rev()
@@ -175,7 +176,8 @@ fn is_export(before: &[&str]) -> bool {
     matches!(before, [.., "pub"]) || before.ends_with(&[")"]) && before.iter().rev().take(4).any(|word| *word == "pub")
 }
 
-/// Reads the part of a path after `base::`, with its branches. Returns the position of its end.
+/// Reads the part of a path after `base::`, and adds the paths of all its branches to `leaves`. Returns the position
+/// after the part.
 fn tree(words: &[&str], mut at: usize, base: Vec<String>, leaves: &mut Vec<(Vec<String>, Option<String>)>) -> usize {
     let mut path = base;
     loop {

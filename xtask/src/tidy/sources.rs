@@ -1,10 +1,11 @@
-//! Rules for single files. They concern the size, unfinished work, purity, and paths or hosts of one machine.
+//! Rules for single files. They concern the size, unfinished work, purity, and paths or hosts that exist only on one
+//! machine.
 
 use super::{File, Finding};
 
 const LINES_MAX: usize = 600;
 
-/// Files that may exceed the limit, with the reason.
+/// Files that may have more than [`LINES_MAX`] lines, each with the reason.
 const LONG: [(&str, &str); 0] = [];
 
 /// Files with pure code: they receive time, random numbers and data as arguments.
@@ -57,8 +58,8 @@ fn size(file: &File) -> Option<Finding> {
         .then(|| file.finding(0, format!("{lines} lines exceed the limit of {LINES_MAX}; split the file")))
 }
 
-/// Words that mark unfinished work. The source splits each word into two pieces, so that this file does not contain the
-/// word.
+/// Words that mark unfinished work. Each entry contains the two halves of a word, so that this file does not contain
+/// the word itself.
 const UNFINISHED: [(&str, &str); 6] =
     [("todo", "!("), ("unimplemented", "!("), ("dbg", "!("), ("#[ign", "ore"), ("TO", "DO"), ("FIX", "ME")];
 
@@ -67,7 +68,7 @@ const MEASUREMENT: &str = "ore = \"a measurement\"]";
 fn unfinished(file: &File) -> Vec<Finding> {
     let words = UNFINISHED.map(|(start, end)| format!("{start}{end}"));
     on_lines(file, &words, "unfinished work must not be committed", |line| {
-        // An ignored measurement without assertions is allowed, because it is not a skipped test.
+        // The rule allows an ignored measurement, because a measurement asserts nothing and so is not a skipped test.
         if line.trim().ends_with(MEASUREMENT) { "" } else { line }
     })
 }

@@ -70,7 +70,7 @@ struct CandidateProcess {
 /// Candidate that leads or waits until a command stops it.
 struct ActiveCandidate {
     stop: CancellationToken,
-    /// Task that completes when the candidate has resigned.
+    /// Receiver of the notification that the candidate has resigned.
     resigned: oneshot::Receiver<()>,
     _tasks: TaskSet,
 }

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use super::peer::Peer;
 use super::{Spread, Trial};
 
-/// Interval between two checks of the candidates.
+/// Interval between two checks of the number of candidates.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Time that a new candidate gets to set its watch.
 const WATCH_DELAY: Duration = Duration::from_millis(200);
@@ -33,13 +33,13 @@ pub(super) struct HandOvers {
     ours: Vec<f64>,
     /// Durations of the peer's hand-overs in the same rounds, in milliseconds.
     peer: Vec<f64>,
-    /// Times from the moment at which the ensemble removes the dead leader's node until the successor leads; empty for
-    /// graceful hand-overs.
+    /// Times in milliseconds from the removal of the dead leader's node until the successor leads; empty for graceful
+    /// hand-overs.
     ours_reacting: Vec<f64>,
     peer_reacting: Vec<f64>,
 }
 
-/// Measures hand-overs between two candidates in one process, each with its own session.
+/// Measures graceful hand-overs between two candidates in one process. Each candidate has its own session.
 ///
 /// # Errors
 /// Returns an error if a hand-over does not complete.
@@ -64,7 +64,7 @@ pub(super) async fn graceful(trial: &Trial<'_>, successors: &mut [Peer]) -> anyh
 /// Each process has one candidate.
 ///
 /// # Errors
-/// Same errors as [`graceful`].
+/// Returns an error if a hand-over does not complete.
 pub(super) async fn crash(trial: &Trial<'_>, successors: &mut [Peer]) -> anyhow::Result<HandOvers> {
     let mut results = HandOvers::new(trial, HandOverKind::CrashBeyondTimeout);
     let warm_up = trial.arguments.warm_up.div_ceil(10);
@@ -110,7 +110,7 @@ async fn crash_once(trial: &Trial<'_>, successor: &mut Peer) -> anyhow::Result<(
     Ok((led.since(killed), led.since(removal)))
 }
 
-/// Waits until the group has `count` candidates, and returns their names.
+/// Waits until the node `group` has `count` candidates as children, and returns the names of these children.
 async fn candidates(trial: &Trial<'_>, tree: &dyn Tree, group: &NodePath, count: usize) -> anyhow::Result<Vec<String>> {
     loop {
         let names = tree.children(group).await?.names;
@@ -148,8 +148,8 @@ impl HandOvers {
         HandOvers { how, session_timeout_ms, ours, peer, ours_reacting, peer_reacting }
     }
 
-    /// Returns the durations of the hand-overs to `successor`'s program, and the part of each duration after the
-    /// removal of the leader's node.
+    /// Returns the two lists for the program of `successor`: the durations of its hand-overs, and the part of each
+    /// duration after the removal of the leader's node.
     fn values_of(&mut self, successor: &Peer) -> (&mut Vec<f64>, &mut Vec<f64>) {
         match successor.program.name {
             "reveille" => (&mut self.ours, &mut self.ours_reacting),
@@ -157,8 +157,9 @@ impl HandOvers {
         }
     }
 
-    /// Returns a row for Reveille and a row for the peer. The ratio compares the medians, including the session timeout
-    /// of a crash.
+    /// Returns table rows for Reveille and, if a peer ran, for the peer. The ratio is Reveille's median divided by the
+    /// peer's median. The medians of crashes include the session timeout. The medians of the time after the removal of
+    /// the leader's node do not include it.
     pub(super) fn cells(&self) -> Vec<[String; 8]> {
         let (title, beyond) = match self.how {
             HandOverKind::Graceful => ("graceful".to_owned(), 0.0),
@@ -191,16 +192,16 @@ impl HandOvers {
         self.ours.iter().zip(&self.peer).filter(|(ours, peer)| ours > peer).count()
     }
 
-    /// Returns the largest acceptable number of slower pairs: the mean plus two standard deviations. If two programs
-    /// are equally fast, each of them is slower in about half of the pairs. Chance then exceeds this bound in about one
-    /// run of forty.
+    /// Returns the largest acceptable number of pairs in which Reveille is slower: the mean plus two standard
+    /// deviations. If two programs are equally fast, each program is slower in about half of the pairs. The number then
+    /// exceeds this bound by chance in about one run of forty.
     fn slower_bound(&self) -> usize {
         let pairs = self.peer.len();
         (pairs / 2 + pairs.isqrt()).min(pairs)
     }
 
     /// # Errors
-    /// Returns an error if Reveille is slower than the peer in more pairs than chance explains.
+    /// Returns an error if Reveille is slower than the peer in more than the acceptable number of pairs.
     pub(super) fn judge(&self) -> anyhow::Result<()> {
         let (slower, pairs) = (self.slower(), self.peer.len());
         ensure!(

@@ -19,13 +19,14 @@ pub(super) struct Program {
     /// Name of the program in error messages and node paths.
     pub(super) name: &'static str,
     command: Vec<String>,
-    /// Value of `REVEILLE_COORDINATION`. The bench passes it in the environment because it may contain a password.
+    /// Value of the environment variable `REVEILLE_COORDINATION`. The bench passes the value in the environment because
+    /// the value may contain a password.
     coordination: Option<String>,
 }
 
 impl Program {
     /// # Errors
-    /// Returns an error if the path of this program's file is unknown.
+    /// Returns an error if the path of the running executable is unknown or is not valid UTF-8.
     pub(super) fn reveille(url: &str, session_timeout: Duration) -> anyhow::Result<Self> {
         let this = std::env::current_exe().context("cannot determine the path of this program")?;
         let mut command =

@@ -3,7 +3,7 @@
 //!
 //! The bench counts the requests that the recipes send (`coordination::tree::Counted`). This count excludes pings,
 //! because the engine sends them. The servers report the number of all requests that they received in the same time,
-//! including pings (`srvr`).
+//! including pings (command `srvr`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,13 +24,13 @@ use super::{Spread, Trial};
 /// Lease that each replica requests.
 const LEASE: Duration = Duration::from_secs(5);
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest wait for a condition.
+/// Longest time that the bench waits for all candidates, for a leader or for the removal of a node.
 const TIMEOUT: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// A hand-over among watching replicas is complete when no replica has sent a request for this time.
+/// Time without requests after which the bench considers a hand-over among watching replicas complete.
 const QUIET: Duration = Duration::from_millis(300);
-/// Allowed difference between the numbers of requests of two hand-overs. A replica that resigns may read its own node
-/// once more, or may have stopped watching the node earlier.
+/// Allowed difference between the numbers of requests of two hand-overs. The watch of a resigning replica's own node
+/// may cause one more read, unless the replica stops watching the node first.
 const ONE_READ: f64 = 1.0;
 /// Number of sessions that the bench closes concurrently.
 const CLOSING: usize = 64;
@@ -83,7 +83,7 @@ pub(super) async fn measure(trial: &Trial<'_>, replicas: u32, form: Form) -> any
         per_hand_over.push(as_f64(replicas_running.hand_over(&count).await?));
     }
     replicas_running.close().await;
-    // The bench removes the group's node, because the recipe creates a persistent node, like Petting Zoo.
+    // The bench removes the group's node, because the recipe creates a persistent node, like the library Petting Zoo.
     let removing = async {
         while !matches!(remove(&observer, &group).await, Ok(()) | Err(TreeError::NoNode)) {
             runtime.sleep(POLL_INTERVAL).await;
@@ -199,7 +199,7 @@ impl Replicas {
     /// ends when another replica knows that it leads, and the old leader is again a candidate at the end of the queue.
     async fn hand_over(&mut self, count: &Counted) -> anyhow::Result<u64> {
         let leader = self.leader(None).await?;
-        // The leader resigns at a random moment between two of its calls.
+        // The leader resigns at a random moment between two of its calls of the elector.
         self.runtime.sleep(random_part(self.period, &self.runtime)).await;
         let before = count.requests();
         let (resigned, has_resigned) = oneshot::channel();
@@ -227,7 +227,7 @@ impl Replicas {
     async fn close(self) {
         drop(self.tasks);
         let closing = self.replicas.iter().map(|replica| replica.client.close());
-        // The bench ignores failures, because the ensemble expires an unclosed session.
+        // The bench ignores failures to close a session, because the ensemble expires an unclosed session.
         stream::iter(closing).buffer_unordered(CLOSING).map(drop).collect::<()>().await;
     }
 }

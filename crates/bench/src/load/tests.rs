@@ -54,8 +54,8 @@ fn open_loop_measures_latency_from_the_due_instant() {
     let pace = Pace::Open { per_second: 100.0 };
     let (outcome, arrived) = outcome(pace, 1, u64::MAX, Duration::from_millis(40), Post { not_accepted: &[] });
     assert_eq!((outcome.accepted, outcome.failed(), arrived), (10, 0, 10));
-    // The last request is due after 90 ms, and its response arrives after 400 ms. The generator sends this request
-    // late: the server takes only 40 ms to respond.
+    // The server takes 40 ms to respond to each of the ten requests, which use one connection. The last request is due
+    // after 90 ms, but its response arrives only after 400 ms.
     assert!(outcome.latency.max() >= 300_000, "{} us", outcome.latency.max());
     assert!(outcome.elapsed >= Duration::from_millis(390), "{:?}", outcome.elapsed);
 }

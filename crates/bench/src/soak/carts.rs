@@ -63,7 +63,7 @@ pub(super) struct Counts {
     pub(super) lost: u64,
     pub(super) doubled: u64,
     pub(super) early: u64,
-    /// Number of callbacks of cancelled carts, and of callbacks at an instant from which a request moved the cart.
+    /// Number of callbacks for cancelled or unknown carts, and of callbacks at a due instant that a move has replaced.
     pub(super) unwanted: u64,
 }
 
@@ -117,8 +117,8 @@ impl Carts {
             counts.made += u64::from(cart.state != State::Nothing);
             counts.called_off += u64::from(cart.state == State::Cancelled);
             counts.arrived += u64::from(cart.has_arrived);
-            // The server may have applied a move without a response, so the callback is due at the later of the old and
-            // the new instant.
+            // The server may have applied a move whose response the trial has not received, so the callback may be due
+            // at the old or at the new instant. The trial waits for the later instant.
             let is_due = now > cart.due.max(cart.requested) + late;
             counts.lost += u64::from(cart.state == State::Wanted && !cart.has_arrived && is_due);
         }
@@ -171,8 +171,8 @@ impl Carts {
             return;
         };
         let is_duplicate = std::mem::replace(&mut cart.has_arrived, true);
-        // The trial wants the callback at either instant, because the server may have applied a move whose response was
-        // lost.
+        // The trial accepts a callback at the old or at the new due instant of a move, because the server may have
+        // applied a move whose response was lost.
         let is_wanted = cart.state != State::Cancelled && (nominal == cart.due || nominal == cart.requested);
         let late = at_micros - nominal.as_millis() * 1_000;
         records.doubled += u64::from(is_duplicate);
@@ -202,7 +202,7 @@ pub(super) enum RequestKind {
 
 pub(super) struct CartRequests {
     pub(super) kind: RequestKind,
-    /// Number of the cart of the first request.
+    /// Number of the cart that the first request concerns.
     pub(super) first: u64,
     pub(super) carts: Arc<Carts>,
     pub(super) head: Head,

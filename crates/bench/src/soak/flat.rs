@@ -48,7 +48,7 @@ impl Figure {
         )
     }
 
-    /// Returns the reason why the figure is not flat; `None` if it is flat.
+    /// Returns a message if the figure has no values or grows by more than its bound; otherwise returns `None`.
     pub(super) fn fault(&self) -> Option<String> {
         if self.values.is_empty() {
             return Some(format!("{} has no values", self.name));

@@ -11,8 +11,8 @@ fn signature_equals_the_example_of_standard_webhooks() {
     assert_eq!(signature, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
 }
 
-/// Current time in seconds. The crate `standardwebhooks` rejects timestamps that differ from its clock by more than
-/// five minutes.
+/// Current time in seconds since 1970. The crate `standardwebhooks` rejects timestamps that differ from the system
+/// clock by more than five minutes.
 #[expect(clippy::disallowed_methods, reason = "the library under comparison reads this clock")]
 fn present_s() -> i64 {
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
@@ -25,7 +25,7 @@ proptest! {
         secret in proptest::collection::vec(any::<u8>(), 24..=64),
         id in "[0-9a-z]{52}",
         age_s in -200..200_i64,
-        // The crate `standardwebhooks` accepts UTF-8 only.
+        // The crate `standardwebhooks` accepts only bodies in UTF-8.
         body in "\\PC{0,300}",
     ) {
         let timestamp_s = present_s() - age_s;

@@ -1,5 +1,5 @@
-//! Tests of the egress policy, which decides where callbacks go for every spelling of an address in a URL. The tests
-//! use the system's resolver.
+//! Tests of the egress policy, which decides to which addresses callbacks may go, regardless of the spelling of an
+//! address in a URL. The tests use the system's resolver.
 
 use std::sync::Arc;
 
@@ -79,14 +79,15 @@ const SPELLINGS: &[&str] = &[
 async fn no_spelling_of_a_loopback_address_bypasses_the_egress_policy() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
-    // This policy allows every class of addresses except loopback.
+    // The policy `others` allows every class of addresses except loopback.
     let others = Egress { allow: [Class::Private, Class::LinkLocal, Class::Shared].into(), ..Egress::default() };
     let mut rejected = 0;
     for spelling in SPELLINGS {
         for egress in [&Egress::default(), &others] {
             let delivered = attempt(&deliverer, egress, format!("http://{spelling}:{}/", listening.port())).await;
             rejected += usize::from(is_rejected(&delivered));
-            // An attempt also fails if the text is not a URL or if no resolver knows the name.
+            // The policy does not cause every failure. Some spellings are not valid in a URL, and the resolver does not
+            // know some names.
             assert!(!reason(&delivered).contains("127.") && !reason(&delivered).contains("::"), "{delivered:?}");
         }
     }
@@ -100,7 +101,8 @@ async fn allowed_loopback_address_is_reachable_in_every_spelling() {
     let listening = Listening::start().await;
     for spelling in ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f.1", "0177.0.0.1", "[::ffff:127.0.0.1]"] {
         let url = format!("http://{spelling}:{}/", listening.port());
-        // A client would reuse the connection of another spelling.
+        // Each spelling needs a new client, because a client would reuse the connection that it opened for an earlier
+        // spelling.
         let (deliverer, loopback) = (deliverer(Options::default()), loopback());
         let (delivered, _served) = tokio::join!(attempt(&deliverer, &loopback, url), listening.serve(OK));
         assert!(delivered.result.is_success(), "{spelling}: {delivered:?}");
@@ -142,7 +144,7 @@ async fn egress_policy_rejects_non_public_addresses_that_it_does_not_allow() {
     for host in ELSEWHERE {
         for scheme in ["http", "https"] {
             let delivered = attempt(&deliverer, &loopback(), format!("{scheme}://{host}/")).await;
-            // A certificate name cannot be a number, so TLS fails before the client resolves the name.
+            // TLS does not accept a number as a server name, so the attempt fails before the client resolves the host.
             let is_no_name = scheme == "https" && reason(&delivered) == "the request failed";
             assert!(is_rejected(&delivered) || is_no_name, "{scheme}://{host}/: {delivered:?}");
         }
@@ -197,7 +199,7 @@ async fn callbacks_under_different_egress_policies_share_no_connection() {
     let (delivered, (mut peer, _)) = tokio::join!(attempt(&deliverer, &free, listening.url()), listening.serve(OK));
     assert!(delivered.result.is_success());
     assert_eq!(deliverer.connections().idle, 1);
-    // Each policy may belong to another tenant, or may be a changed policy of the same tenant.
+    // A stricter policy may belong to another tenant, or to the same tenant after a change of its policy.
     for stricter in [Egress::default(), Egress { forbid_http: true, ..loopback() }] {
         assert!(is_rejected(&attempt(&deliverer, &stricter, listening.url()).await), "{stricter:?}");
     }
@@ -206,7 +208,7 @@ async fn callbacks_under_different_egress_policies_share_no_connection() {
     let (delivered, _served) = tokio::join!(attempt(&deliverer, &wider, listening.url()), listening.serve(OK));
     assert!(delivered.result.is_success());
     assert_eq!(deliverer.connections().opened, 2);
-    // The first tenant still uses its own connection.
+    // Under the first policy, the client still uses the first connection.
     let serve = async {
         peer.request().await;
         peer.send(OK).await;

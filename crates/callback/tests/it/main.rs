@@ -1,4 +1,4 @@
-//! Tests of callbacks over real sockets, to targets that each test scripts.
+//! Tests of callbacks over real sockets. Each test determines the bytes that its targets send.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 

@@ -18,7 +18,7 @@ use crate::support::{Listening, OK, deliverer, delivery, of_tenant, sent, target
 /// DNS server that answers questions for `fast.test` with 127.0.0.1, and ignores all other questions.
 struct NameServer {
     address: SocketAddr,
-    /// Number of questions for each name and type of record.
+    /// Number of questions that the server has received for each name and record type.
     questions: Arc<Mutex<BTreeMap<(String, u16), usize>>>,
     _task: TaskSet,
 }
@@ -56,7 +56,8 @@ impl NameServer {
     }
 }
 
-/// Returns the header and the question of a DNS message, the name in lower case, and the type of record.
+/// Returns three parts of a DNS query: the bytes of its header and question, the name in lower case, and the record
+/// type.
 fn question(message: &[u8]) -> (&[u8], String, u16) {
     let (mut at, mut labels) = (12, Vec::new());
     while message[at] > 0 {
@@ -73,7 +74,8 @@ fn response(question: &[u8], kind: u16) -> Vec<u8> {
     let mut message = question.to_vec();
     message[2..12].copy_from_slice(&[0x81, 0x80, 0, 1, 0, u8::from(kind == A), 0, 0, 0, 0]);
     if kind == A {
-        // The name of the question, the type A, the class IN, 60 s to live, and four bytes of address.
+        // The record has the name of the question, the type A, the class IN, a time to live of 60 s, and an address of
+        // 4 bytes.
         message.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 127, 0, 0, 1]);
     }
     message

@@ -122,7 +122,7 @@ async fn user_headers_cannot_override_headers_that_reveille_sets() {
     to.headers = forged.map(|name| (name.to_owned(), "7".into())).to_vec();
     let (_, received) = send(delivery(to, b"123"), &listening).await;
     for name in forged {
-        // `header` fails if the header occurs twice.
+        // The function `header` panics if the request contains the header twice.
         assert_ne!(received.header(name), Some("7"), "{name}");
     }
     verify(&received).unwrap();

@@ -1,4 +1,4 @@
-//! Deliveries for the tests, and targets whose every byte the test controls.
+//! Deliveries for the tests, and targets that send exactly the bytes that a test specifies.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -38,7 +38,7 @@ pub(crate) fn loopback() -> Egress {
     Egress { allow: [Class::Loopback].into(), ..Egress::default() }
 }
 
-/// Makes an attempt with a deadline in the far future.
+/// Makes an attempt and returns its result. The deadline of the delivery must not have passed.
 pub(crate) async fn sent(deliverer: &HttpDeliver, delivery: Delivery) -> Delivered {
     deliverer.deliver(delivery).await.expect("the deadline has not passed")
 }
@@ -111,7 +111,7 @@ impl Listening {
         self.0.accept().await.unwrap().0
     }
 
-    /// Accepts one connection, responds to one request on it, and returns both.
+    /// Accepts one connection, responds to one request on it, and returns the connection and the request.
     pub(crate) async fn serve(&self, answer: &[u8]) -> (Peer, Received) {
         let mut peer = self.accept().await;
         let received = peer.request().await;

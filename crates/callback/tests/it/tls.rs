@@ -1,4 +1,4 @@
-//! Tests of TLS, and of HTTP/2 that TLS negotiates.
+//! Tests of TLS, and of HTTP/2, which the client and the target negotiate in the TLS handshake.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -206,7 +206,8 @@ async fn wait_for_a_connection_uses_up_no_timeout() {
     let url = format!("https://localhost:{}/hook?of=test", listening.port());
     let within = |millis| HttpTarget { timeout: Duration::from_millis(millis), ..target(url.clone()) };
     let attempts = async {
-        // The first attempt connects. The handshake and the response of the target take longer than the other timeouts.
+        // The first attempt connects. Its handshake and the target's response together take longer than the timeouts of
+        // the other attempts.
         let first = sent(&deliverer, delivery(within(20_000), b"3"));
         let others = join_all((0..5).map(|_| sent(&deliverer, delivery(within(1_000), b"3"))));
         let (first, others) = tokio::join!(first, others);
@@ -245,7 +246,8 @@ async fn client_sends_large_body_over_http2() {
     let listening = Listening::start().await;
     let deliverer = trusting(&identity);
     let (accepting, _accepted) = mpsc::unbounded_channel::<TaskHandle>();
-    // The body is larger than a stream's window. The target reads its first byte as the number of bytes to return.
+    // The body is larger than the flow-control window of a stream. It contains the number of bytes that the target
+    // returns, and spaces.
     let body = [b"1".as_slice(), &[b' '; 300_000]].concat();
     tokio::select! {
         biased;

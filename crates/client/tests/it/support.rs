@@ -102,8 +102,8 @@ pub(crate) fn later() -> ScheduleRequest {
     ScheduleRequest::at("2035-01-02T03:04:05Z", "https://example.org/hook")
 }
 
-/// Starts a proxy to `to` that drops the first `lost` responses. The server carries out the requests of the dropped
-/// responses, but the client receives no response to them.
+/// Starts a proxy to `to` that drops the first `lost` responses. The server carries out all requests, but the client
+/// does not receive the dropped responses.
 pub(crate) async fn losing(runtime: &Runtime, to: SocketAddr, lost: u32) -> SocketAddr {
     let left = Arc::new(AtomicU32::new(lost));
     listen(runtime, move |mut client| {
@@ -132,8 +132,8 @@ pub(crate) async fn losing(runtime: &Runtime, to: SocketAddr, lost: u32) -> Sock
     .await
 }
 
-/// Starts a server that sends the next of these responses to each request and then closes the connection. After the
-/// last response, the server does not respond to further requests.
+/// Starts a server that responds to each request with the next element of `answers` and then closes the connection.
+/// After the last element, the server does not respond to further requests.
 pub(crate) async fn scripted(runtime: &Runtime, answers: &[&str]) -> (SocketAddr, Arc<AtomicU32>) {
     let answers: Arc<Vec<String>> = Arc::new(answers.iter().map(|answer| (*answer).to_owned()).collect());
     let asked = Arc::new(AtomicU32::new(0));

@@ -13,8 +13,9 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::support::on_real;
 
-/// Starts a TLS server for the name `localhost`. The server responds to every request with the response to a
-/// cancellation. The function returns the server's port and the authority that signed the server's certificate.
+/// Starts a TLS server for the name `localhost`. The server sends the response of a successful cancellation to every
+/// request. The function returns the server's port, and the certificate of the authority that signed the server's
+/// certificate.
 async fn secure(runtime: &Runtime) -> (u16, CertificateDer<'static>) {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -30,7 +31,7 @@ async fn secure(runtime: &Runtime) -> (u16, CertificateDer<'static>) {
     let port = listener.local_addr().unwrap().port();
     runtime.spawn("secure", async move {
         while let Ok((stream, _)) = listener.accept().await {
-            // A client that does not trust the authority closes the connection here.
+            // A client that does not trust the authority closes the connection during this TLS handshake.
             let Ok(mut stream) = acceptor.accept(stream).await else { continue };
             let _length = stream.read(&mut [0; 4_096]).await.unwrap();
             let answer =
@@ -52,7 +53,7 @@ fn client_accepts_only_certificates_of_trusted_authorities() {
         assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
         let trusting = Options { extra_roots: vec![authority], ..once };
         Client::new(&url, "a.b", trusting.clone()).unwrap().cancel("any").await.unwrap();
-        // The certificate is valid for `localhost`, but not for this address.
+        // The server's certificate is valid for `localhost`, but not for the address 127.0.0.1.
         let other = Client::new(&format!("https://127.0.0.1:{port}"), "a.b", trusting).unwrap();
         assert!(matches!(other.cancel("any").await.unwrap_err(), Error::Unreachable { .. }));
     });

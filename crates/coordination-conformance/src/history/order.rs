@@ -1,21 +1,21 @@
-//! Searches for an order of each key's changes and synced reads that explains all responses. The search follows Wing
-//! and Gong (1993): it tries every call that can be next. It also follows Lowe (2017): it records each combination of
-//! placed calls and resulting node that it has tried.
+//! Searches, for each key, for an order of the key's changes and synced reads that explains all responses. The search
+//! tries every call that can be next (Wing and Gong 1993). It records each combination of placed calls and resulting
+//! node, and tries no combination twice (Lowe 2017).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::{Call, History, Knowledge, Observation, Operation, Response, Step, Value};
 use coordination::tree::{Expected, Zxid};
 
-/// Largest number of prefixes that the search tries for one key. A history of some hundred calls by a few sessions
-/// needs far fewer, whether it is valid or not.
+/// Maximum number of prefixes of an order that the search tries for one key. For some hundred calls of a few sessions,
+/// the search tries far fewer prefixes, even if the history is invalid.
 const TRIED_MAX: usize = 200_000;
 
 /// The state of the node after a prefix of the order.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct State {
     node: Option<Content>,
-    /// Number of the last change in the prefix whose number is known.
+    /// Number of the last change with a known number in the prefix.
     last: Zxid,
 }
 
@@ -107,8 +107,8 @@ fn of_key<'a>(history: &'a History, key: &str) -> Vec<Placed<'a>> {
     all
 }
 
-/// Returns whether a call without a response can no longer take effect, because a later change or sync of its
-/// session is already placed.
+/// Returns whether a call without a response can no longer take effect. This is so if the prefix contains a later call
+/// of the same session, or a call that was requested after the deadline.
 fn is_too_late(all: &[Placed<'_>], prefix: &Prefix, call: &Placed<'_>) -> bool {
     let operation = call.operation;
     let excludes = |other: &Operation| {
@@ -120,7 +120,8 @@ fn is_too_late(all: &[Placed<'_>], prefix: &Prefix, call: &Placed<'_>) -> bool {
 }
 
 impl State {
-    /// Returns the state after the call, or `None` if the call cannot be next because its response would differ.
+    /// Returns the state after the call, or `None` if the call cannot be next because its response contradicts the
+    /// present state.
     fn after(&self, call: &Placed<'_>, known: &Knowledge<'_>) -> Option<State> {
         let (operation, node) = (call.operation, self.node.as_ref());
         let response = operation.response.map(|(_, response)| response);
@@ -151,7 +152,8 @@ impl State {
         }
     }
 
-    /// Returns the state in which the node contains the value of the call `value`.
+    /// Returns the state after the call `value` has written the node, or `None` if an observation of the value
+    /// contradicts this state.
     fn with_value(&self, value: Value, before: Option<&Content>, known: &Knowledge<'_>) -> Option<State> {
         let version = before.map_or(0, |before| before.version + 1);
         let created = before.and_then(|before| before.created);
@@ -174,7 +176,7 @@ impl Content {
     }
 
     /// Returns whether the observation shows this content. The function compares only the value and the version,
-    /// because every response contains the same other data about a value.
+    /// because all responses with the same value also agree on the other data.
     fn shows(&self, observed: &Observation) -> bool {
         observed.value == Some(self.value) && observed.version == self.version
     }

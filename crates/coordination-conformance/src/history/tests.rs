@@ -1,4 +1,4 @@
-//! Tests of the check with valid and invalid histories.
+//! Tests of the check of a history, with valid and invalid histories.
 
 use super::*;
 use coordination::tree::Expected::{Any, Version};
@@ -89,7 +89,7 @@ fn concurrent_calls_may_take_effect_in_any_order() {
         let made = script.create(3, 1);
         let [one, two] = [1, 2].map(|session| script.without_response(session, Call::Set(Any)));
         let read = script.without_response(3, Call::SyncedRead);
-        // The call that was requested first is the second change.
+        // Session 1 requested its set first, but the set of session 2 takes effect first.
         script.0.respond(one, observed(one, 2, 1, 3));
         script.0.respond(two, observed(two, 1, 1, 2));
         script.0.respond(read, if is_early { observed(made, 0, 1, 1) } else { observed(one, 2, 1, 3) });
@@ -123,7 +123,7 @@ fn delete_without_a_response_explains_a_missing_node() {
     script.create(1, 1);
     script.without_response(2, Call::Delete(Any));
     script.synced(1, Response::NoNode);
-    // No response shows this create, so its number is unknown.
+    // This create has no response, so the check does not know the number of the change.
     script.without_response(3, Call::Create);
     script.set(1, Version(0), 1, 4, 6);
     script.assert_valid();
@@ -168,7 +168,7 @@ fn stale_read_after_a_sync_is_invalid() {
     script.assert_invalid(NO_ORDER);
 }
 
-/// Both reads are concurrent with the set.
+/// Both synced reads are concurrent with the set of session 1.
 #[test]
 fn synced_read_that_returns_older_value_than_an_earlier_read_is_invalid() {
     let mut script = Script::default();
@@ -293,13 +293,14 @@ fn call_cannot_take_effect_after_a_later_sync_of_its_session() {
     on_it.synced(2, observed(made, 0, 1, 1));
     on_it.synced(1, observed(late, 1, 1, 2));
     on_it.assert_invalid(NO_ORDER);
-    // The sync prevents the late effect of the call even if the session syncs another key.
+    // After a sync, an earlier call of the same session can no longer take effect, even if the sync names another key.
     let (mut elsewhere, made, late) = script();
     elsewhere.on(2, "/b", Call::SyncedRead, |_| Response::NoNode);
     elsewhere.synced(1, observed(made, 0, 1, 1));
     elsewhere.synced(1, observed(late, 1, 1, 2));
     elsewhere.assert_invalid(NO_ORDER);
-    // After a sync of another session, or a read without a sync, the late call can still take effect.
+    // After a sync of another session, or a read without a sync, an earlier call without a response can still take
+    // effect.
     let (mut other, made, late) = script();
     other.synced(3, observed(made, 0, 1, 1));
     other.read(2, observed(made, 0, 1, 1));
@@ -308,7 +309,7 @@ fn call_cannot_take_effect_after_a_later_sync_of_its_session() {
     other.assert_valid();
 }
 
-/// Both changes of the session took effect, but the first one received no response.
+/// Both changes of the session take effect, but in the wrong order. The first change receives no response.
 #[test]
 fn reordered_changes_of_a_session_are_invalid() {
     let mut script = Script::default();
@@ -359,7 +360,7 @@ fn contradictory_responses_about_one_change_are_invalid() {
     script.on(1, KEY, Call::Create, |at| observed(at, 0, 1, 2));
     script.assert_invalid("reported in two ways");
 
-    // A response that does not contain the value must also agree with the other responses.
+    // A response without the node's value must also agree with the other responses about the same change.
     let no_value = Response::Node(Observation { value: None, version: 0, created: Zxid(1), modified: Zxid(1) });
     let mut script = Script::default();
     script.create(1, 1);
@@ -466,7 +467,7 @@ fn session_that_read_one_key_reads_no_older_state_of_another_key() {
     on.read(2, observed(made, 0, 1, 1));
     on.on(2, "/b", Call::Read, |_| observed(other, 0, 3, 3));
     on.assert_valid();
-    // After a sync, the view of a session includes every change that any session knew.
+    // After a sync, the view of a session includes every change that any session knew before the sync.
     let (mut synced, made, _) = script();
     synced.on(2, "/c", Call::SyncedRead, |_| Response::NoNode);
     synced.read(2, observed(made, 0, 1, 1));
@@ -528,15 +529,15 @@ fn missing_node_requires_an_earlier_deletion() {
     };
     let mut missing = script();
     missing.read(2, Response::NoNode);
-    // A session requested this deletion after the read, so the deletion does not explain the missing node.
+    // Session 3 deletes the node after session 2 has found no node, so this deletion does not explain the missing node.
     missing.delete(3);
     missing.assert_invalid(WENT_BACK);
     let mut deleted = script();
     deleted.without_response(3, Call::Delete(Any));
     deleted.read(2, Response::NoNode);
     deleted.assert_valid();
-    // Another session deleted the node and created it again. Session 2 has read the new node, so this deletion does not
-    // explain that the node is missing later.
+    // Session 3 deletes the node and creates it again. After session 2 has read the new node, the deletion of the old
+    // node does not explain a missing node.
     let mut anew = script();
     anew.delete(3);
     let made = anew.create(3, 4);

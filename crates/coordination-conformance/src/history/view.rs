@@ -1,23 +1,23 @@
-//! Checks that the view of a session never goes back. Each call of the session belongs to a moment in the order of all
-//! changes of all keys. The moment of the next call is the same or later.
+//! Checks that the view of a session never returns to an older state. Each call of the session belongs to a moment in
+//! the order of all changes of all keys. The moment of the session's next call is the same or later.
 //!
-//! Change numbers identify the moments. No response contains the number of a deletion. This number is greater than all
-//! numbers that any session knew when the deletion was requested. It is less than the numbers of changes that were
-//! requested after the response to the deletion.
+//! Change numbers identify the moments. No response contains the number of a deletion. The number of a deletion is
+//! greater than all numbers that any session knew at the request of the deletion. It is less than the numbers of all
+//! changes that a session requested after the response to the deletion.
 
 use std::collections::BTreeMap;
 
 use super::{Call, History, Knowledge, Observation, Operation, Response, Step};
 use coordination::tree::Zxid;
 
-/// Knowledge of a session from its calls so far.
+/// Facts about a session's view that follow from the responses to its calls so far.
 struct View {
-    /// Latest change that is known to be in the session's view.
+    /// Number of the latest change that the session's view certainly includes.
     floor: Zxid,
     /// Step of the request that established `floor`.
     by: Step,
-    /// Keys where the session found no node, each with the value of `floor` at that time. If the session sees a node at
-    /// such a key later, the node was created after that change.
+    /// Keys at which the session found no node, each with the value of `floor` at that time. If the session later sees
+    /// a node at the key, the number of the node's creation must be greater than this value.
     gone: BTreeMap<String, Zxid>,
 }
 
@@ -79,7 +79,8 @@ impl<'a> Deletion<'a> {
 }
 
 impl View {
-    /// Applies a call. An error contains the violation and the step of another call that shows it.
+    /// Applies a call to the view. An error describes the violation, and may contain the step of another call that
+    /// shows it.
     fn take(
         &mut self,
         operation: &Operation,

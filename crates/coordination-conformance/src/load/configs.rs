@@ -8,7 +8,7 @@ use coordination::recipes::{Client, Config, Effective};
 
 /// Number of changes of the service's values. The instance's values change equally often.
 const CHANGES: u64 = 5_000;
-/// Number of concurrent requests. A session's changes are applied in the order of the requests.
+/// Number of concurrent requests of a writer. The engine applies the changes of a session in the order of the requests.
 const AT_ONCE: usize = 50;
 
 async fn count_up(subject: &dyn Subject, tree: &dyn Tree, at: &str, key: &str, numbers: std::ops::Range<u64>) {
@@ -28,7 +28,8 @@ fn count(now: &Effective, key: &str) -> u64 {
     now.values.get(key).and_then(Value::as_u64).unwrap_or(0)
 }
 
-/// Reads until both counters have their last value. Returns the number of changes that the reader received.
+/// Follows the configuration until both counters have their last value. Returns the number of changes that the reader
+/// received.
 async fn read(config: &Config) -> usize {
     let mut now = config.follow("host").await.expect("the open ACL permits every session to access the node");
     let (mut last, mut changes) = (now.now(), 0);
@@ -43,9 +44,9 @@ async fn read(config: &Config) -> usize {
     changes
 }
 
-/// Writes ten thousand changes in total: one process counts up in the service's values and another in the
-/// instance's, as fast as the engine allows. Of the two followers, one stays connected. The other loses its
-/// connection and later its session.
+/// Writes ten thousand changes in total. One process increments a counter in the service's values, and another process
+/// increments a counter in the instance's values. One of two followers stays connected. The other follower loses its
+/// connection, and later its session.
 pub(super) async fn ten_thousand_config_changes_arrive_in_order(subject: &dyn Subject) {
     let ((_one, one), (_two, two)) = (open(subject).await, open(subject).await);
     for at in ["/config", "/config/mail", "/config/mail/host"] {

@@ -88,8 +88,8 @@ pub(super) async fn one_megabyte_of_watches_survives_a_lost_connection(subject: 
     process.cut(false);
     let delete = |number| Op::Delete { path: at(number), expected: Expected::Any };
     let firing = async {
-        // The early watches report a change that happened during the cut. The other watches report a change that
-        // happened after the cut.
+        // The early watches report a change that happened while the connection was cut. The other watches report a
+        // change that happened after the connection was restored.
         let mut late = Vec::new();
         for (number, watch) in watches.into_iter().enumerate() {
             if is_early(&number) {

@@ -139,8 +139,8 @@ pub(super) async fn instances_are_found_while_they_are_alive(subject: &dyn Subje
         .expect("the payload's header is a map");
     wait_for_instances(subject, &mut found, &["10.0.0.1", "10.0.0.2"]).await;
     wait_for_instances(subject, &mut below, &["10.0.0.1", "10.0.0.2", "r"]).await;
-    // The service `kestrel` of the class `queues` has the same path as the class `queues/kestrel`. The services of that
-    // class must not count as instances.
+    // The service `kestrel` of the class `queues` has the same path as the class `queues/kestrel`. The services of the
+    // class `queues/kestrel` must not count as instances of the service `kestrel`.
     let mut queues =
         discovery(&one).follow(&service("queues", "kestrel")).await.expect("every session may access the node");
     wait_for_instances(subject, &mut queues, &[]).await;
@@ -195,7 +195,8 @@ pub(super) async fn picks_spread_and_move_when_their_instance_ends(subject: &dyn
     let on = |picks: &[Followed<Option<coordination::recipes::Instance>>], at: &str| {
         picks.iter().filter(|pick| key(&pick.now()).as_deref() == Some(at)).count()
     };
-    // The probability that sixty tosses of a coin show at most ten heads is one in ten million.
+    // Each of the sixty followers selects one of the two instances at random. The probability that at most ten
+    // followers select the second instance is about one in ten million.
     until(subject, "more than ten followers move to the second instance", async || on(&picks, "b") > 10).await;
     short_wait(subject).await;
     assert!(on(&picks, "a") > 10, "more than ten followers stay with the first instance");

@@ -1,4 +1,4 @@
-//! Cases about electors on a tree. Each case tests the polling and the watching form.
+//! Cases about electors on a tree. Each case tests the two forms of an elector, polling and watching.
 
 use coordination::Term;
 

@@ -88,7 +88,7 @@ pub(super) async fn all_kinds_of_waits_continue_after_a_lost_connection(subject:
     assert_eq!(one.tree().await.session().id(), session, "the process keeps its session");
 }
 
-/// Checks that the line becomes stable after the faults: processes stop the creation and removal of places.
+/// Checks that the line becomes stable after faults: the processes stop creating and removing places in the line.
 pub(super) async fn line_becomes_stable_after_faults(subject: &dyn Subject) {
     const COUNT: usize = 3;
     let (watcher, stop) = (Peer::open(subject).await, CancellationToken::new());
@@ -120,7 +120,7 @@ pub(super) async fn line_becomes_stable_after_faults(subject: &dyn Subject) {
             peers.iter().for_each(|peer| peer.process.cut(false));
             short_wait(subject).await;
         }
-        // The node's stat counts each place that a process creates or deletes.
+        // The stat of the line's parent node counts each creation and each deletion of a place.
         let (mut last, mut since) = (None, subject.runtime().monotonic());
         until(subject, "the line no longer changes", async || {
             short_wait(subject).await;
@@ -130,7 +130,8 @@ pub(super) async fn line_becomes_stable_after_faults(subject: &dyn Subject) {
             if last != Some(now) || names.len() != COUNT {
                 (last, since) = (Some(now), subject.runtime().monotonic());
             }
-            // This time is longer than the backoff of a process and longer than a session needs to end.
+            // Three seconds are longer than the backoff of a process, and longer than the engine needs to end a
+            // session.
             subject.runtime().monotonic().since(since) > Duration::from_secs(3)
         })
         .await;
@@ -150,14 +151,15 @@ pub(super) async fn repeatedly_deleted_parent_blocks_no_process(subject: &dyn Su
         let cleaning = async move {
             let is_asked = to_go.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1)).is_ok();
             for at in PARENTS.into_iter().filter(|_| is_asked && what == "create") {
-                // The deletion fails while a process has a place below this node.
+                // The deletion of a parent node fails while a process has a place below it.
                 drop(cleaner.delete(&path(at), Expected::Any).await);
             }
         };
         cleaning.boxed()
     })
     .await;
-    // After each of its first creations, process `two` finds that the cleaner has deleted the new node.
+    // During the next ten requests of process `two`, the cleaner deletes each parent node that the process has just
+    // created.
     left.store(10, Ordering::Release);
     two.acquired().await.release().await;
     left.store(10, Ordering::Release);
@@ -286,7 +288,7 @@ pub(super) async fn a8_task_can_use_the_client_that_runs_it(subject: &dyn Subjec
         } else {
             work("again").await;
             stop.cancel();
-            // The task may also work during its grace period.
+            // The task may also use the client during its grace period.
             peer.acquired().await.release().await;
         }
     });

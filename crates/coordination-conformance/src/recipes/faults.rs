@@ -5,7 +5,8 @@ use futures_util::future::BoxFuture;
 use super::*;
 use coordination::tree::CreateMode;
 
-/// Starts an acquisition and waits until its place is the second place in the line.
+/// Starts an acquisition of the lock. Waits until the line contains two places: the place of the holder and the new
+/// place.
 async fn behind<'a>(holder: &Peer<'_>, lock: &'a Lock) -> BoxFuture<'a, Result<Held, TreeError>> {
     behind_others(holder, lock, 2).await
 }
@@ -51,8 +52,8 @@ pub(super) async fn a4_lost_response_leaves_no_extra_place(subject: &dyn Subject
         let held = holder.acquired().await;
         let lock = one.lock();
         let mut acquiring = lock.acquire().boxed();
-        // The test cuts the connection during the request. The place may exist, but the process does not receive the
-        // response.
+        // The test cuts the connection while the process creates its place. The place may then exist although the
+        // process receives no response.
         let waited = subject.runtime().timeout(Duration::from_micros(400 * round), &mut acquiring).await;
         assert!(waited.is_none(), "another process holds the lock");
         one.process.cut(true);

@@ -7,7 +7,8 @@ use super::*;
 use coordination::recipes::{Bag, BagChange, Group, LeaderQueue, PresenceState, RoleMatch};
 use coordination::tree::CreateMode;
 
-/// Names that do not belong to the recipes. Some are names of kazoo and Curator, and some are malformed.
+/// Node names that do not belong to the recipes. Some names have the formats of kazoo and Curator, and some are
+/// malformed.
 const FOREIGN: [&str; 7] = [
     "readme",
     "_c_6ba7b810-9dad-41d1-80b4-00c04fd430c8-lock-0000000000",
@@ -112,9 +113,9 @@ pub(super) async fn late_leave_does_not_remove_another_place(subject: &dyn Subje
         let place = &other.line("/queue/candidate").await[..];
         let [name] = place else { panic!("the queue contains only the place of the process") };
         one.process.cut(true);
-        // The process cannot remove its place before it is connected again.
+        // The process has no connection, so it cannot remove its place before it reconnects.
         drop(first);
-        // The sequence numbers start at zero again when a process creates the parent again.
+        // When a process creates the parent node again, the sequence numbers of the child nodes start at zero again.
         tree.delete(&path(&format!("/queue/candidate/{name}")), Expected::Any)
             .await
             .expect("every session may access the node");
@@ -153,7 +154,7 @@ pub(super) async fn member_restores_its_node_after_foreign_changes(subject: &dyn
     within(subject, "the member's node exists", ann.present()).await.expect("every session may access the group");
     let (tree, mut seen) = (other.tree().await, ann.seen());
     tree.sync().await.expect("the engine responds");
-    // Another session changes the member's data. It then deletes the node and its parent.
+    // Another session changes the member's data, and then deletes the member's node and its parent node.
     tree.set(&at, Bytes::from_static(b"theirs"), Expected::Any).await.expect("every session may access the node");
     tree.delete(&at, Expected::Any).await.expect("every session may access the node");
     drop(tree.delete(&path("/groups/one"), Expected::Any).await);

@@ -75,7 +75,7 @@ pub(super) async fn taken_name_is_reported_and_obtained_once_free(subject: &dyn 
     within(subject, "the node of the second member exists", second.present())
         .await
         .expect("every session may access the group");
-    // Two members of one session cannot have the same name either.
+    // Two members of the same session cannot have the same name.
     let third = group(&two).join("ann", Bytes::new()).expect("the member's name is valid");
     let mut waits = third.seen();
     within(

@@ -13,7 +13,7 @@ pub(super) async fn lock_has_one_holder_in_the_order_of_the_requests(subject: &d
     for (at, peer) in peers.iter().enumerate().skip(1) {
         let lock = peer.lock();
         let mut acquiring = async move { (at, lock.acquire().await) }.boxed();
-        // The test waits for each place before the next process requests the lock.
+        // The test waits until the place of this process exists before the next process requests the lock.
         until(subject, "the place", async || {
             assert!((&mut acquiring).now_or_never().is_none(), "another process holds the lock");
             peers[0].line("/locks/one").await.len() == at + 1
@@ -171,7 +171,7 @@ pub(super) async fn waiting_process_rejoins_a_deleted_line(subject: &dyn Subject
             .await
             .expect("every session may access the node");
     }
-    // The deletion fails if the waiting process already has a new place below this node.
+    // The deletion of the line's parent node fails if the waiting process already has a new place in the line.
     drop(tree.delete(&path("/locks/one"), Expected::Any).await);
     within(subject, "the guard ends", held.cancelled()).await;
     let term = held.term();
@@ -185,7 +185,7 @@ pub(super) async fn late_release_does_not_end_a_later_guard(subject: &dyn Subjec
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let first = one.acquired().await;
     one.process.cut(true);
-    // The process cannot remove its place before it is connected again.
+    // The process has no connection, so it cannot remove its place before it reconnects.
     drop(first);
     let lock = one.lock();
     let mut again = lock.acquire().boxed();

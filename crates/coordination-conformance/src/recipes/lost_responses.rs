@@ -4,8 +4,8 @@ use super::*;
 use coordination::recipes::{Group, LeaderQueue, RoleMatch};
 use coordination::tree::CreateMode;
 
-/// Opens a process that receives no response to its first request of the kind `asked` and to all later requests. The
-/// process receives the responses to earlier requests.
+/// Opens a process that receives all responses up to the response to its first request of the kind `asked`. The process
+/// receives no response to later requests.
 async fn cut_responses_after<'a>(subject: &'a dyn Subject, asked: &'static str) -> Peer<'a> {
     let process = subject.process().await;
     let cut = process.clone();
@@ -19,8 +19,9 @@ async fn cut_responses_after<'a>(subject: &'a dyn Subject, asked: &'static str) 
     Peer::of(subject, process.clone(), Arc::new(Counted::with_hook(process, hook)), options)
 }
 
-/// Creates and deletes a node, and then drops all further responses. A process sends some requests only once per
-/// connection. It still receives the responses to these requests.
+/// Creates and deletes a node as the process `peer`, and then drops all later responses to this process. A process
+/// sends some requests only once per connection, together with its first changes. The process `peer` therefore still
+/// receives the responses to these requests.
 async fn cut_responses(peer: &Peer<'_>) {
     let (tree, at) = (peer.tree().await, path("/before"));
     tree.create(&at, Bytes::new(), CreateMode::Ephemeral, Acl::Open)
@@ -35,7 +36,7 @@ pub(super) async fn a4_place_with_a_lost_response_is_found(subject: &dyn Subject
     let queue = |peer: &Peer<'_>| {
         LeaderQueue::new(&peer.client, &path("/queue"), Acl::Open).expect("the path is within the length limit")
     };
-    // Part 1: the place has a GUID in its name.
+    // Part 1 uses a lock. The name of a place in its line contains a GUID.
     let (held, session) = (holder.acquired().await, one.tree().await.session().id());
     cut_responses(&one).await;
     let lock = one.lock();
@@ -55,7 +56,7 @@ pub(super) async fn a4_place_with_a_lost_response_is_found(subject: &dyn Subject
         "the process keeps the place whose creation response was lost: places before {made:?}, after {left:?}"
     );
     acquired.release().await;
-    // Part 2: the place has no GUID in its name.
+    // Part 2 uses a queue. The name of a place in its line contains no GUID.
     let first = queue(&holder).join(Bytes::new()).await.expect("every session may access the queue");
     cut_responses(&one).await;
     let queue = queue(&one);
@@ -118,7 +119,8 @@ pub(super) async fn a4_member_with_a_lost_response_is_found(subject: &dyn Subjec
 }
 
 pub(super) async fn a4_job_with_a_lost_response_is_obtained(subject: &dyn Subject) {
-    // An applicant first reads a job and then takes it. The test drops all responses from that read on.
+    // An applicant for a job first reads the job and then takes it. The test drops all responses after the response to
+    // the read.
     let (one, other) = (cut_responses_after(subject, "get").await, Peer::open(subject).await);
     let roles = |peer: &Peer<'_>| {
         RoleMatch::new(&peer.client, &path("/roles"), Acl::Open).expect("the path is within the length limit")

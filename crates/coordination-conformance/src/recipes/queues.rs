@@ -1,5 +1,5 @@
-//! Cases about queues, read-write locks and semaphores. In their lines several places may have their turn at the same
-//! time.
+//! Cases about queues, read-write locks and semaphores. Several readers may hold a read-write lock at the same time,
+//! and several processes may hold leases of one semaphore.
 
 use futures_util::future::BoxFuture;
 
@@ -136,7 +136,8 @@ pub(super) async fn readers_share_the_lock_and_writers_exclude_others(subject: &
     let first = within(subject, "a reader", ours.read()).await.expect("the acquisition succeeds");
     let second = within(subject, "a second reader", theirs.read()).await.expect("the acquisition succeeds");
     let writing = waiting_in_line(&one, "/rw", 3, ours.write().boxed()).await;
-    // A reader behind the writer must wait, because the writer would starve otherwise.
+    // A reader behind the waiting writer must wait for the writer. Otherwise new readers could delay the writer
+    // forever.
     let mut reading = waiting_in_line(&one, "/rw", 4, theirs.read().boxed()).await;
     let mut writing = writing;
     first.release().await;

@@ -1,5 +1,5 @@
-//! Cases about races. An event happens during an acquisition, after the engine has returned the line and before the
-//! acquisition uses this response.
+//! Cases about races between an acquisition and other events. In most cases the event happens after the engine has
+//! returned the places in line and before the process uses this response.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -227,15 +227,15 @@ pub(super) async fn place_of_an_earlier_session_is_not_reused(subject: &dyn Subj
     peer.process.cut(true);
     within(subject, "the session is lost", session.lost()).await;
     peer.process.cut(false);
-    // All recipes start to acquire at the same time, as soon as possible.
+    // All recipes start their acquisitions at the same time, right after the test restores the connection.
     let locking = async {
         let held = peer.acquired().await;
         all_are_new(&path("/locks/one")).await;
         held
     };
     let queueing = async {
-        // A request may fail because the cut has closed its connection. The process is then not in the queue, so it
-        // joins again.
+        // The request to join may fail, because the test has cut its connection. In this case the process is not in the
+        // queue and must join again.
         let mut joined = None;
         until(subject, "the process joins", async || {
             let result = joined.insert(queue.join(Bytes::new()).await);

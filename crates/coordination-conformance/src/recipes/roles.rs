@@ -20,7 +20,7 @@ async fn hired(peer: &Peer<'_>, who: &'static str) -> Role {
         .expect("every session may access the nodes of the recipe")
 }
 
-/// Returns the data of the holder of each assigned job.
+/// Returns each assigned job with the data of its holder.
 async fn assigned(peer: &Peer<'_>) -> BTreeMap<i32, Bytes> {
     peer.tree().await.sync().await.expect("the engine responds");
     let assignments = roles(peer).assignments().await.expect("every session may access the nodes of the recipe");

@@ -6,11 +6,11 @@ use super::*;
 use coordination::recipes::{Bag, BagChange};
 use coordination::tree::CreateMode;
 
-/// Tests engines on which a test can set the next number of a parent. On ZooKeeper the test would have to create two
-/// billion nodes.
+/// Tests the order of locks and bags on an engine where `set_next` can set the sequence number of a node's next child.
+/// A test on ZooKeeper cannot set this number and would have to create two billion nodes.
 ///
 /// # Panics
-/// Panics if the engine or a recipe breaks the promise.
+/// Panics if the locks or the bags lose their order.
 pub async fn locks_and_bags_keep_their_order_when_sequence_numbers_overflow(
     subject: &dyn Subject,
     set_next: impl Fn(&NodePath, i32),
@@ -25,7 +25,7 @@ pub async fn locks_and_bags_keep_their_order_when_sequence_numbers_overflow(
         created.expect("every session may create nodes in the root");
         set_next(&path(at), i32::MAX - 1);
     }
-    // The nodes of the lock get the two greatest numbers of the range and then the three least numbers.
+    // The nodes of the lock get the two greatest signed 32-bit numbers, and then the three least numbers.
     let mut holder = peers[0].acquired().await;
     let locks: Vec<Lock> = peers.iter().skip(1).map(Peer::lock).collect();
     let mut waiting = Vec::new();

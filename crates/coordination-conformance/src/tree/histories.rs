@@ -1,5 +1,6 @@
-//! Cases in which many sessions of several processes work on few nodes, without faults, or with repeated cuts and lost
-//! sessions. The test records the [history](crate::history) of all calls and checks this history.
+//! Cases in which many sessions of several processes read and change a few nodes. One case runs without faults. The
+//! other case repeatedly cuts connections, and some sessions are lost. Each case records the [history](crate::history)
+//! of all calls and checks this history.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,13 +15,13 @@ const PROCESSES: usize = 3;
 /// Number of concurrent sessions, two per process.
 const SESSIONS: usize = 6;
 const NAMES: [&str; 2] = ["/a", "/b"];
-/// Number of calls after which the sessions change to other nodes. With more calls per node, the search for an order
-/// takes longer.
+/// Number of calls after which the sessions use new nodes. With more calls per node, the check of a history takes
+/// longer, because it searches for a valid order of the calls.
 const CALLS_PER_NODE: usize = 100;
 /// Smallest number of responses with which a history is a useful test.
 const RESPONSES_MIN: usize = 300;
 const CUTS: u64 = 10;
-/// Timeout of a call in a run with cuts.
+/// Timeout of a call in the case that cuts connections.
 const CALL_TIMEOUT: Duration = Duration::from_millis(300);
 
 pub(super) async fn concurrent_calls_are_linearizable(subject: &dyn Subject) {
@@ -70,7 +71,7 @@ impl<'a> Workload<'a> {
 
     async fn work(&self) {
         let all = join_all((0..SESSIONS).map(|at| self.work_as(at)));
-        // The limit is large because cuts, the ends of sessions and pauses of the machine take time.
+        // The time limit is large, because cut connections, lost sessions and pauses of the machine delay the calls.
         let worked = self.runtime.timeout(LIMIT * 3, all).await;
         assert!(
             worked.is_some(),
@@ -105,7 +106,7 @@ impl<'a> Workload<'a> {
                 }
             }
             if draw.below(2) == 0 {
-                // The close may fail because the connection is cut.
+                // The request to close the session may fail, because the test may have cut the connection.
                 let _given_up = self.runtime.timeout(CALL_TIMEOUT, tree.close()).await;
             }
         }

@@ -138,7 +138,7 @@ impl Twins {
         assert_eq!(here.map_err(|error| plain(error.clone())), there.map_err(|error| plain(error.clone())));
     }
 
-    /// Compares the node and all nodes below it that this session may read.
+    /// Compares the node `at`, and all nodes below it that the session may read, in the two engines.
     async fn compare(&self, at: &NodePath, numbers: &mut Numbers) {
         let mut left = vec![at.clone()];
         while let Some(at) = left.pop() {

@@ -34,7 +34,8 @@ struct Listeners {
     sessions: BTreeMap<SessionId, Session>,
 }
 
-/// Position in the stream of events. This process has delivered all events up to this step of this change.
+/// Position in the stream of events: the number of a change, and a step of this change. This process has delivered all
+/// events up to this step.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct Position {
     zxid: i64,
@@ -66,8 +67,8 @@ impl Feed {
         self.turn.lock().await
     }
 
-    /// Registers a watch. The caller must hold the turn, and it must already have fetched all events up to the state
-    /// that it read.
+    /// Registers a watch. The caller must hold the [`Turn`], and the caller must already have fetched all events up to
+    /// the state that it read.
     pub(super) fn watch<W>(&self, session: SessionId, watch: impl FnOnce(&mut Watchers) -> W) -> Result<W, TreeError> {
         let mut listeners = self.lock();
         // The removal of a session ends its watches. No code would end a watch that is registered after the removal.
@@ -77,8 +78,9 @@ impl Feed {
         Ok(watch(&mut listeners.watchers))
     }
 
-    /// Works like [`Feed::fetch`], after a read by the task that holds the turn. If the read shows an earlier state
-    /// than a previous read, the database has returned to an earlier state.
+    /// Works like [`Feed::fetch`], after the task that holds the [`Turn`] has read the state after the change `zxid`.
+    /// If a previous read returned a later state, the database has returned to an earlier state. In this case the
+    /// function ends all sessions of this process and returns an error.
     pub(super) async fn follow(&self, turn: &mut Turn<'_>, inner: &Inner, zxid: i64) -> Result<(), TreeError> {
         if turn.zxid > zxid {
             tracing::warn!(
@@ -128,14 +130,15 @@ impl Feed {
         self.delivered.store(whole, Ordering::Release);
     }
 
-    /// Delivers these events, and returns the position of the last one. Returns `None` if a row is malformed.
+    /// Delivers the events in `rows`, and returns the position of the last event. Returns `None` if a row is malformed.
     fn deliver(&self, rows: &[Row], mut position: Position) -> Option<Position> {
         let mut listeners = self.lock();
         for row in rows {
             let forgotten: i64 = row.try_get(0).ok()?;
             if forgotten > position.zxid {
-                // The database stores events for longer than a session can live without a response, so this process was
-                // paused.
+                // The database has deleted events that this process had not read. The database stores events for longer
+                // than a session can live without a response. This process was therefore paused, and its sessions have
+                // expired.
                 tracing::warn!(
                     "database deleted events before this paused process read them; ending all sessions of this process"
                 );

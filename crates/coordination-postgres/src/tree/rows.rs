@@ -22,7 +22,7 @@ pub(super) const POLL: &str = "
         or (select at < clock_timestamp() - interval '20 minutes'
             from reveille_coordination.tree_event order by zxid, step limit 1) is true
     from reveille_coordination.tree";
-/// Reads the events after a position, up to and including a change.
+/// Reads the events after a given position, up to and including the events of a given change.
 pub(super) const EVENTS: &str = "
     select tree.forgotten, event.zxid, event.step, event.kind, event.path
     from reveille_coordination.tree left join (
@@ -82,10 +82,10 @@ fn identity_of(text: &str) -> Option<Identity> {
     }
 }
 
-/// Returns the texts of the session's identities. The server determines the permissions of the session from them.
+/// Returns the identities of a session as texts. The server determines the permissions of the session from these texts.
 ///
 /// # Errors
-/// Returns [`TreeError::Invalid`] if a row cannot store a name.
+/// Returns [`TreeError::Invalid`] if a text contains a character that a row cannot store.
 pub(super) fn identity_names(identities: &[Identity]) -> Result<Vec<String>, TreeError> {
     let names: Vec<String> = [Identity::Anyone].iter().chain(identities).map(text_of).collect();
     if names.iter().any(|text| text.contains(['\n', '\0'])) {

@@ -37,7 +37,8 @@ impl Subject for Electors {
 
     fn elector<'a>(&'a self, group: &'a str) -> BoxFuture<'a, Arc<dyn Elector>> {
         async {
-            // This time limit is long, because the machine may be busy with other tests. No case depends on it.
+            // The statement timeout is long, because the machine may be busy with other tests. No case depends on this
+            // timeout.
             let options = Options { statement_timeout: Duration::from_secs(10), ..Options::default() };
             let electors = PostgresElectors::open(&self.runtime, &self.url, &options).await.unwrap();
             Arc::new(electors.elector(&GroupName::new(group).unwrap())) as Arc<dyn Elector>

@@ -16,7 +16,8 @@ pub(crate) fn database() -> String {
     static TEMPLATE: OnceLock<String> = OnceLock::new();
     let template = TEMPLATE.get_or_init(|| {
         let url = shared().create_database().unwrap();
-        // A caller may run this function within a runtime, so the migration runs on its own thread.
+        // A caller may call this function within a runtime, and a runtime cannot run inside another runtime. The
+        // migration therefore runs on its own thread.
         let migrated = url.clone();
         let migrating =
             move || on_real(async |runtime| migrate(&runtime, &migrated, &Options::default()).await.unwrap());

@@ -103,8 +103,8 @@ fn sql(url: &str, statement: &str) {
     shared().sql(name_of(url), statement).unwrap();
 }
 
-/// The server must check the end of a session by its own clock. The row still exists after the session has ended, and
-/// the clock of the client may be slow.
+/// The server must compare the end of a session with the server's own clock. The row of the session still exists after
+/// the session has ended, and the client's clock may be slow.
 #[test]
 fn expired_session_cannot_change_nodes() {
     let url = database();
@@ -260,15 +260,15 @@ fn sync_waits_for_pending_changes_of_its_session() {
         let dropped = tree.create(&other, Bytes::new(), CreateMode::Persistent, Acl::Open);
         assert!(dropped.now_or_never().is_none());
         tree.sync().await.unwrap();
-        // The task of the change may start before the caller drops the request. The server then applies the change
-        // before the sync.
+        // The task that applies changes may start this change before the caller drops the request. In this case the
+        // server applies the change before the sync.
         let is_made = tree.exists(&other).await.unwrap().is_some();
         let calls = if is_made { "5" } else { "4" };
         assert_eq!(last_call().trim(), calls, "a change that is dropped before it starts is not applied");
     });
 }
 
-/// The session has more nodes than one read of events returns. One call cannot delete so many nodes.
+/// The session has more nodes than one read of events returns, and more nodes than one call of `tree_close` deletes.
 #[test]
 fn closing_a_session_deletes_all_of_its_thousands_of_nodes() {
     const COUNT: usize = 6_000;
@@ -290,7 +290,7 @@ fn closing_a_session_deletes_all_of_its_thousands_of_nodes() {
         dying.close().await.unwrap();
         assert_eq!(runtime.timeout(Duration::from_secs(20), watch).await, Some(Ok(Event::Deleted(node("/all/05999")))));
         assert_eq!(watcher.children(&node("/all")).await.unwrap().names, Vec::<String>::new());
-        // The stream first delivers the largest number of events that may wait, and then a gap.
+        // At most `WAITING_MAX` events wait in the stream. The last event is a gap, which replaces all later events.
         for _ in 0..Events::WAITING_MAX - 1 {
             let event = events.next().await;
             assert!(matches!(event, Some(Event::Deleted(_))), "{event:?}");
@@ -374,7 +374,7 @@ fn session_ends_when_the_database_returns_to_an_earlier_state() {
         assert_eq!(tree.exists_and_watch(&node("/b")).await.map(drop), Err(TreeError::SessionLost));
         assert_eq!(watch.await, Err(TreeError::SessionLost));
 
-        // A process that only waits for a watch detects the earlier state too.
+        // A process that only waits for a watch also detects that the database has returned to an earlier state.
         let waiting = open(&runtime, &url).await;
         let (_, watch) = waiting.exists_and_watch(&node("/a")).await.unwrap();
         sql(&url, "update reveille_coordination.tree set last = last - 1");

@@ -39,14 +39,14 @@ fn watches_survive_a_lost_connection_and_event_stream_reports_a_gap() {
         assert_eq!(runtime.timeout(LIMIT, events.next()).await, Some(Some(Event::Gap)));
         let connected = state.wait_for(|state| *state == SessionState::Connected);
         runtime.timeout(LIMIT, connected).await.unwrap().unwrap();
-        // The stream reports later events.
+        // After the connection has returned, the stream reports new events.
         other.delete(&path, Expected::Any).await.unwrap();
         let mut earlier = events.take_while(|event| std::future::ready(*event != Event::Deleted(path.clone())));
         runtime.timeout(LIMIT, async { while earlier.next().await.is_some() {} }).await.unwrap();
     });
 }
 
-/// A dropped watch must not use memory of the server until the session ends.
+/// The server must free the memory of a dropped watch before the session ends.
 #[test]
 fn server_removes_watches_that_the_client_drops() {
     with_real_runtime(async |runtime| {

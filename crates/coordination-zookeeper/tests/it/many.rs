@@ -57,7 +57,8 @@ async fn fill(tree: &dyn Tree, parent: &str) -> (usize, TreeError) {
     }
 }
 
-/// If the session had more nodes, its end would stop the ensemble repeatedly.
+/// If a session had more ephemeral nodes than the limit allows, the end of the session would stop the ensemble
+/// repeatedly.
 #[test]
 fn ensemble_survives_the_end_of_a_session_at_the_ephemeral_node_limit() {
     with_real_runtime(async |runtime| {
@@ -102,7 +103,7 @@ fn ensemble_survives_the_end_of_a_session_at_the_ephemeral_node_limit() {
     });
 }
 
-/// If the session had more watches, the client library would not recover from a lost connection.
+/// If a session had more watches than the limit allows, the client library would not recover from a lost connection.
 #[test]
 fn watches_up_to_the_path_byte_limit_survive_a_reconnect() {
     with_real_runtime(async |runtime| {
@@ -131,7 +132,7 @@ fn watches_up_to_the_path_byte_limit_survive_a_reconnect() {
         assert_eq!(tree.get_and_watch(&at(1)).await.err(), Some(rejected.clone()));
         assert_eq!(tree.children_and_watch(&at(0)).await.err(), Some(rejected.clone()));
         assert_eq!(tree.watch_all(&at(0)).await.err(), Some(rejected.clone()));
-        // The limit counts several watches of the same kind at the same path once.
+        // The limit counts several watches of the same kind at the same path as one watch.
         let mut same = Vec::new();
         for _ in 0..200 {
             same.push(tree.get_and_watch(&at(0)).await.unwrap().1);
@@ -165,8 +166,8 @@ fn watches_up_to_the_path_byte_limit_survive_a_reconnect() {
     });
 }
 
-/// Several requests discover the deleted nodes at the same time. The space of each deleted node must go to only one
-/// request.
+/// Several requests find at the same time that earlier nodes of the session no longer exist. Only one request may use
+/// the space of each deleted node.
 #[test]
 fn concurrent_creations_never_exceed_the_ephemeral_node_limit() {
     with_real_runtime(async |runtime| {

@@ -165,7 +165,7 @@ fn lock_is_exclusive_among_curator_kazoo_and_this_crate() {
             other.ask(&format!("unlock {at}")).unwrap();
             scene.within("the lock is acquired", ours).await.unwrap().release().await;
         }
-        // All three processes compete for the lock, which protects two numbers.
+        // This process, the Java process and the Python process compete for the lock, which protects two numbers.
         let shared = std::sync::Mutex::new((0, 0));
         let each = |other: &Mixed| {
             for _ in 0..10 {
@@ -336,7 +336,7 @@ fn kazoo_and_this_crate_share_bags() {
         own.remove().await;
         python.event(&format!("removed {at} 1")).unwrap();
         assert_eq!(scene.within("a change is reported", listener.next()).await, BagChange::Removed(Sequence(1)));
-        // When a process dies, all listeners receive the removal of its item.
+        // When a process dies, all listeners of the bag receive the removal of its ephemeral item.
         drop(dying);
         assert_eq!(scene.within("a change is reported", listener.next()).await, BagChange::Removed(Sequence(2)));
         python.event(&format!("removed {at} 2")).unwrap();
@@ -378,7 +378,7 @@ fn kazoo_and_this_crate_discover_registered_services() {
     with_real_runtime(async |runtime| {
         let (python, dying) = (kazoo(), kazoo());
         let scene = Scene::new(&runtime, Vec::new());
-        // All tests use the same root, because Petting Zoo's root is fixed.
+        // All discovery tests use the same root node, because Petting Zoo fixes the path of this node.
         let class = format!("kestrel/{}", scene.path.name());
         let service = Service { class: class.clone(), name: "platform".to_owned() };
         let discovery = Discovery::new(&scene.client, NodePath::new(Discovery::ROOT).unwrap(), Acl::Open);
@@ -397,7 +397,8 @@ fn kazoo_and_this_crate_discover_registered_services() {
         dying.ask(&write).unwrap();
         let both = found.until(|now| now.all.len() == 2);
         assert_eq!(scene.within("both instances are found", both).await.all[1].payload["port"], json!(7));
-        // The writer deletes the node and creates it again. This process must never report that the instance is gone.
+        // The Python process deletes the instance's node and creates it again. This process must never report that the
+        // instance is gone.
         let text = text.replace("port: 7", "port: 8");
         dying.ask(&format!("discover-write {class} platform 10.0.0.2 {}", BASE64.encode(text))).unwrap();
         let mut seen = Vec::new();

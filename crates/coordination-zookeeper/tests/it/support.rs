@@ -1,4 +1,4 @@
-//! Implements the subject of the conformance suite for ZooKeeper.
+//! Implements the conformance suite's trait `Subject` for ZooKeeper.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -18,12 +18,13 @@ pub(crate) fn ensemble() -> &'static Zookeeper {
     ENSEMBLE.get_or_init(|| Zookeeper::start(3).expect("Java and Maven must be installed, and ZooKeeper must start"))
 }
 
-/// Engine of trees below a separate root.
+/// Engine whose trees lie below a root node that no other `Forest` uses.
 pub(crate) struct Forest {
     runtime: Runtime,
     servers: &'static Zookeeper,
     root: String,
-    /// Number of processes that the test has opened. This number determines the server of the next process.
+    /// Number of processes that the test has opened. This number determines the server to which the next process
+    /// connects.
     processes: AtomicUsize,
     is_roaming: bool,
 }
@@ -34,7 +35,7 @@ impl Forest {
         Forest { runtime, servers, root, processes: AtomicUsize::new(0), is_roaming: false }
     }
 
-    /// Lets each process use all servers. After a cut, the process continues on another server.
+    /// Lets each process connect to all servers. After a lost connection, the process may continue on another server.
     pub(crate) fn roaming(self) -> Self {
         Forest { is_roaming: true, ..self }
     }
@@ -107,7 +108,7 @@ struct Mortal {
 
 impl MortalForest {
     pub(crate) fn new(runtime: Runtime) -> Self {
-        // This ensemble is separate, because other tests use the shared ensemble.
+        // The test kills servers of this ensemble, so it does not use the ensemble that the other tests share.
         static ENSEMBLE: OnceLock<Zookeeper> = OnceLock::new();
         let ensemble = ENSEMBLE.get_or_init(|| Zookeeper::start(3).expect("Java and Maven must be installed"));
         let (is_whole, deaths) = (AtomicBool::new(true), AtomicUsize::new(0));

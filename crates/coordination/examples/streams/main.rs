@@ -12,10 +12,10 @@
 //! ```
 //!
 //! Promises: if the feed of an observation succeeds, the observation changes the parameters of each model once, even if
-//! processes die. Two holders never learn the same observation, even if one of them holds a shard of the old number of
-//! shards and the other holds a shard of the new number. The reason is that a single change removes the observation
-//! from the inbox, records it as done and stores the parameter. This change contains the fence of the shard's holder. A
-//! message to a subscriber may be lost. The next message about the same parameter replaces the lost message.
+//! processes die. Two holders never learn the same observation, even if one of them still holds a shard that the
+//! command `shard` has replaced. The reason is that a single change removes the observation from the inbox, records it
+//! as done and stores the parameter. This change contains the fence of the shard's holder. A message to a subscriber
+//! may be lost. The next message about the same parameter replaces the lost message.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the example reports its progress")]
 

@@ -7,16 +7,17 @@ use bytes::Bytes;
 use reveille_coordination::recipes::{Bag, Client, Job, RoleMatch};
 use reveille_coordination::tree::{Acl, CreateMode, Expected, NodePath, Op, TreeError};
 
-/// Learning rate: the factor by which the model multiplies the change of a parameter after one observation.
+/// Learning rate: the factor by which the model multiplies the error of a prediction to change a parameter.
 const STEP: f64 = 0.1;
 
 pub(crate) struct Model {
     pub(crate) name: &'static str,
     pub(crate) path: NodePath,
-    /// Parent of the nodes of the waiting observations. A node has the name KEY.NUMBER, where KEY is a student or an
-    /// item, depending on the model.
+    /// Parent node of the waiting observations. The node of an observation has the name KEY.NUMBER, where KEY is a
+    /// student or an item, depending on the model.
     pub(crate) inbox: NodePath,
-    /// Parent of the nodes of the learnt observations. Each node shows a user which shard learnt the observation.
+    /// Parent node of the learnt observations. The node of an observation shows a user which shard learnt the
+    /// observation.
     done: NodePath,
     /// Parameters by key.
     parameters: NodePath,
@@ -134,7 +135,7 @@ fn key(name: &str) -> Option<&str> {
 }
 
 impl Shard {
-    /// Parses a text such as `3 of 8`. Numbers start at 0.
+    /// Parses the text of a shard, such as `3 of 8`. Shard numbers start at 0.
     pub(crate) fn parse(text: &Bytes) -> Option<Self> {
         let (number, count) = std::str::from_utf8(text).ok()?.split_once(" of ")?;
         Some(Shard { number: number.parse().ok()?, count: count.parse().ok()? }).filter(|shard| shard.count > 0)

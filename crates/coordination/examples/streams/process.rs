@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::model::{Model, Parameter, Shard};
 
-/// Interval between two reads of the inbox, and time before another attempt.
+/// Interval between two reads of the inbox, and wait before this process repeats a failed request.
 const PERIOD: Duration = Duration::from_millis(100);
 /// Time in which a holder may finish one observation after it has lost its shard. The fence already rejects its writes.
 const GRACE: Duration = Duration::from_secs(1);
@@ -32,7 +32,7 @@ struct Side {
     model: Model,
     /// Addresses of the processes that follow this model's parameters, by the number of the subscription.
     subscribers: Mutex<BTreeMap<Sequence, SocketAddr>>,
-    /// Parameters of the model that this process has received.
+    /// Latest parameter that this process knows for each key of the model.
     parameters: Mutex<BTreeMap<String, Parameter>>,
 }
 
@@ -116,7 +116,7 @@ impl Process {
         Ok(())
     }
 
-    /// Updates the list of subscribers after each change of the bag.
+    /// Updates the list of subscribers after each change of the bag that contains their addresses.
     async fn publish(&self, side: &Side) -> anyhow::Result<()> {
         let mut changes = side.model.subscribers.listen().await?;
         for id in changes.present().clone() {

@@ -264,7 +264,7 @@ impl Listening {
     }
 }
 
-/// Reports changes until the caller drops the listener.
+/// Sends the changes of the bag to the listener until the caller drops the listener.
 async fn listen(client: Client, items: NodePath, first: Listening, changes: mpsc::Sender<BagChange>) {
     let mut reported = Reported::default();
     drop(reported.replace_all(&first.listed));
@@ -285,13 +285,13 @@ async fn listen(client: Client, items: NodePath, first: Listening, changes: mpsc
 #[derive(Default)]
 struct Reported {
     known: BTreeSet<Sequence>,
-    /// Greatest number of an item until now. Later items have greater numbers.
+    /// Greatest item number that the listener has seen. Later items have greater numbers.
     last: Option<Sequence>,
     created: Option<Zxid>,
 }
 
 impl Reported {
-    /// Reports changes until the session ends or the caller drops the listener.
+    /// Sends the changes of the bag to the listener until the session ends or the caller drops the listener.
     async fn report_session(
         &mut self,
         client: &Client,

@@ -143,7 +143,7 @@ impl Entered {
     /// Waits until all processes have left.
     ///
     /// # Errors
-    /// Returns the same errors as a [`Tree`]. This process has left even after an error.
+    /// Returns the same errors as a [`Tree`]. This process has left the barrier even if the function returns an error.
     pub async fn leave(self) -> Result<(), TreeError> {
         let Entered { barrier: DoubleBarrier { client, path, ready, .. }, owned } = self;
         let tree = owned.node().tree.clone();

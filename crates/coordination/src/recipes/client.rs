@@ -25,8 +25,8 @@ struct Inner {
     options: SessionOptions,
     /// Present session. A task locks this mutex while it opens a session.
     current: Mutex<Option<Arc<dyn Tree>>>,
-    /// Last node without a GUID in its name that this client created. The value contains the session of the node and
-    /// the change that created the node. A task locks this mutex while it creates such a node.
+    /// Record of the last node that this client created without a GUID in the name. The record contains the session of
+    /// the node and the change that created the node. A task locks this mutex while it creates such a node.
     last_plain: Mutex<(SessionId, Zxid)>,
     cleanup: Arc<Cleanup>,
     _tasks: TaskSet,
@@ -94,7 +94,7 @@ impl Client {
         opened.unwrap_or(Err(last))
     }
 
-    /// Creates a persistent node with `data` through the session of `tree`, and its missing parents. Does nothing if
+    /// Creates a persistent node with `data`, and its missing parents, through the session of `tree`. Does nothing if
     /// the node exists.
     ///
     /// # Errors
@@ -126,7 +126,8 @@ impl Client {
         }
     }
 
-    /// Locks the record of the last node without a GUID. Only a task that creates such a node may call this function.
+    /// Locks the record of the last node without a GUID in its name. Only a task that creates such a node may call this
+    /// function.
     pub(super) async fn last_plain(&self) -> tokio::sync::MutexGuard<'_, (SessionId, Zxid)> {
         self.0.last_plain.lock().await
     }
@@ -189,7 +190,7 @@ impl Cleanup {
         self.added.notify_one();
     }
 
-    /// Completes when the cleanup task has removed all nodes.
+    /// Completes when the cleanup task has removed all abandoned nodes.
     async fn drained(&self) {
         loop {
             let mut removed = std::pin::pin!(self.removed.notified());

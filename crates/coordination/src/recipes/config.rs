@@ -2,8 +2,8 @@
 //! changes.
 //!
 //! The service's values are a YAML map in a node. An instance's values are a YAML map in a child of that node. The
-//! effective values of an instance are the service's values and the instance's values together. If both maps contain a
-//! key, the instance's value is effective.
+//! effective values of an instance are the service's values and the instance's values together. If both maps contain
+//! the same key, the instance's value is effective.
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
@@ -29,17 +29,18 @@ pub struct Config {
 /// Effective configuration of an instance.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Effective {
-    /// Service's values and instance's values together. If both contain a key, this map contains the instance's value.
+    /// Service's values and instance's values together. If both contain the same key, this map contains the instance's
+    /// value.
     pub values: Values,
     /// Number of the last change of the service's values, or `None` if the service has no values. The number never
     /// decreases.
     pub service: Option<Zxid>,
     /// Number of the last change of the instance's values, or `None` if the instance has no values.
     pub instance: Option<Zxid>,
-    /// True if the engine responded recently.
+    /// True if the engine responded recently, so that `values` is up to date.
     pub is_current: bool,
-    /// Error if the last text that a process wrote is not a YAML map. In that case, the previous values remain
-    /// effective.
+    /// Error if the service's node or the instance's node does not contain a YAML map. In that case, the previous
+    /// values from this node remain effective.
     pub problem: Option<String>,
 }
 
@@ -78,8 +79,8 @@ impl Config {
         Ok(Overrides(Presence::start(&self.client, path, CreateMode::Persistent, self.acl.clone(), data)))
     }
 
-    /// Follows the effective values of `instance` from now on. The follower needs only two watches, for any number of
-    /// instances.
+    /// Follows the effective values of `instance` from now on. The follower uses only two watches, however many
+    /// instances the service has.
     ///
     /// # Errors
     /// Returns the same errors as a [`Tree`](crate::tree::Tree).
@@ -122,8 +123,8 @@ impl Config {
     }
 }
 
-/// Values of an instance that last until its process ends. After a drop of this object, the service's values are
-/// effective.
+/// Values of one instance. They exist until its process ends or drops this object. After that, only the service's
+/// values are effective.
 #[derive(Debug)]
 #[must_use = "a drop of this value removes the instance's values"]
 pub struct Overrides(Presence);

@@ -1,4 +1,4 @@
-//! Counter that processes share. Processes with Curator's `DistributedAtomicLong` can share it too.
+//! Counter that processes share. Processes that use Curator's `DistributedAtomicLong` can share the counter too.
 
 use bytes::Bytes;
 
@@ -22,7 +22,7 @@ impl Counter {
         Counter { client: client.clone(), path, acl }
     }
 
-    /// Returns the present value.
+    /// Returns the present value of the counter.
     ///
     /// # Errors
     /// Returns the same errors as a [`Tree`](crate::tree::Tree). Returns [`TreeError::Invalid`] if the node does not
@@ -37,7 +37,7 @@ impl Counter {
         }
     }
 
-    /// Adds `more` to the counter and returns the sum. The sum wraps around at the limits of the number.
+    /// Adds `more` to the counter and returns the sum. The sum wraps around at the limits of `i64`.
     ///
     /// # Errors
     /// Returns the same errors as a [`Tree`](crate::tree::Tree). After [`TreeError::Disconnected`] or
@@ -56,8 +56,8 @@ impl Counter {
             };
             let sum = self.decode(&node.data)?.wrapping_add(more);
             match tree.set(&self.path, encode(sum), Expected::Version(node.stat.version)).await {
-                // Another process changed the counter first. For each retry of one process, another process has
-                // succeeded, so all processes succeed in the end.
+                // Another process changed or deleted the node of the counter first. The loop therefore repeats the
+                // addition.
                 Err(TreeError::BadVersion | TreeError::NoNode) => {}
                 done => return done.map(|_| sum),
             }

@@ -22,10 +22,11 @@ use super::yaml;
 use crate::ring::Ring;
 use crate::tree::{Acl, CreateMode, NodePath, TreeError, Zxid};
 
-/// Time after which an instance without a node counts as gone. To update a node, Petting Zoo's writers delete it and
-/// create it again.
+/// Time after which an instance counts as gone if its node is missing. A node may be missing for a moment, because
+/// Petting Zoo's writers delete a node and create it again when they update it.
 const MISSING_MAX: Duration = Duration::from_millis(200);
-/// Longest time for which a new follower waits for the engine. The limit applies only if a file can replace the engine.
+/// Longest time for which a new follower waits for its first read from the engine. The limit applies only if a file
+/// contains the instances of the service.
 const FIRST_READ_MAX: Duration = Duration::from_secs(2);
 /// Largest size of a file of instances, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -56,7 +57,8 @@ pub struct Instance {
     /// Key of the instance within the service, for example an address. The key of an instance from a file is its index
     /// in the file.
     pub key: String,
-    /// Data that the instance publishes. It contains a `header` whose `service_class` is the class of the service.
+    /// Data that the instance publishes. Data from the engine contains a `header` whose `service_class` is the class of
+    /// the service.
     pub payload: Values,
 }
 
@@ -91,9 +93,9 @@ impl Discovery {
         Discovery { client: client.clone(), root, acl, folders: Vec::new() }
     }
 
-    /// Sets the folders in which this process looks for instances while the engine knows none. The file
-    /// `<folder>/<class>/<name>.yml` contains a map with a `server_list`. This process uses the first folder with a
-    /// valid file.
+    /// Sets the folders in which this process looks for instances while the engine knows no instance. The file
+    /// `<folder>/<class>/<name>.yml` contains a YAML map. The list `server_list` in this map contains the instances of
+    /// one service. This process uses the first folder with a valid file.
     #[must_use]
     pub fn with_files(self, folders: Vec<PathBuf>) -> Self {
         Discovery { folders, ..self }
@@ -116,8 +118,8 @@ impl Discovery {
     /// the instances in the service's file. The function reads this file once.
     ///
     /// # Errors
-    /// Returns the same errors as a [`Tree`](crate::tree::Tree), except [`TreeError::Disconnected`] if the service has
-    /// a file.
+    /// Returns the same errors as a [`Tree`](crate::tree::Tree). If the service has a file, the function does not
+    /// return [`TreeError::Disconnected`].
     pub async fn follow(&self, service: &Service) -> Result<Followed<Instances>, TreeError> {
         let path = self.path(service)?;
         self.follow_at(path, Some(service.clone())).await
@@ -208,7 +210,7 @@ impl Registration {
         self.presence.present().await
     }
 
-    /// Returns a receiver of the present state of the instance and of every change.
+    /// Returns a watch receiver of the instance's state.
     #[must_use]
     pub fn seen(&self) -> watch::Receiver<PresenceState> {
         self.presence.seen()
@@ -223,7 +225,7 @@ impl Registration {
     }
 }
 
-/// Encodes a payload with its header.
+/// Writes the service and the key into the header of the payload, and encodes the payload as YAML.
 fn encode(service: &Service, key: &str, mut payload: Values) -> Result<Bytes, TreeError> {
     let not_a_map = || TreeError::Invalid("invalid payload: `header` and its `metadata` must be maps".to_owned());
     let header = map_in(&mut payload, "header").ok_or_else(not_a_map)?;
@@ -245,7 +247,8 @@ struct View {
     /// Service of the instances, or `None` if the view contains the instances of a class and of all classes below it.
     service: Option<Service>,
     in_files: Option<Arc<[Instance]>>,
-    /// Instance that each node contained at its last read, or `None` if the node is not an instance.
+    /// Instance that each node contained when this process last read the node, or `None` if the node is not an
+    /// instance.
     read: BTreeMap<NodePath, (Zxid, Option<Instance>)>,
     /// Instances that the view still contains although their nodes are missing. Each entry contains the time at which
     /// the instance counts as gone.
@@ -279,7 +282,8 @@ impl View {
         }
     }
 
-    /// Applies the changes of the subtree. Returns the time at which the next missing instance counts as gone.
+    /// Updates the view from `subtree`. Returns the time at which the next missing instance counts as gone, or `None`
+    /// if no instance is missing.
     fn update(&mut self, subtree: &Subtree, now: Monotonic) -> Option<Monotonic> {
         for (path, node) in subtree.nodes.iter() {
             self.missing.remove(path);

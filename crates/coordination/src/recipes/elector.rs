@@ -1,7 +1,7 @@
-//! Electors on a tree. A replica learns by polling or by watching that it leads.
+//! Electors on a tree. A replica polls or watches the tree to learn whether it leads.
 //!
-//! A replica is an ephemeral node `<group>/<replica><number>`. The replica with the least number leads. The term is the
-//! number of the change that created the leader's node.
+//! A replica is an ephemeral node `<group>/<replica><number>`. The replica with the least number leads. The leader's
+//! term is the number of the change that created the leader's node.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,14 +21,15 @@ use crate::{Answer, Elector, ElectorError, Follower, Leadership, Term, check_rep
 /// Way in which a replica learns that it leads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
-    /// The replica lists the replica group at each call.
+    /// The replica lists the replica group at each call of [`Elector::is_leader`].
     Polling,
-    /// The replica watches the replica before it in the line, so a call sends no request.
+    /// The replica watches the replica before it in the line. A call of [`Elector::is_leader`] therefore sends no
+    /// request to the engine, unless the replica must first join the line.
     Watching,
 }
 
-/// Access of one process to one replica group. A leadership ends at the latest with the client's session, because a
-/// lease is at most half of the session's timeout.
+/// Elector of one process for one replica group. A leadership never lasts longer than the client's session, because the
+/// elector grants a lease only if the lease ends before the session's deadline.
 pub struct TreeElector(Arc<Inner>);
 
 struct Inner {
@@ -53,7 +54,7 @@ struct JoinedReplica {
 enum Turn {
     NotYet,
     Come,
-    /// The replica's node was deleted.
+    /// The replica's node no longer exists, or its session has ended.
     Over,
 }
 
@@ -67,8 +68,8 @@ impl TreeElector {
 }
 
 impl Inner {
-    /// Returns a handle of the line of all replicas in the replica group. New places of this handle have the name
-    /// `replica`.
+    /// Returns a handle of the line that contains all replicas of the replica group. The name of each place that the
+    /// handle creates consists of `replica` and a number.
     fn line(&self, replica: &str) -> Line {
         let (parent, acl) = (self.group.clone(), self.acl.clone());
         Line { parent, name: replica.into(), naming: Naming::Plain, members: Members::Numbered, acl }
@@ -86,7 +87,8 @@ impl Inner {
         self.joined().get(replica).filter(is_present).cloned()
     }
 
-    /// Returns the replica's place in the present session. Joins the line if the replica has no place.
+    /// Returns the place in the line that the replica has in the present session. Joins the line if the replica has no
+    /// such place.
     async fn join_line(self: &Arc<Self>, replica: &str) -> Result<Arc<JoinedReplica>, TreeError> {
         let tree = self.client.session().await?;
         let session = tree.session().id();
@@ -113,7 +115,8 @@ impl Inner {
         let joined = self.join_line(replica).await?;
         let node = joined.place.node();
         let session = node.tree.session();
-        // A session has at least this time left, even right before the session sends the next ping.
+        // Even right before its next ping, a session still has at least half of its timeout left. A longer lease could
+        // therefore end after the session's deadline.
         let most = session.timeout() / 2;
         if lease > most {
             let text = format!(

@@ -1,4 +1,4 @@
-//! Values that a task keeps up to date from the tree, across sessions.
+//! Values that a task updates when the tree changes. If a session is lost, the task continues in another session.
 //!
 //! docs/decisions/0146-follow-a-subtree-with-one-watch.md gives the reasons for the design.
 
@@ -36,7 +36,7 @@ impl<T: Clone + Send + Sync + 'static> Followed<T> {
         Followed { value, _tasks: tasks }
     }
 
-    /// Follows the result of `transform` for each value.
+    /// Returns a follower of the result of `transform` for each value of this follower.
     pub(super) fn map<U>(self, client: &Client, mut transform: impl FnMut(&T) -> U + Send + 'static) -> Followed<U>
     where
         U: Clone + PartialEq + Send + Sync + 'static,
@@ -62,8 +62,8 @@ impl<T: Clone + Send + Sync + 'static> Followed<T> {
         self.value.borrow().clone()
     }
 
-    /// Waits until the value has changed since the last call, and returns the value. Never completes if no more updates
-    /// come.
+    /// Waits until the value has changed since the last call of this function, and returns the value. Never completes
+    /// if no more updates come.
     pub async fn changed(&mut self) -> T {
         match self.value.changed().await {
             Ok(()) => self.value.borrow_and_update().clone(),
@@ -80,7 +80,8 @@ impl<T: Clone + Send + Sync + 'static> Followed<T> {
         value
     }
 
-    /// Returns a receiver for another reader. The receiver ends when the caller drops this value.
+    /// Returns a receiver of the value for another reader. The receiver gets no more updates after a drop of this
+    /// follower.
     #[must_use]
     pub fn receiver(&self) -> watch::Receiver<T> {
         self.value.clone()
@@ -99,7 +100,8 @@ pub(super) async fn follow_children(client: &Client, parent: &NodePath, mut upda
     loop {
         let followed = async {
             let tree = client.session().await?;
-            // The server of this session may know fewer changes than the server of the last session.
+            // The server of this session may know fewer changes than the server of the last session. After the sync,
+            // the server knows all of these changes.
             tree.sync().await?;
             loop {
                 let (names, watch) = match tree.children_and_watch(parent).await {
@@ -141,7 +143,7 @@ pub(super) enum Scope {
     Nodes(Vec<NodePath>),
 }
 
-/// Follows a scope and returns after the first read.
+/// Follows the nodes of `scope`. Returns a follower when it has read all of these nodes once.
 ///
 /// # Errors
 /// Returns the errors of the first read, which are the same as those of a [`Tree`].
@@ -152,8 +154,8 @@ pub(super) async fn follow(client: &Client, scope: Scope) -> Result<Followed<Sub
         Scope::Nodes(paths) => paths,
     };
     for path in first {
-        // The task below reads the nodes again. This first read only ensures that the caller receives a permanent error
-        // at once.
+        // The follower's task reads the nodes again. This first read only ensures that the caller receives a permanent
+        // error at once.
         match client.retry(|| tree.get(path)).await {
             Ok(_) | Err(TreeError::NoNode | TreeError::SessionLost) => {}
             Err(error) => return Err(error),
@@ -190,7 +192,8 @@ async fn follow_subtree(client: &Client, root: &NodePath, sender: &watch::Sender
     let tree = client.session().await?;
     let mut state = tree.session().state();
     let mut events = tree.watch_all(root).await?;
-    // The server of this session may know fewer changes than the server of the last session.
+    // The server of this session may know fewer changes than the server of the last session. After the sync, the server
+    // knows all of these changes.
     tree.sync().await?;
     let mut all = Some(read_below(&*tree, root).await?);
     let mut changed = Vec::new();
@@ -203,7 +206,8 @@ async fn follow_subtree(client: &Client, root: &NodePath, sender: &watch::Sender
             changed_state = state.changed() => {
                 changed_state.map_err(|_closed| TreeError::SessionLost)?;
                 if *state.borrow() == SessionState::Connected {
-                    // The session has not received the events from the time without a connection.
+                    // The session received no events while the connection was lost. The function therefore reads all
+                    // nodes again.
                     all = Some(read_below(&*tree, root).await?);
                 }
                 continue;
@@ -231,7 +235,8 @@ async fn follow_subtree(client: &Client, root: &NodePath, sender: &watch::Sender
 async fn follow_nodes(client: &Client, paths: &[NodePath], sender: &watch::Sender<Subtree>) -> Result<(), TreeError> {
     let tree = client.session().await?;
     let mut state = tree.session().state();
-    // The server of this session may know fewer changes than the server of the last session.
+    // The server of this session may know fewer changes than the server of the last session. After the sync, the server
+    // knows all of these changes.
     tree.sync().await?;
     let mut watches = FuturesUnordered::new();
     let mut changed = Vec::new();
@@ -250,7 +255,8 @@ async fn follow_nodes(client: &Client, paths: &[NodePath], sender: &watch::Sende
             changed_state = state.changed() => {
                 changed_state.map_err(|_closed| TreeError::SessionLost)?;
                 if *state.borrow() == SessionState::Connected {
-                    // The session has not received the events from the time without a connection.
+                    // The session received no events while the connection was lost. The function therefore reads all
+                    // nodes again.
                     for path in paths {
                         changed.push((path.clone(), read(&*tree, path).await?));
                     }

@@ -1,4 +1,4 @@
-//! Member group in which each process has one name. Processes with Curator's `GroupMember` can share the group.
+//! Member group in which each process has one name. Processes that use Curator's `GroupMember` can share the group.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ impl Group {
     /// lost, this process joins again.
     ///
     /// # Errors
-    /// Returns [`TreeError::Invalid`] if `name` is not a valid name.
+    /// Returns [`TreeError::Invalid`] if `name` is not a valid node name.
     pub fn join(&self, name: &str, data: Bytes) -> Result<Presence, TreeError> {
         let path = child(&self.path, name)?;
         Ok(Presence::start(&self.client, path, CreateMode::Container, self.acl.clone(), data))

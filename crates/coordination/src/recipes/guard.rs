@@ -18,12 +18,13 @@ pub enum Trust {
     /// earlier than necessary.
     #[default]
     UntilSuspended,
-    /// The guard ends at the session's deadline. It survives a lost connection that returns before the deadline.
+    /// The guard ends at the session's deadline. It remains valid if the client connects to the engine again before the
+    /// deadline.
     UntilLost,
 }
 
-/// Guard of a lock or a leadership. It has one owner and reports its own end. A drop of the guard releases the lock in
-/// the background. [`Held::release`] waits for the release.
+/// Guard of a lock or a leadership. It has one owner and notifies the owner when it ends. A drop of the guard releases
+/// the lock in the background. [`Held::release`] waits for the release.
 #[must_use = "a drop of this value releases the lock or the leadership"]
 pub struct Held {
     // Rust drops this field before the field `owned`, which removes the node. The guard therefore ends before another
@@ -31,13 +32,14 @@ pub struct Held {
     _ends: DropGuard,
     validity: Validity,
     owned: NodeGuard,
-    /// Additional step of the fence, for locks where the node of a later holder may have the same name.
+    /// Additional step of the fence. It is necessary if the node of a later holder may have the same name as this
+    /// holder's node.
     extra_check: Option<Op>,
     term: Term,
     _watching: TaskSet,
 }
 
-/// Validity of a guard, shared by its owner and by the tasks that run under it.
+/// Validity of a guard. The owner of the guard and the tasks that run under the guard share this value.
 #[derive(Clone, Debug)]
 struct Validity {
     over: CancellationToken,
@@ -52,12 +54,13 @@ impl Validity {
 }
 
 impl Held {
-    /// Creates a guard that ends when a process or the engine removes the node.
+    /// Creates a guard that ends when a process or the engine removes the holder's node.
     pub(super) async fn new(owned: NodeGuard, trust: Trust) -> Result<Held, TreeError> {
         Held::until_withdrawn(owned, None, trust, std::future::pending()).await
     }
 
-    /// Creates a guard that also ends when `withdrawn` completes. Its fence includes `extra_check`.
+    /// Creates a guard like [`Held::new`]. The guard also ends when the future `withdrawn` completes, and its fence
+    /// includes `extra_check`.
     pub(super) async fn until_withdrawn(
         owned: NodeGuard,
         extra_check: Option<Op>,
@@ -125,8 +128,8 @@ impl Held {
         self.validity.over.child_token()
     }
 
-    /// Returns steps for a multi. A multi with these steps fails after the guard has ended, even if the writer does not
-    /// know yet that the guard has ended.
+    /// Returns steps that a writer adds to a multi. If the writer no longer holds the lock, the engine rejects the
+    /// multi, even if the writer does not know yet that it has lost the lock.
     #[must_use]
     pub fn fence(&self) -> Vec<Op> {
         let own = Op::Check { path: self.owned.node().path.clone(), expected: Expected::Any };
@@ -147,7 +150,7 @@ async fn untrusted(session: &Session, trust: Trust) {
         Trust::UntilSuspended => *state != SessionState::Connected,
         Trust::UntilLost => state.is_lost(),
     };
-    // The sender lives as long as the session, so the wait cannot fail.
+    // The sender of the session's state lives as long as the session, so the wait cannot fail.
     drop(state.wait_for(is_over).await);
 }
 
@@ -162,28 +165,29 @@ impl fmt::Debug for Held {
 pub enum Ended<T> {
     /// The task ended while the guard was valid.
     Done(T),
-    /// The task ended within the grace period after the guard had ended.
+    /// The task ended within the grace period after the guard had ended or a caller had cancelled `stop`.
     DoneInGrace(T),
     /// The task ran longer than the grace period, so [`Held::run`] dropped it.
     Aborted,
 }
 
-/// View of a guard for the task that runs under it.
+/// View of a guard for the task that runs under the guard.
 #[derive(Clone, Debug)]
 pub struct Leading {
     /// Term of the leadership. The task sends the term with every write.
     pub term: Term,
-    /// Steps of [`Held::fence`]. The task adds them to every write to the same tree.
+    /// Steps of [`Held::fence`]. The task adds them to every write to the tree that contains the lock.
     pub fence: Vec<Op>,
-    /// Token that is cancelled when the task must end.
+    /// Token that the guard or [`Held::run`] cancels when the task must end.
     pub over: CancellationToken,
     validity: Validity,
 }
 
 impl Leading {
-    /// Returns true if the guard is valid, like [`Held::is_valid`]. The guard may still be valid after
-    /// [`Leading::over`] is cancelled. The task calls this function right before an action that it cannot undo. After a
-    /// pause, a process may reach this action before it cancels [`Leading::over`].
+    /// Returns true if the guard is valid, like [`Held::is_valid`]. The task calls this function right before an action
+    /// that it cannot undo. A check of [`Leading::over`] is not sufficient, because a process that was paused may reach
+    /// the action before it cancels the token. The guard may still be valid after [`Held::run`] has cancelled the
+    /// token.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.validity.is_valid()

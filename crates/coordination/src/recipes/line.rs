@@ -24,12 +24,12 @@ pub(super) struct Line {
     pub(super) acl: Acl,
 }
 
-/// Condition for nodes that count as places of a line.
+/// Condition under which a node counts as a place of a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Members {
-    /// The name consists of one of these texts and a number.
+    /// The node's name ends with one of these texts and a number.
     Named(&'static [&'static str]),
-    /// The name ends with a number.
+    /// The node's name ends with a number.
     Numbered,
 }
 
@@ -62,18 +62,18 @@ pub(super) struct Place {
 /// Progress of a place towards its turn.
 enum Turn {
     Come,
-    /// Another place is before this one. The watch fires when that place changes.
+    /// This place must wait for another place. The watch fires when the other place or the list of places changes.
     After(Watch),
     Unknown,
 }
 
 impl Line {
-    /// Creates a line whose places all have the same name.
+    /// Creates a line in which the names of all places have the same text before the number.
     pub(super) fn new(parent: NodePath, naming: Naming, names: &'static [&'static str; 1], acl: Acl) -> Self {
         Line { parent, name: names[0].into(), naming, members: Members::Named(names), acl }
     }
 
-    /// Returns the names of the places in the order of their turns. Ignores other names.
+    /// Selects the names of places from `names`, and returns them in the order of their turns.
     pub(super) fn sorted(&self, names: Vec<String>) -> Vec<String> {
         let number = |name: &str| match self.members {
             Members::Named(names) => names.iter().find_map(|prefix| Sequence::after(name, prefix)),
@@ -96,7 +96,7 @@ impl Line {
         let mut nodes = Vec::with_capacity(names.len());
         for name in names {
             match tree.get(&join(&self.parent, &name)?).await {
-                // The place has left the line after the tree returned the list.
+                // The place left the line after the tree had returned the list of places.
                 Err(TreeError::NoNode) => {}
                 node => nodes.push(node?),
             }
@@ -200,8 +200,8 @@ impl Rule {
     }
 }
 
-/// Sorts names by the creation of their nodes. After the greatest number, the engine continues with the least number.
-/// The first place is therefore the place after the widest gap between numbers.
+/// Sorts names in the order in which the engine created their nodes. After the greatest number, the engine continues
+/// with the least number. The first place is therefore the place after the widest gap between numbers.
 fn in_order(mut numbered: Vec<(Sequence, String)>) -> Vec<String> {
     numbered.sort_unstable();
     let count = numbered.len();
@@ -235,8 +235,8 @@ mod tests {
     }
 
     proptest! {
-        /// The first place may have any number. Two places may have the same number, because a process with Curator
-        /// that changes a write lock into a read lock keeps the number.
+        /// The first place may have any number. Two places may have the same number, because Curator keeps the number
+        /// when it changes a write lock into a read lock.
         #[test]
         fn node_names_are_sorted_in_the_order_of_their_creation(
             first: i32,

@@ -1,5 +1,5 @@
-//! Lock with one holder at a time. Processes get the lock in the order of their requests. Processes with Curator's
-//! `InterProcessMutex` can share it.
+//! Lock with one holder at a time. Processes get the lock in the order of their requests. Processes that use Curator's
+//! `InterProcessMutex` can share the lock.
 
 use bytes::Bytes;
 
@@ -45,7 +45,8 @@ impl Lock {
     }
 }
 
-/// Joins the line and waits for the turn. Continues in a new session if a session is lost.
+/// Joins the line and waits for the turn of the new place. If a session is lost, the function joins the line again in a
+/// new session.
 pub(super) async fn acquire(
     client: &Client,
     line: &Line,
@@ -55,7 +56,8 @@ pub(super) async fn acquire(
 ) -> Result<Held, TreeError> {
     loop {
         match acquire_once(client, line, rule, trust, data).await {
-            // The node or its session no longer exists, so the process joins again at the end of the line.
+            // The node of the place, or the session of this node, no longer exists. The process therefore joins the
+            // line again at its end.
             Err(TreeError::NoNode | TreeError::SessionLost) => client.back_off().await,
             held => return held,
         }

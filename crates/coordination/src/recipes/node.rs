@@ -19,8 +19,8 @@ pub(super) struct OwnNode {
     pub(super) tree: Arc<dyn Tree>,
     pub(super) path: NodePath,
     pub(super) created: Zxid,
-    /// False if another node may later have the same path. This happens when another process deletes the parent and
-    /// creates it again.
+    /// False if a later node may have the same path as this node, for example after another process has deleted the
+    /// parent and created it again.
     is_unique: bool,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct NewNode {
     /// Mode of the node, which is ephemeral.
     pub(super) mode: CreateMode,
     pub(super) acl: Acl,
-    /// Condition by which the process finds the node if the engine does not respond.
+    /// Condition by which the process finds the node if the engine does not respond to the request that creates it.
     pub(super) node_match: NodeMatch,
 }
 
@@ -59,7 +59,7 @@ pub(super) enum NodeMatch {
     PathAfter(NodePath, Zxid),
     /// The node with this GUID in its name.
     Guid(String),
-    /// The node with this name before its number, if the engine created it after this change.
+    /// The node whose name consists of this text and a number, if the engine created it after this change.
     NamedAfter(String, Zxid),
 }
 
@@ -109,9 +109,10 @@ impl NewNode {
     }
 }
 
-/// Node without a GUID in its name. The process finds it as the only node of this session that is newer than the last
-/// such node of this client. The client must therefore create such nodes one at a time. A task creates each node, so a
-/// caller that no longer polls cannot block the other callers.
+/// Node without a GUID in its name. If the response to the create request was lost, the process recognises the node
+/// because it is newer than the last node without a GUID that this session created. The client must therefore create
+/// nodes without a GUID one at a time. A separate task creates each node, so a caller that no longer polls its future
+/// cannot block other callers.
 pub(super) struct NewPlain {
     pub(super) parent: NodePath,
     pub(super) parents: CreateMode,
@@ -282,7 +283,8 @@ impl AbandonedNode {
         self.tree.delete(&path, Expected::Any).await
     }
 
-    /// Returns the node if it exists. If the function does not find the node, the node does not appear later.
+    /// Returns the node's path and state, or `None` if the node does not exist. If the function returns `None`, the
+    /// engine does not create the node later.
     async fn find(&self) -> Result<Option<(NodePath, Stat)>, TreeError> {
         let AbandonedNode { tree, parent, node_match } = self;
         if !matches!(node_match, NodeMatch::Created(..)) {

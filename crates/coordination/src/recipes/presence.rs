@@ -20,7 +20,7 @@ pub enum PresenceState {
     NotNow,
     /// The node exists and belongs to this process.
     Present,
-    /// Another process has the name.
+    /// A node of another process exists at the path.
     Taken,
     /// The engine rejects the node for a permanent reason.
     Rejected(TreeError),
@@ -48,7 +48,7 @@ impl Presence {
         Presence { path, data, state, _tasks: tasks }
     }
 
-    /// Returns a receiver of the present state and of every change.
+    /// Returns a watch receiver of the node's state.
     #[must_use]
     pub fn seen(&self) -> watch::Receiver<PresenceState> {
         self.state.clone()
@@ -161,14 +161,15 @@ impl Keeper {
                 }
             }
             match self.client.retry(|| tree.exists_and_watch(&self.path)).await? {
-                // By the clock of this process, its earlier session has ended, but the engine may not have ended the
-                // session yet.
+                // The node belongs to an earlier session of this process. By the clock of this process, that session
+                // has ended, but the engine may not have ended it yet.
                 (Some(stat), _)
                     if stat.owner.is_some_and(|owner| owner != session && self.earlier_sessions.contains(&owner)) =>
                 {
                     match tree.delete(&self.path, Expected::Version(stat.version)).await {
                         Ok(()) | Err(TreeError::NoNode | TreeError::BadVersion) => {}
-                        // The engine may have executed the delete, so the loop checks the node before another delete.
+                        // The engine may have executed the delete request, so the loop reads the node again before it
+                        // sends another delete request.
                         Err(error) if error.is_retryable() => self.client.back_off().await,
                         Err(error) => return Err(error),
                     }

@@ -24,7 +24,7 @@ pub struct LeaderQueue {
 /// Position of a candidate.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Position {
-    /// This number of candidates is before the candidate.
+    /// The candidate is behind this number of other candidates.
     Queued(usize),
     /// The candidate is the first in the queue.
     Front,

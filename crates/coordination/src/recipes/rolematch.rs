@@ -1,9 +1,9 @@
 //! Role match, a recipe that gives each open job to one applicant, and one job to each applicant.
 //!
 //! The jobs are items of a [`Bag`]. The applicants wait in the line of a [`LeaderQueue`](super::LeaderQueue). To take
-//! an open job, the applicant at the front creates an ephemeral node with the job's number. The applicant then leaves
-//! the line. If the session of this holder ends, the engine removes the node, and the job is open again. If another
-//! process removes the job, the holder removes the node.
+//! an open job, the applicant at the front creates an ephemeral node with the job's number. The applicant then holds
+//! the job and leaves the line. If the holder's session ends, the engine removes the node, and the job is open again.
+//! If another process removes the job, the holder removes the node.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -42,7 +42,7 @@ pub struct RoleMatch {
 pub struct Role {
     /// Number of the job in the bag.
     pub job: Sequence,
-    /// Description from the bag.
+    /// Description of the job, from the bag.
     pub description: Bytes,
     /// Guard of the job. The guard also ends when another process removes the job.
     pub held: Held,
@@ -53,7 +53,7 @@ pub struct Role {
 pub struct Job {
     /// Number of the job in the bag.
     pub id: Sequence,
-    /// Description from the bag.
+    /// Description of the job, from the bag.
     pub description: Bytes,
     /// View of the guard of the job. The task must end when [`Leading::over`] is cancelled.
     pub leading: Leading,
@@ -62,9 +62,9 @@ pub struct Job {
 /// Holder of a job.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Assignment {
-    /// Data that the holder published when it applied.
+    /// Data that the holder published when it applied for a job.
     pub holder: Bytes,
-    /// Time of the assignment by the engine's clock.
+    /// Time at which the holder took the job, according to the engine's clock.
     pub since: Timestamp,
     /// Term of the holder. It is greater than the term of every earlier holder of the job.
     pub term: Term,
@@ -123,10 +123,10 @@ impl RoleMatch {
         }
     }
 
-    /// Applies repeatedly and runs one `task` for each job. When another process removes the job, or this process loses
-    /// it, the function cancels [`Leading::over`], and the task must end. If the task ends by itself, the job is open
-    /// for the next applicant, unless the task removed the job. The loop ends when a caller cancels `stop`. The
-    /// function then also cancels [`Leading::over`], and the task must end within `grace`.
+    /// Repeatedly applies for a job, and runs one `task` for each job that this process gets. The function cancels
+    /// [`Leading::over`] when another process removes the job, when this process loses the job, or when a caller
+    /// cancels `stop`. The task must then end within `grace`. If the task ends by itself, the job is open for the next
+    /// applicant, unless the task removed the job. The function returns after a caller has cancelled `stop`.
     ///
     /// # Errors
     /// Returns the same errors as [`RoleMatch::apply`].
@@ -288,14 +288,15 @@ impl RoleMatch {
 struct Taken {
     job: Sequence,
     description: Bytes,
-    /// Step that checks that the item has not changed since its holder took the job.
+    /// Fence step that checks that the job's item has not changed since this process took the job.
     item: Op,
     item_created: Zxid,
     owned: NodeGuard,
 }
 
-/// Looks for the node with which this process takes the job, after a lost response. Returns the change that created the
-/// node if this session owns the node and the item has the version that this attempt set. Otherwise returns `None`.
+/// After a lost response, looks for the node that assigns the job to this process. Returns the number of the change
+/// that created the node. Returns `None` if this session does not own the node, or if the job's item does not have the
+/// version that this attempt set.
 fn find_created<'a>(
     tree: &'a Arc<dyn Tree>,
     item: &'a NodePath,

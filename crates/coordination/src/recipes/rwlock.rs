@@ -1,4 +1,4 @@
-//! Lock for one writer or many readers. Processes with Curator's `InterProcessReadWriteLock` can share it.
+//! Lock for one writer or many readers. Processes that use Curator's `InterProcessReadWriteLock` can share the lock.
 
 use bytes::Bytes;
 
@@ -35,7 +35,7 @@ impl RwLock {
         RwLock { trust, ..self }
     }
 
-    /// Waits for the lock as a reader, together with other readers.
+    /// Waits for the lock as a reader. Other readers may hold the lock at the same time.
     ///
     /// # Errors
     /// Returns the same errors as [`Lock::acquire`](super::Lock::acquire).
@@ -43,7 +43,7 @@ impl RwLock {
         self.acquire(READ, Rule::After(WRITE)).await
     }
 
-    /// Waits for the lock as the only writer.
+    /// Waits for the lock as a writer. No other process holds the lock at the same time.
     ///
     /// # Errors
     /// Returns the same errors as [`Lock::acquire`](super::Lock::acquire).

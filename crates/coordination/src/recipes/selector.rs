@@ -1,5 +1,5 @@
-//! Election of a leader in a leader group. Processes with Curator's `LeaderSelector` and `LeaderLatch` can share the
-//! leader group.
+//! Election of a leader in a leader group. Processes that use Curator's `LeaderSelector` or `LeaderLatch` can join the
+//! same leader group.
 
 use std::fmt;
 use std::time::Duration;
@@ -28,8 +28,8 @@ pub enum Layout {
 pub struct Candidate {
     /// Text that the other candidates see, for example a host name. It does not have to be unique.
     pub id: String,
-    /// Access list of the nodes that the candidate creates, including missing parents. The default gives access only to
-    /// sessions with the same credentials.
+    /// Access list of the nodes that the candidate creates, including missing parents. By default, only sessions with
+    /// the candidate's credentials have access.
     pub acl: Acl,
     /// Layout of the nodes. The default is [`Layout::Selector`].
     pub layout: Layout,
@@ -42,7 +42,7 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Creates the options with the text `id` and the default of every other option.
+    /// Creates the options of a candidate with the text `id`. All other options have their defaults.
     #[must_use]
     pub fn new(id: &str) -> Self {
         Candidate {
@@ -84,8 +84,8 @@ impl LeaderSelector {
         LeaderSelector { client: client.clone(), line, candidate }
     }
 
-    /// Waits for the leadership without a time limit. If a session is lost, the wait continues at the end of the line.
-    /// If the caller drops the future, the candidate leaves the line.
+    /// Waits for the leadership without a time limit. If the session is lost, the candidate opens another session and
+    /// waits at the end of the line. If the caller drops the future, the candidate leaves the line.
     ///
     /// # Errors
     /// Returns only errors that do not disappear while the caller waits: [`TreeError::Forbidden`],
@@ -95,9 +95,10 @@ impl LeaderSelector {
         acquire(&self.client, &self.line, Rule::Among(1), self.candidate.trust, &data).await
     }
 
-    /// Leads repeatedly and runs one `task` in each leadership. When the leadership ends, the function cancels
-    /// [`Leading::over`], and the task must end. If the task ends by itself, the next candidate in the line leads. The
-    /// loop ends when a caller cancels `stop`. The function then also cancels [`Leading::over`].
+    /// Leads repeatedly and runs one `task` in each leadership. When a leadership ends, the function cancels
+    /// [`Leading::over`], and the task must then end. If the task ends by itself, the next candidate in the line leads.
+    /// When a caller cancels `stop`, the function also cancels [`Leading::over`], and it returns after the task has
+    /// ended.
     ///
     /// # Errors
     /// Returns the same errors as [`LeaderSelector::lead`].

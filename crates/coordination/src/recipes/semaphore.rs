@@ -1,5 +1,5 @@
-//! Semaphore that limits the number of holders at the same time. Processes with Curator's `InterProcessSemaphoreV2` can
-//! share it.
+//! Semaphore that limits the number of leases that processes hold at the same time. Processes that use Curator's
+//! `InterProcessSemaphoreV2` can share the semaphore.
 
 use bytes::Bytes;
 
@@ -55,7 +55,7 @@ impl Semaphore {
             let lease = acquire_once(&self.client, &self.leases, rule, self.trust, &Bytes::new()).await;
             lock.release().await;
             match lease {
-                // The node of the lease or its session no longer exists, so the process waits for the lock again.
+                // The lease node or the session no longer exists, so the process acquires the lock and a lease again.
                 Err(TreeError::NoNode | TreeError::SessionLost) => self.client.back_off().await,
                 lease => return lease,
             }

@@ -74,7 +74,7 @@ mod tests {
         }
     }
 
-    /// A process that may write a node must not be able to stop the readers of that node.
+    /// A process that may write a node must not be able to crash the processes that read the node.
     #[test]
     fn decode_rejects_deeply_nested_documents_and_expanding_aliases() {
         let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();

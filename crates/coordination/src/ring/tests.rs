@@ -91,7 +91,7 @@ proptest! {
         prop_assert_eq!(owners.first().copied(), ring.owner(&key.to_be_bytes()));
         let all: BTreeSet<&str> = owners.iter().copied().collect();
         prop_assert!(all.len() == owners.len() && all.len() == ring.members().len());
-        // If the owner leaves, the next member takes over.
+        // If the owner of the key leaves, the next member in `owners` becomes the owner.
         let left = Ring::new(ring.members().filter(|member| *member != owners[0]));
         prop_assert_eq!(left.owner(&key.to_be_bytes()), owners.get(1).copied());
     }

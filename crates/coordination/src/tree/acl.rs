@@ -11,7 +11,8 @@ use super::TreeError;
 /// Access list that the creator of a node requests. It applies only to the node, and not to the nodes below it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Acl {
-    /// Grants every permission to every session, like ZooKeeper's `world:anyone:cdrwa`. Petting Zoo uses this list.
+    /// Grants every permission to every session, like ZooKeeper's `world:anyone:cdrwa`. The library Petting Zoo uses
+    /// this list.
     Open,
     /// Grants every permission to the creator and none to other sessions, like ZooKeeper's `auth`. The name and
     /// password of a session identify it as the creator. The engine rejects this list if the session has no
@@ -32,13 +33,13 @@ pub struct Grant {
     pub permissions: Permissions,
 }
 
-/// Identity of sessions in an access list.
+/// Identity to which an access list grants permissions. Several sessions may have the same identity.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Identity {
     /// Identity of every session, including sessions without credentials.
     Anyone,
-    /// Identity from [`Credentials::identity`]. It consists of a name, `:`, and Base64 of SHA-1 of `name:password`, as
-    /// in ZooKeeper's scheme `digest`.
+    /// Identity from [`Credentials::identity`]. Its text is `name:digest`, as in ZooKeeper's scheme `digest`. The
+    /// digest is the SHA-1 hash of `name:password` in Base64.
     Digest(String),
 }
 
@@ -60,7 +61,7 @@ impl Permissions {
     /// All five permissions.
     pub const ALL: Permissions = Permissions(31);
 
-    /// Returns the set of the permissions that are in one set or in both.
+    /// Returns the union of this set and `other`.
     #[must_use]
     pub const fn and(self, other: Permissions) -> Permissions {
         Permissions(self.0 | other.0)
@@ -72,13 +73,13 @@ impl Permissions {
         self.0 & wanted.0 == wanted.0
     }
 
-    /// Returns the set as bits, with the numbers that ZooKeeper uses.
+    /// Returns the set as a bit mask. Each permission has the same bit as in ZooKeeper.
     #[must_use]
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// Creates a set from bits, with the numbers that ZooKeeper uses. Ignores unknown bits.
+    /// Creates a set from a bit mask. Each permission has the same bit as in ZooKeeper. Ignores unknown bits.
     #[must_use]
     pub const fn from_bits(bits: u8) -> Permissions {
         Permissions(bits & Self::ALL.0)
@@ -138,7 +139,7 @@ impl Acl {
     }
 }
 
-/// Returns true if a session with these `identities` has all `wanted` permissions.
+/// Returns true if one of the `grants` gives all `wanted` permissions to a session with these `identities`.
 #[must_use]
 pub fn allows(grants: &[Grant], identities: &[Identity], wanted: Permissions) -> bool {
     let applies = |to: &Identity| *to == Identity::Anyone || identities.contains(to);

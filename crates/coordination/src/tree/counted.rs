@@ -29,7 +29,8 @@ impl<T: Trees + ?Sized> Counted<T> {
         Counted { trees, count: Arc::default(), hook: None }
     }
 
-    /// Calls `hook` with the name of a request after the engine has responded and before the caller gets the response.
+    /// Creates an engine that also calls `hook` with the name of each request. It calls `hook` after `trees` has
+    /// responded and before the caller gets the response.
     #[must_use]
     pub fn with_hook(
         trees: Arc<T>,

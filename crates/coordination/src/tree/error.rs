@@ -20,13 +20,13 @@ pub enum TreeError {
     /// The parent of the new node is ephemeral.
     #[error("an ephemeral node cannot have children")]
     NoChildrenForEphemerals,
-    /// The node's access list does not grant this permission to the session.
+    /// The node's access list does not grant the session the permission that the request needs.
     #[error("the node's access list does not allow this request")]
     Forbidden,
     /// The access list grants nothing, or it needs an identity of the creator and the session has no credentials.
     #[error("the access list is empty, or it requires credentials and the session has none")]
     InvalidAcl,
-    /// No engine accepts this request. The text names the part that the caller must change.
+    /// The request is invalid. The text of the error names the part that the caller must change.
     #[error("invalid request: {0}")]
     Invalid(String),
     /// Failure of a multi at its step `at`. The first step has the number 0. The multi has changed nothing.
@@ -41,8 +41,8 @@ pub enum TreeError {
     /// the change.
     #[error("the coordination engine did not respond: {0}")]
     Disconnected(String),
-    /// The session has ended. The engine has deleted its ephemeral nodes or will delete them soon. The caller must open
-    /// another session.
+    /// The session has ended. The engine has deleted the session's ephemeral nodes or will delete them soon. The caller
+    /// must open another session.
     #[error("the session has ended; open another session")]
     SessionLost,
 }
@@ -54,7 +54,7 @@ impl From<NodePathError> for TreeError {
 }
 
 impl TreeError {
-    /// Returns true if the same call may succeed later in this session.
+    /// Returns true if the same request may succeed later in the same session.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, TreeError::Disconnected(_))

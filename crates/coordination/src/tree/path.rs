@@ -16,15 +16,15 @@ pub enum NodePathError {
     /// A part of the path is empty, `.` or `..`.
     #[error("invalid path: a part must not be empty, `.` or `..`")]
     Part,
-    /// The path contains a character that ZooKeeper rejects. ZooKeeper rejects control characters and characters that
-    /// Java possibly cannot encode reliably.
+    /// The path contains a character that ZooKeeper rejects. ZooKeeper rejects control characters, private-use
+    /// characters, and the characters from U+FFF0 to U+FFFF.
     #[error("invalid path: it contains the character {0:?}, which is not allowed")]
     Character(char),
 }
 
 impl NodePath {
-    /// Largest length of a path, in bytes. All engines accept longer paths: an index of PostgreSQL can contain much
-    /// longer keys, and ZooKeeper limits only the whole request.
+    /// Largest length of a path, in bytes. All engines accept longer paths. An index of PostgreSQL can contain much
+    /// longer keys, and ZooKeeper limits only the size of the whole request.
     pub const LEN_MAX: usize = 1_024;
 
     /// Returns the path of the root, `/`.
@@ -49,7 +49,7 @@ impl NodePath {
         Ok(NodePath(text.into()))
     }
 
-    /// Returns the path of a node below this one. `name` may have several parts.
+    /// Returns the path `name` below this path. `name` may have several parts, as in `a/b`.
     ///
     /// # Errors
     /// Returns an error if the result is not a valid path.
@@ -118,9 +118,9 @@ impl fmt::Debug for NodePath {
     }
 }
 
-/// Number that a tree gives to a sequential node. It is the number of earlier creations below the parent, as a signed
-/// 32-bit number. The number after 2³¹ − 1 is −2³¹. The numbers therefore show the order of creation only until this
-/// overflow. Recipes that need the exact order use [`created`](super::Stat::created).
+/// Number that a tree gives to a sequential node. It is the number of children that sessions have already created below
+/// the same parent, as a signed 32-bit number. The number after 2³¹ − 1 is −2³¹. The numbers therefore show the order
+/// of creation only until this overflow. Recipes that need the exact order use [`created`](super::Stat::created).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Sequence(pub i32);
 
@@ -128,7 +128,7 @@ impl Sequence {
     const DIGITS: usize = 10;
 
     /// Parses the number of a sequential node. Like Curator, the function uses the text after the last `prefix` in the
-    /// name. Returns `None` if this text is not such a number.
+    /// name. Returns `None` if this text is not the number of a sequential node.
     #[must_use]
     pub fn after(name: &str, prefix: &str) -> Option<Self> {
         let (_, text) = name.rsplit_once(prefix)?;
@@ -136,9 +136,9 @@ impl Sequence {
         (sequence.to_string() == text).then_some(sequence)
     }
 
-    /// Parses the number of a name with an unknown prefix. Like kazoo, the function uses the last ten characters. A
-    /// number below −999,999,999 has eleven characters. The function recognizes such a number only if the last ten
-    /// characters are not a number.
+    /// Parses the number at the end of a node's name with an unknown prefix. Like the library kazoo, the function uses
+    /// the last ten characters of the name. A number below −999,999,999 has eleven characters. The function recognizes
+    /// an eleven-character number only if its last ten characters are not a valid number.
     #[must_use]
     pub fn of(name: &str) -> Option<Self> {
         let last = |count: usize| name.len().checked_sub(count).and_then(|at| name.get(at..));
@@ -146,7 +146,7 @@ impl Sequence {
         last(Self::DIGITS).and_then(number).or_else(|| last(Self::DIGITS + 1).and_then(number))
     }
 
-    /// Returns the number after this number. After the greatest number, this is the least number.
+    /// Returns the next number. The next number after 2³¹ − 1 is −2³¹.
     #[must_use]
     pub fn next(self) -> Self {
         Sequence(self.0.wrapping_add(1))

@@ -1,12 +1,13 @@
-//! State of a session in its own process. The process knows this state only from the engine's responses and the clock
-//! of its machine.
+//! State of a session in the process that opened it. The process knows this state only from the engine's responses and
+//! the clock of its machine.
 //!
 //! The engine ends a session when the timeout has passed since the *engine* received the last request or ping. This
 //! process ends the session earlier, three quarters of the timeout after it *sent* the last request that got a
 //! response. The session therefore always ends in the process first, unless the clock of this machine is slower than
-//! the engine's clock by a quarter. With ZooKeeper, this margin can be lost at the shortest timeout. A ZooKeeper
-//! follower reports sessions to its leader only every half tick, which is a quarter of the shortest timeout of two
-//! ticks. If the follower dies just before a report, the margin is lost. Use a longer timeout if this matters.
+//! the engine's clock by a quarter. This margin of a quarter of the timeout can be lost on ZooKeeper, if the timeout is
+//! the shortest possible timeout of two ticks. A ZooKeeper follower reports sessions to its leader only every half
+//! tick, which is a quarter of this timeout. If the follower dies just before a report, the leader may end the session
+//! up to half a tick too early. Use a longer timeout to keep a part of the margin.
 //!
 //! Invariants: an ended session never becomes valid again. After [`Session::is_valid`] has returned false, it never
 //! returns true.
@@ -39,7 +40,7 @@ impl fmt::Display for SessionId {
     }
 }
 
-/// State of a session as its own process knows it.
+/// State of a session, as the process that opened the session knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SessionState {
     /// The engine responds.
@@ -97,8 +98,8 @@ impl Session {
         self.0.state.subscribe()
     }
 
-    /// Returns the deadline. If the engine does not respond before this instant, the session counts as ended in this
-    /// process from then on.
+    /// Returns the deadline of the session. If the engine does not respond before this instant, the session counts as
+    /// ended in this process from then on.
     #[must_use]
     pub fn deadline(&self) -> Monotonic {
         self.0.deadline.at()
@@ -113,7 +114,7 @@ impl Session {
 
     /// Completes when the session has ended.
     pub async fn lost(&self) {
-        // The sender lives as long as `self`, so the wait cannot fail.
+        // `self` owns the sender of the states, so the wait for a state cannot fail.
         drop(self.state().wait_for(|state| state.is_lost()).await);
     }
 
@@ -167,7 +168,7 @@ pub async fn keep(
     session.lose();
 }
 
-/// Completes when the deadline has passed.
+/// Completes when the deadline of the session has passed.
 async fn deadline_passed(runtime: &Runtime, session: &Session) {
     while session.is_valid(runtime.monotonic()) {
         runtime.sleep_until(session.deadline()).await;

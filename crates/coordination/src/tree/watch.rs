@@ -20,8 +20,8 @@ pub enum Event {
     Changed(NodePath),
     /// A session or the engine deleted the node.
     Deleted(NodePath),
-    /// The set of children changed. Only a [`Watch`] of children reports this event. [`Events`] report each child
-    /// itself.
+    /// The set of the node's children changed. Only a [`Watch`] of children reports this event. [`Events`] report the
+    /// creation or deletion of each child.
     ChildrenChanged(NodePath),
     /// Some events may be missing, so the caller must read all nodes again. Only [`Events`] report this event.
     Gap,
@@ -38,7 +38,8 @@ pub struct Watch(BoxFuture<'static, Result<Event, TreeError>>);
 pub struct WatchSender(oneshot::Sender<Event>);
 
 impl Watch {
-    /// Creates a watch from a future. `event` must be ready before a read shows the change. Engines call this function.
+    /// Creates a watch from `event`, the future of an event. This future must be ready before a read of the session
+    /// shows the change. Engines call this function.
     pub fn of(event: impl Future<Output = Result<Event, TreeError>> + Send + 'static) -> Self {
         Watch(Box::pin(event))
     }
@@ -51,13 +52,13 @@ impl Watch {
 }
 
 impl WatchSender {
-    /// Reports `event` to the watch. Does nothing if the caller has dropped the watch.
+    /// Reports `event` to the watch. Does nothing if the receiver has dropped the watch.
     pub fn fire(self, event: Event) {
         // If the channel is closed, the receiver has dropped its watch, which is allowed.
         drop(self.0.send(event));
     }
 
-    /// Returns true until the caller drops the watch.
+    /// Returns true until the receiver drops the watch.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         !self.0.is_closed()
@@ -78,8 +79,9 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// Stream of all events in their order. It ends with the session. At most [`Events::WAITING_MAX`] events wait for the
-/// reader. A reader that is too slow gets one [`Event::Gap`] in place of the other events.
+/// Stream of all events of a node and the nodes below it, in their order. The stream ends with the session. At most
+/// [`Events::WAITING_MAX`] events wait for the reader. A reader that is too slow gets one [`Event::Gap`] in place of
+/// the further events.
 #[must_use = "the caller must read events from the stream"]
 pub struct Events(BoxStream<'static, Event>);
 
@@ -87,7 +89,7 @@ pub struct Events(BoxStream<'static, Event>);
 #[derive(Debug)]
 pub struct EventSender {
     sender: mpsc::Sender<Event>,
-    /// True if the sender has left out events since the last event that it sent.
+    /// True if the sender leaves out events after an [`Event::Gap`], until the reader has received all waiting events.
     is_behind: bool,
 }
 
@@ -122,8 +124,8 @@ impl EventSender {
 
     /// Sends an event. Returns false if the reader has dropped the stream.
     pub fn send(&mut self, event: Event) -> bool {
-        // The sender reserves the last slot for the gap. The reader therefore receives the gap even if no other event
-        // follows.
+        // The sender uses the last slot of the channel only for [`Event::Gap`]. The reader therefore receives the gap
+        // even if no other event follows.
         if self.is_behind && self.sender.capacity() == Events::WAITING_MAX {
             self.is_behind = false;
         }

@@ -33,8 +33,8 @@ impl Watcher {
         }
     }
 
-    /// Reports an event at `path`. This path is `watched` or a path below it. Returns `self` if the watch can report
-    /// more events.
+    /// Reports `event` at `path` to the watch at `watched`, if the watch is for this kind of event. `path` is `watched`
+    /// or a path below it. Returns `self` if the watch can report more events.
     fn report(mut self, watched: &NodePath, path: &NodePath, event: &Event) -> Option<Self> {
         let is_same = watched == path;
         let is_child = || path.parent().as_ref() == Some(watched);
@@ -92,8 +92,8 @@ impl Watchers {
         self.retain(|watcher| watcher.session != session);
     }
 
-    /// Removes the watches whose receivers no longer exist. [`Watchers::tell`] already removes such watches at the
-    /// paths of events.
+    /// Removes the watches whose receivers no longer exist. [`Watchers::tell`] removes such a watch only when it
+    /// reports an event to the watch.
     pub fn sweep(&mut self) {
         self.retain(Watcher::is_wanted);
     }
@@ -105,7 +105,7 @@ impl Watchers {
         });
     }
 
-    /// Reports that a node was created or deleted, or that its data changed.
+    /// Reports the creation, deletion or data change of a node to the watches on the node and on the nodes above it.
     pub fn tell(&mut self, event: &Event) {
         let (Event::Created(path) | Event::Changed(path) | Event::Deleted(path)) = event else { return };
         let mut at = Some(path.clone());

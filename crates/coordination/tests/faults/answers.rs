@@ -1,4 +1,5 @@
-//! Tests criterion A4 with lost responses, and with processes that die before they get a response.
+//! Tests criterion A4: a node whose creation got no response blocks other processes at most for the session's timeout.
+//! In the tests, responses are lost, and processes die before they get a response.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ on_both! {
     a4_kills_during_acquisition_do_not_block_others
 }
 
-/// Text that identifies the request to create a place. No earlier request contains this text.
+/// Text that identifies the request to create a place in the line of candidates. No earlier request contains this text.
 const PLACE: &str = "-lock-";
 
 fn a4_place_with_lost_response_is_found_and_kept(engine: &Engine) {
@@ -40,7 +41,8 @@ fn a4_place_with_lost_response_is_found_and_kept(engine: &Engine) {
         assert!(route.has_lost_response());
         let created = holder.nodes().await;
         route.cut(false);
-        // The candidate finds its place and waits with it. It creates no other place.
+        // The candidate finds the place whose creation got no response, and continues to wait in it. It creates no
+        // other place.
         for _ in 0..50 {
             assert!((&mut waiting).now_or_never().is_none(), "another candidate leads");
             assert_eq!(holder.nodes().await, created, "the candidate has one place");

@@ -12,7 +12,7 @@ use test_servers::Namespace;
 use crate::history::History;
 use crate::sink::Sink;
 
-/// Leader group at `/group` with its sink and its history.
+/// Leader group at `/group`, with the sink that receives the candidates' writes and the history of their events.
 pub(crate) struct Group {
     pub(crate) sink: Sink,
     pub(crate) history: History,
@@ -25,8 +25,8 @@ pub(crate) struct Candidate {
     child: Child,
 }
 
-/// Returns the path of the candidate program. `cargo test --package reveille-coordination` builds the examples together with the
-/// tests. With `--test faults`, cargo does not build the examples, so the tests may run an old program.
+/// Returns the path of the candidate program. `cargo test --package reveille-coordination` builds the examples together
+/// with the tests. With `--test faults`, cargo does not build the examples, so the tests may run an old program.
 fn program() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let program = tests.parent().unwrap().parent().unwrap().join("examples/candidate");
@@ -57,7 +57,7 @@ impl Group {
         thread::spawn(move || {
             let mut lines = BufReader::new(stdout);
             let mut line = String::new();
-            // The last line of a killed process may be incomplete.
+            // The last line of a killed process's output may be incomplete. The thread ignores an incomplete line.
             while lines.read_line(&mut line).is_ok() && line.ends_with('\n') {
                 history.record(&name, line.trim_end());
                 line.clear();

@@ -14,7 +14,7 @@ use test_servers::postgres::Postgres;
 use test_servers::zookeeper::Zookeeper;
 
 enum Servers {
-    /// Ensemble of three servers.
+    /// ZooKeeper ensemble of three servers.
     Zookeeper(Zookeeper),
     Postgres(Postgres),
 }
@@ -22,9 +22,9 @@ enum Servers {
 /// Tree of one test. Other tests may use the same servers at the same time.
 pub(crate) struct Engine {
     servers: &'static Servers,
-    /// Name of the root on ZooKeeper, or of the database on PostgreSQL.
+    /// Name of the test's root node on ZooKeeper, or of the test's database on PostgreSQL.
     name: String,
-    /// Lock that a test holds while it has exclusive use of the servers, because it stops them.
+    /// Lock that a test holds while it has exclusive use of the servers. Such a test may stop the servers.
     _exclusive: Option<MutexGuard<'static, ()>>,
 }
 
@@ -36,8 +36,8 @@ pub(crate) struct Route {
 
 type Shared = OnceLock<Servers>;
 
-/// Servers of ZooKeeper. All tests share the first entry. The second entry is for one test at a time, which may stop
-/// the servers.
+/// ZooKeeper ensembles of the tests. All tests share the first ensemble. Only one test at a time uses the second
+/// ensemble, and this test may stop its servers.
 static ZOOKEEPER: [Shared; 2] = [const { OnceLock::new() }; 2];
 static POSTGRES: [Shared; 2] = [const { OnceLock::new() }; 2];
 static EXCLUSIVE: LazyLock<[Mutex<()>; 2]> = LazyLock::new(Default::default);
@@ -85,7 +85,7 @@ impl Engine {
             Servers::Postgres(server) => {
                 let url = server.create_database().unwrap();
                 let migrated = url.clone();
-                // The migration runs on a separate thread, because the caller may already be inside a runtime.
+                // The migration runs on a separate thread, because the caller may already run inside a tokio runtime.
                 let migrating = || {
                     with_real_runtime(async move |runtime| {
                         coordination_connect::migrate(&runtime, &migrated, None).await
@@ -105,7 +105,7 @@ impl Engine {
         }
     }
 
-    /// Opens a route to the engine from this address of the machine.
+    /// Opens a route to the engine. The route's proxies listen at the address `host` of this machine.
     pub(crate) fn route_at(&self, host: Ipv4Addr) -> Route {
         let proxy = |port: u16| Proxy::start_at(IpAddr::V4(host), ([127, 0, 0, 1], port).into()).unwrap();
         match self.servers {
@@ -148,7 +148,8 @@ impl Engine {
         }
     }
 
-    /// Kills and restarts the server that orders the changes. This is the leader of the ensemble, or the database.
+    /// Kills and restarts the server that orders the changes: the leader of the ZooKeeper ensemble, or the PostgreSQL
+    /// server.
     pub(crate) fn restart_leader(&self) {
         match self.servers {
             Servers::Zookeeper(servers) => servers.restart(servers.leader().unwrap()).unwrap(),
@@ -166,7 +167,8 @@ impl Route {
         self.proxies.iter().for_each(|proxy| proxy.cut(is_cut));
     }
 
-    /// Drops the response to the next request that contains the text `to`, and all later responses until `cut(false)`.
+    /// Drops the response to the next request that contains the text `to`, and all later responses until the test calls
+    /// `cut(false)`.
     pub(crate) fn lose_response(&self, to: &str) {
         self.proxies.iter().for_each(|proxy| proxy.lose_answer(to));
     }

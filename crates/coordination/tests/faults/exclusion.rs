@@ -1,4 +1,5 @@
-//! Tests that kill, pause and cut off leaders. They test criterion A1, and criteria A6 and A7 for processes.
+//! Tests that kill and pause the processes of leaders, and cut their networks. They test criteria A1, A2, A6 and A7 of
+//! leader election (see `main.rs`).
 
 use std::time::Duration;
 
@@ -47,7 +48,8 @@ fn a1_a7_cut_off_leader_ends_before_the_next_and_joins_again(engine: &Engine) {
         assert_ne!(next.id, first.id);
         assert_in_time(cut, &next);
         let ended = group.history.leaderships().into_iter().find(|one| one.term == first.term).unwrap();
-        // Before the cut, the leader sent the last of its requests that got a response.
+        // The leader sent its last answered request before the cut. The leader's guard ends three quarters of the
+        // session's timeout after this request.
         assert!(ended.last_live <= cut + (SESSION * 3 / 4).as_nanos(), "the leader trusted its guard for too long");
 
         networks[at].cut(false).unwrap();
@@ -109,7 +111,7 @@ fn a1_a6_killed_leaders_are_followed_one_by_one(engine: &Engine) {
     group.history.assert_exclusive();
 }
 
-/// Deletes the whole line while a candidate leads, as an operator may do.
+/// Deletes the nodes of all candidates, including the leader's node, as an operator may do.
 fn a2_a7_candidates_rejoin_with_later_terms_after_deletion(engine: &Engine) {
     let group = Group::new(SESSION);
     let _all = ["one", "two", "three"].map(|id| group.start(&engine.url(), id));
@@ -122,14 +124,15 @@ fn a2_a7_candidates_rejoin_with_later_terms_after_deletion(engine: &Engine) {
             for name in operator.nodes().await {
                 drop(tree.delete(&path(&format!("/group/{name}")), Expected::Any).await);
             }
-            // The delete fails if a candidate has already joined again.
+            // The deletion of `/group` fails if a candidate has already joined the line again.
             drop(tree.delete(&path("/group"), Expected::Any).await);
             operator.close().await;
         });
         leader = group.history.leader_after(leader.term);
     }
     until("all candidates are in the line", || (candidate_count(engine) == 3).then_some(()));
-    // A leader does not know at once that its node was deleted, but its fence rejects later writes.
+    // A leader does not know at once that the operator deleted its node, but the fence rejects the leader's later
+    // writes.
     group.history.assert_fenced();
 }
 

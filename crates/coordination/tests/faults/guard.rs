@@ -1,4 +1,4 @@
-//! Tests criterion A3 with a guard whose engine no longer responds.
+//! Tests criterion A3: if the engine stops responding, the leader's guard ends before another candidate may lead.
 
 use reveille_coordination::recipes::{Held, Trust};
 use runtime::Runtime;
@@ -19,7 +19,7 @@ async fn assert_ends_in_time(peer: &Peer, held: &Held, silent: runtime::Monotoni
         held.cancelled().await;
         runtime.monotonic()
     };
-    // A caller of `is_valid` sees the end without any notification.
+    // A caller of `is_valid` notices the end of the guard without any notification.
     let polling = async {
         loop {
             let (before, is_valid) = (runtime.monotonic(), held.is_valid());
@@ -31,9 +31,10 @@ async fn assert_ends_in_time(peer: &Peer, held: &Held, silent: runtime::Monotoni
         }
     };
     let (notified, ()) = peer.within("the guard ends", futures_util::future::join(cancelled, polling)).await;
-    // The deadline counts from a request that got a response. The session sent this request before `silent`.
+    // The guard's deadline counts from the last request that got a response. The session sent this request before the
+    // time `silent`.
     assert!(held.deadline() <= silent + SESSION * 3 / 4);
-    // The engine lets another candidate lead one timeout after the engine received that request, at the earliest.
+    // At the earliest, the engine lets another candidate lead one session timeout after it received this last request.
     let took = notified.since(silent);
     assert!(took < SESSION, "the holder was notified after {took:?}");
     assert!(!held.is_valid());

@@ -21,11 +21,11 @@ on_both! {
 /// processes.
 const CANDIDATES: usize = 30;
 const PROCESSES: usize = 5;
-/// Largest number of requests of one candidate from its wake-up to the removal of its place. The candidate lists the
-/// line, watches its own node, removes its place, and reads its own node again after the deletion.
+/// Largest number of requests that one candidate sends from its wake-up until it has left the line. The candidate lists
+/// the line, watches its own node, deletes this node, and reads this node again after the deletion.
 const REQUESTS: u64 = 4;
-/// Limit for the median duration of a handover. A handover consists of a removal, a watch and a listing. In most cases
-/// it takes some milliseconds, even on a busy machine.
+/// Limit for the median duration of a handover. In a handover, the leader deletes its node, a watch wakes the next
+/// candidate, and this candidate lists the line. Most handovers take a few milliseconds, even on a busy machine.
 const HANDOVER_MAX: Duration = Duration::from_millis(500);
 
 fn a5_each_release_wakes_one_of_thirty_candidates(engine: &Engine) {
@@ -88,7 +88,8 @@ fn a6_resigning_leader_is_followed_at_once(engine: &Engine) {
                 to.candidate_ids().await.len() == 2
             })
             .await;
-            // The candidate has already set its watch, or it will read the line after the release.
+            // The waiting candidate has already set its watch, or it will list the line after the leader releases its
+            // guard.
             let (term, released) = (held.term(), runtime.monotonic());
             let (next, ()) =
                 to.within("the candidate leads", futures_util::future::join(waiting, held.release())).await;

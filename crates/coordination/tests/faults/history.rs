@@ -1,5 +1,5 @@
-//! Records the events of the candidates and checks the promises on these events. The times are from a clock that all
-//! processes of the machine share.
+//! Records the events that the candidates report, and checks the promises of leader election against these events. All
+//! times are from one clock that all processes of the machine share.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -85,7 +85,8 @@ impl History {
         by_term.into_values().collect()
     }
 
-    /// Waits for a leader with a term above `term` that has written and has not stopped. Returns its leadership.
+    /// Waits until a candidate leads with a term above `term`, has written, and has not stopped. Returns its
+    /// leadership.
     #[track_caller]
     pub(crate) fn leader_after(&self, term: u64) -> Leadership {
         until("a candidate leads", || {
@@ -98,8 +99,8 @@ impl History {
         })
     }
 
-    /// Waits for all writes that the holder of `term` tried after its leadership. Returns whether each target accepted
-    /// the write.
+    /// Waits for the results of all writes that the holder of `term` tried after its leadership. Returns for each
+    /// target whether it accepted the write.
     #[track_caller]
     pub(crate) fn late_writes_of(&self, term: u64) -> BTreeMap<String, bool> {
         until("the former leader has tried its late writes", || {

@@ -1,8 +1,8 @@
 //! Tests of the promises of leader election (criteria A1 to A8), on a real ZooKeeper and a real PostgreSQL, while
 //! processes, servers and networks fail.
 //!
-//! - A1: Two leaderships of a leader group never overlap by any clock of the machine. The target of a write rejects a
-//!   write with an older term.
+//! - A1: By the clock of the machine, two leaderships of a leader group never overlap. The target of a write rejects a
+//!   term that is older than the latest term that the target has received.
 //! - A2: Terms rise strictly, even if processes delete nodes and create them again, or if servers restart.
 //! - A3: A leader that gets no response knows by its own clock that it no longer leads, before another process may
 //!   lead.
@@ -12,16 +12,16 @@
 //! - A7: A candidate that has lost its session joins the line again by itself, at the end.
 //! - A8: User code that runs during a leadership blocks neither the session nor the client.
 //!
-//! The suite `coordination_conformance::recipes` covers the promises that a single process can show. It runs on these
-//! two engines and on the engine in memory.
+//! The suite `coordination_conformance::recipes` covers the promises that a test in a single process can check. It runs
+//! on these two engines and on the engine in memory.
 //!
-//! `examples/candidate.rs` is the program that the tests kill, pause and cut off. The tests need root for network
-//! namespaces.
+//! `examples/candidate.rs` is the program that the tests kill, pause and cut off. The tests must run as root,
+//! because they create network namespaces.
 
 #![expect(clippy::disallowed_methods, reason = "the tests use real clocks, threads and processes")]
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails like a test")]
 
-/// Creates a test of each case for both engines.
+/// Creates two tests of each case: one on ZooKeeper and one on PostgreSQL.
 macro_rules! on_both {
     ($($case:ident)*) => {
         mod zookeeper {
@@ -46,15 +46,16 @@ mod users;
 
 use std::time::{Duration, Instant};
 
-/// Longest wait for a step that usually takes milliseconds, on a busy machine with two cores.
+/// Longest time that a test waits for one step. A step usually takes milliseconds, and longer on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Timeout of sessions whose end a test waits for. On a busy machine, a process may pause for half of this timeout.
+/// Timeout of sessions whose end a test waits for. A process on a busy machine keeps its session if it pauses for at
+/// most half of this timeout.
 const SESSION: Duration = Duration::from_secs(3);
 /// Timeout of sessions that do not end during a test.
 const LONG: Duration = Duration::from_secs(30);
-/// Time that a new leader may need in addition to the session's timeout. ZooKeeper checks sessions once in a tick,
-/// which is 100 ms in these tests. The clients of PostgreSQL check four times per second. A watch and one or two
-/// requests follow. Most of the time is a margin for a busy machine.
+/// Time that a new leader may need in addition to the session's timeout. ZooKeeper checks for expired sessions once per
+/// tick of 100 ms, and the clients of PostgreSQL check four times per second. Then a watch wakes the next candidate,
+/// which sends one or two requests. Most of the time is a margin for a busy machine.
 const BOUND: Duration = Duration::from_secs(4);
 
 /// Polls until `look` returns a value, because a real process does not notify the test of its progress.

@@ -26,7 +26,7 @@ fn a2_terms_rise_across_deletions_and_restarts(engine: &Engine) {
                 terms.push(held.term());
                 held.release().await;
                 let tree = peer.tree().await;
-                // The delete fails if the engine has already removed the container.
+                // The deletion of `/group` fails if the engine has already removed this container node.
                 drop(tree.delete(&path("/group"), Expected::Any).await);
                 peer.close().await;
             }

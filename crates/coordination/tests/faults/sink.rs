@@ -8,7 +8,7 @@ use std::thread;
 
 use tempfile::TempDir;
 
-/// The service. Processes in every network namespace can reach it through the path of its socket.
+/// Service that rejects older terms. Processes in every network namespace can reach it through the path of its socket.
 pub(crate) struct Sink {
     folder: TempDir,
     highest: Arc<Mutex<u64>>,

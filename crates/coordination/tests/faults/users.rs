@@ -1,4 +1,4 @@
-//! Tests criterion A8 with user code that runs during a leadership.
+//! Tests criterion A8: user code that runs during a leadership blocks neither the session nor the client.
 
 use reveille_coordination::recipes::{Leading, Trust};
 use tokio_util::sync::CancellationToken;
@@ -20,8 +20,8 @@ fn a8_leader_that_blocks_its_thread_keeps_its_session(engine: &Engine) {
         // The test runs the leadership in a task of the runtime, as a service does.
         let leading = runtime.detached("leadership", async move {
             let task = async |leading: Leading| {
-                // This request wakes another task just before this thread blocks. The other task would be the next task
-                // on this thread.
+                // This request wakes another task just before this thread blocks. If the thread did not block, it would
+                // run that task next.
                 kept.session().await.unwrap().sync().await.unwrap();
                 std::thread::sleep(SESSION * 2);
                 let (was_cancelled, session) = (leading.over.is_cancelled(), kept.session().await.unwrap());

@@ -53,7 +53,7 @@ impl Memory {
         Memory { runtime, options, electors: Mutex::default(), wrap }
     }
 
-    /// Wraps each elector that a case opens in a broken elector.
+    /// Returns this subject with the function `wrap`, which puts each opened elector into a broken elector.
     fn broken(self, wrap: impl Fn(MemoryElector) -> Arc<dyn Elector> + Send + Sync + 'static) -> Self {
         Memory { wrap: Box::new(wrap), ..self }
     }

@@ -20,11 +20,11 @@ use rustix::process::{Pid, Signal};
 
 /// Time limit of a step that normally takes a few seconds at most.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Extra time for steps whose duration the promises do not limit, for example the start of a process or the response to
-/// a request.
+/// Time that a test allows in addition to a session's timeout, for example for the start of a process or the response
+/// to a request.
 const SLACK: Duration = Duration::from_secs(10);
 
-/// Returns a URL with a separate root for each test.
+/// Returns a URL of the shared ZooKeeper, with a separate root for each test.
 fn zookeeper() -> String {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -60,7 +60,7 @@ async fn until_async(event: &str, mut condition: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// Access of the test to the nodes of the tree.
+/// Client with which a test reads the nodes of the tree.
 #[derive(Clone)]
 struct Nodes {
     client: Client,
@@ -131,7 +131,7 @@ fn stderr_of_failure(name: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stderr).unwrap()
 }
 
-/// Running example, which writes its output to a file. A drop of this value kills the process.
+/// Process of a running example, which writes its output to a file. A drop of this value kills the process.
 struct Process {
     child: Child,
     output: PathBuf,

@@ -1,5 +1,5 @@
 //! Code examples of docs/recipes.md. `cargo xtask index` copies each part between `// [NAME]` and `// [end]` into the
-//! page, and `cargo xtask tidy` compares the two.
+//! page. `cargo xtask tidy` compares the page with these parts.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use reveille_coordination::recipes::Client;
 use reveille_coordination::runtime::Runtime;
 use reveille_coordination::tree::SessionOptions;
 
-/// Opens a client of a tree in memory, like the first part of the page.
+/// Opens a client of a tree in memory, like the first example of docs/recipes.md.
 fn client() -> Client {
     let runtime = Runtime::real();
     let trees = Arc::new(MemoryTrees::new(runtime.clone(), MemoryOptions::default()));

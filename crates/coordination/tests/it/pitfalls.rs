@@ -83,7 +83,7 @@ fn tests() -> BTreeSet<String> {
     tests
 }
 
-/// Returns the functions after `#[test]`, also inside `proptest!`.
+/// Returns the names of the functions that follow `#[test]`, including functions inside `proptest!`.
 fn attributed(text: &str) -> Vec<String> {
     let mut is_test = false;
     let mut names = Vec::new();
@@ -99,7 +99,8 @@ fn attributed(text: &str) -> Vec<String> {
     names
 }
 
-/// Returns the cases of `suite!` with their modules, and the cases of `on_both!`.
+/// Returns the module and the name of each case that `suite!` or `on_both!` lists. For `on_both!`, the module is
+/// `self`.
 fn listed(text: &str) -> Vec<(String, String)> {
     let mut names = Vec::new();
     for suite in text.split("\nconformance::suite! {").skip(1) {
@@ -121,7 +122,7 @@ fn exists(tests: &BTreeSet<String>, named: &str) -> bool {
     tests.iter().any(|test| test.ends_with(&format!("::{named}")))
 }
 
-/// Returns the texts between backticks that contain `::`.
+/// Returns each text that is enclosed in backticks and contains `::`.
 fn named(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2).filter(|word| word.contains("::"))
 }

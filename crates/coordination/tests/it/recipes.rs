@@ -58,7 +58,8 @@ fn memory_engine_recipes_keep_order_when_sequence_numbers_overflow() {
     }
 }
 
-/// Present leader and all terms until now. Criterion A1 requires that a second leader never exists.
+/// Present leader, and the terms of all leaderships until now. Criterion A1 requires that two members never lead at the
+/// same time.
 #[derive(Default)]
 struct Leaders {
     leader: Option<usize>,

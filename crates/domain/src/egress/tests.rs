@@ -109,7 +109,7 @@ const RESERVED: &[&str] = &[
     "::1:0:0:1",
 ];
 
-/// Lists all IPv6 addresses that contain the given IPv4 address.
+/// Returns IPv6 addresses of all kinds that contain the given IPv4 address.
 fn translations(inner: &str) -> Vec<String> {
     let [a, b, c, d] = inner.parse::<Ipv4Addr>().unwrap().octets();
     let hex = format!("{a:02x}{b:02x}:{c:02x}{d:02x}");

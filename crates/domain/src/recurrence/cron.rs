@@ -1,13 +1,13 @@
 //! Cron expressions in a time zone: the instants at which they fire, and the errors in them.
 //!
-//! docs/decisions/0051 explains the rules at clock changes. An expression that lists its hours follows the wall clock:
+//! docs/decisions/0051 explains the rules for clock changes. An expression that lists its hours follows the wall clock:
 //! each of its local times fires once a day. If the clock skips local times, the expression fires once for all of them,
 //! at the first instant after the skip. If the clock shows a local time twice, the expression fires only the first
 //! time. An expression with all 24 hours follows elapsed time: it fires whenever the wall clock shows a matching time.
-//! It therefore fires twice in a repeated hour, and does not fire for a skipped hour.
+//! Each matching time in a repeated hour therefore fires twice, and a matching time in a skipped hour does not fire.
 //!
-//! A search covers at most [`SEARCH_SECS`] and takes at most one step per day, so that no expression costs much more
-//! than another expression.
+//! A search covers at most [`SEARCH_SECS`] and takes at most one step per day. These two limits bound the duration of
+//! a search for every expression.
 //!
 //! docs/decisions/0050-parse-cron-with-croner.md gives the reasons for the design.
 
@@ -20,17 +20,18 @@ use jiff::tz::TimeZone;
 use super::fields::Fields;
 use crate::Timestamp;
 
-/// Length of a search: 41 years. A 29 February on a given weekday recurs within 40 years.
+/// Longest time that a search covers, in seconds: 41 years. The rarest day, a 29 February on a given weekday, recurs
+/// within 40 years.
 const SEARCH_SECS: i64 = 41 * 366 * 86_400;
 
 /// Cron expression in an IANA time zone. It has five fields, or six fields of which the first contains the seconds. Two
-/// expressions are equal if their texts are equal.
+/// expressions are equal if their texts and their time zones are equal.
 #[derive(Clone)]
 pub struct Cron {
     expression: Box<str>,
     zone: Box<str>,
-    /// Parsed form of the expression, which the first use sets. The inner `None` means that this program can no longer
-    /// parse the text.
+    /// Parsed form of the expression. The first use of the expression parses the text and sets this field. The inner
+    /// `None` means that this program version cannot parse the text.
     evaluator: OnceLock<Option<Arc<Evaluator>>>,
 }
 
@@ -65,7 +66,7 @@ impl Cron {
         &self.zone
     }
 
-    /// Checks that this program can still parse the stored text. Otherwise the expression has no instants.
+    /// Checks that this program version can parse the stored text. If it cannot, the expression has no instants.
     ///
     /// # Errors
     /// Returns the same errors as [`Cron::parse`].
@@ -97,7 +98,7 @@ impl Cron {
     }
 
     /// Returns the shortest distance between two matching times on the wall clock, in seconds. The result is at most a
-    /// day. A clock change may make the distance between two instants shorter.
+    /// day. If the clock changes between two instants, their distance may be shorter than the result.
     #[must_use]
     pub fn distance_min_secs(&self) -> u32 {
         self.evaluator().map_or(0, |evaluator| evaluator.fields.distance_min_secs())
@@ -136,9 +137,9 @@ struct Evaluator {
 /// Period of time in which the offset of the time zone is constant. Wall time is unix time plus `offset`.
 #[derive(Clone, Copy)]
 struct Stretch {
-    /// First second of the period, or `i64::MIN` if it has no start.
+    /// First second of the period, or `i64::MIN / 2` if the period has no start.
     start: i64,
-    /// First second after the period, or `i64::MAX` if it has no end.
+    /// First second after the period, or `i64::MAX / 2` if the period has no end.
     end: i64,
     offset: i64,
     /// Offset just before `start`.
@@ -209,21 +210,22 @@ impl Evaluator {
         times
     }
 
-    /// Returns the wall time from which a search at `at` starts. While the clock repeats times, this is the end of the
-    /// repeated times, unless the expression has all 24 hours.
+    /// Returns the wall time from which a search at `at` starts. If the clock shows a local time for the second time at
+    /// `at`, the search starts at the end of the repeated times, unless the expression has all 24 hours.
     fn wall_from(&self, stretch: Stretch, at: i64) -> i64 {
         let wall = at + stretch.offset;
         if self.fields.is_every_hour() { wall } else { wall.max(stretch.start.saturating_add(stretch.offset_before)) }
     }
 
-    /// Returns true if the clock skips a matching time at the start of `stretch`.
+    /// Returns true if the expression fires at the start of `stretch` because the clock skips a matching time there.
     fn fires_for_leap(&self, stretch: Stretch) -> bool {
         let before = stretch.start.saturating_add(stretch.offset_before);
         let after = stretch.start.saturating_add(stretch.offset);
         !self.fields.is_every_hour() && self.fields.first(before, after).is_some()
     }
 
-    /// Returns the period that contains `at`, or `None` outside the years that the time library supports.
+    /// Returns the period with a constant offset that contains `at`. Returns `None` outside the years that the time
+    /// library supports.
     fn stretch(&self, at: i64) -> Option<Stretch> {
         let second = |unix| jiff::Timestamp::from_second(unix).ok();
         let offset_at = |at| i64::from(self.zone.to_offset(at).seconds());
@@ -292,8 +294,8 @@ fn problem_of_field(kind: CronField, text: &str) -> Option<String> {
     }
 }
 
-/// Rejects text that the parser accepts but reads in a surprising way. The parser reads `1MON` as 11, `MON` as a
-/// minute, and `,` as a field that matches nothing.
+/// Rejects text that the parser accepts but reads in a way that users do not expect. The parser reads `1MON` as 11,
+/// accepts `MON` in the minute field, and reads `,` as a field that matches nothing.
 fn check_characters(kind: CronField, text: &str) -> Result<(), String> {
     let is_day = matches!(kind, CronField::DayOfMonth | CronField::DayOfWeek);
     let is_known = |(at, c): &(usize, char)| match c {

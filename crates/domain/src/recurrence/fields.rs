@@ -1,4 +1,4 @@
-//! Fields of a cron expression. They match wall time without a time zone, in which every day has 86,400 seconds.
+//! Fields of a cron expression. They match wall time without a time zone. Every day of wall time has 86,400 seconds.
 //!
 //! Wall time counts seconds from 1970-01-01T00:00:00 local time. Every search covers a range of wall time and takes at
 //! most one step for each day of the range.
@@ -23,23 +23,23 @@ pub(super) struct Fields {
 
 #[derive(Clone, Debug)]
 enum Days {
-    /// Sets of the matching days of the month and of the week, with Sunday as 0. If `both` is true, a day must match
-    /// both sets.
+    /// Set of the matching days of the month, and set of the matching days of the week with Sunday as 0. A day must
+    /// match both sets if `both` is true, and at least one of the two sets otherwise.
     Plain { month_days: u64, week_days: u64, both: bool },
     /// Fields with `L`, `W` or `#`, whose days depend on the month. The cron library decides which days match.
     Modified(Box<CronPattern>),
 }
 
 impl Fields {
-    /// Converts a parsed pattern. Returns `None` if a field matches no value, for example `,`.
+    /// Creates the fields from a parsed pattern. Returns `None` if a field matches no value, as the field `,` does.
     pub(super) fn of(pattern: &CronPattern) -> Option<Self> {
         let (month_days, week_days) = (&pattern.days, &pattern.days_of_week);
         let modified = month_days.has_modifiers() || week_days.has_modifiers();
         let days = if modified {
             Days::Modified(Box::new(pattern.clone()))
         } else {
-            // A star matches every day, so only the other field decides. If both fields are lists, one of them must
-            // match (POSIX crontab). With `+`, both of them must match.
+            // A star matches every day. If one of the two day fields is a star, a day must therefore match the other
+            // field. If both fields are lists, a day must match one of them (POSIX crontab), or both of them with `+`.
             let stars = pattern.is_dom_wildcard() || pattern.is_dow_wildcard();
             let both = stars || pattern.matches_dom_and_dow();
             Days::Plain { month_days: bits(month_days), week_days: bits(week_days), both }
@@ -102,8 +102,8 @@ impl Fields {
         let (first_day, last_day) = (from.div_euclid(DAY_SECS), to.div_euclid(DAY_SECS));
         let mut times = 0_u64;
         let mut day = first_day;
-        // This code counts the matches of whole days, but counts the last day only up to `to`. It then subtracts the
-        // matches on the first day before `from`.
+        // This loop counts the matches of whole days, and on the last day only the matches before `to`. On the first
+        // day, it subtracts the matches before `from`.
         while let Some(found) = self.first_day(day, last_day) {
             let until = if found == last_day { second_of_day(to) } else { DAY_LAST_SECOND + 1 };
             times += self.times_before(until);
@@ -115,8 +115,8 @@ impl Fields {
         times
     }
 
-    /// Returns the shortest distance between two matches in seconds, at most a day. The function assumes that adjacent
-    /// days match.
+    /// Returns the shortest distance between two matching times, in seconds. The result is at most a day, because the
+    /// function assumes that adjacent days match.
     pub(super) fn distance_min_secs(&self) -> u32 {
         let hours = distance_min(self.hours, 24);
         let minutes = distance_min_within(self.minutes).min(hours * 60 - width(self.minutes));
@@ -205,7 +205,7 @@ impl Fields {
         Some(hour * 3_600 + highest_bit(self.minutes) * 60 + highest_bit(self.seconds))
     }
 
-    /// Counts the matching seconds of a matching day before the second `end` of the day.
+    /// Counts the matching seconds of a matching day that lie before `end`, a number of seconds since midnight.
     fn times_before(&self, end: u32) -> u64 {
         let (hour, minute, second) = (end / 3_600, end / 60 % 60, end % 60);
         let in_minute = u64::from(self.seconds.count_ones());

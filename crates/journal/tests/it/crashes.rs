@@ -39,7 +39,8 @@ async fn start(runtime: Runtime, history: History, options: Options, rounds: usi
 
 #[test]
 fn power_loss_during_any_disk_operation_loses_no_durable_entry() {
-    // The power fails during two starts, so that the second power loss interrupts a recovery.
+    // After the first power loss, the power may fail again early in the next start, so that the second power loss
+    // interrupts a recovery.
     let operations = Cell::new(1);
     let scenario = |sim: &Simulation| {
         let history = History::default();
@@ -102,7 +103,8 @@ fn failed_sync_or_write_stops_the_process_and_loses_no_durable_entry() {
                 sim.set_faults(Faults { sync_fail: 0.02, write_fail: 0.005, sync_slow: 0.01, ..Faults::default() });
                 let opened = a.clone();
                 let history_inside = history.clone();
-                // `open` returns an error that occurs during the opening. A later error stops the process.
+                // `open` returns a disk error that occurs while it opens the journal. A later disk error stops the
+                // process.
                 let worked = async move {
                     let tasks = TaskSet::new(&opened);
                     let Ok(journal) = history_inside.open(&opened, &tasks, Path::new(DIR), small()).await else {

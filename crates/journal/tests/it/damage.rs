@@ -14,10 +14,11 @@ fn tiny() -> Options {
     Options { segment_bytes: 6 * 4096, entry_bytes_max: 6000, batch_bytes_max: 2 * 4096, ..small() }
 }
 
-/// Sizes of entries. Their records have one or two blocks and fill three segments.
+/// Sizes of the appended entries in bytes. The record of each entry has one or two blocks. The records fill three
+/// segments.
 const SIZES: [usize; 7] = [60, 4100, 30, 200, 8, 4100, 40];
 
-/// Number of segments. The last segment is prepared and empty.
+/// Number of segments of the journal under test. The last segment is prepared and contains no records.
 const SEGMENTS: u64 = 4;
 
 /// Writes a journal on a new simulated member, with one record for each of [`SIZES`].

@@ -31,7 +31,8 @@ fn journal_rejects_appends_only_while_the_disk_is_full() {
                 let rejected = journal.append(Bytes::from_static(b"more"), ticket).await;
                 assert_eq!(rejected, Err(AppendError::Full));
                 assert!(rejected.unwrap_err().is_retryable());
-                // The record of an entry occupies 12 KiB. The writer filled both segments before an append failed.
+                // The record of each entry occupies 12 KiB. The writer filled the two segments on the disk before an
+                // append failed.
                 assert!(history.state().durable >= 4, "{} durable", history.state().durable);
 
                 volume.set_capacity(small().segment_bytes * 100);
@@ -152,8 +153,8 @@ fn slow_consumer_pauses_the_writer_and_the_queue_stays_within_its_limit() {
             });
             a.sleep(Duration::from_secs(5)).await;
             let stats = opened.journal.stats();
-            // The writer has written three or four commits of three entries that the consumer has not received. The
-            // queue is at its limit of 40,000 bytes.
+            // The writer has written the entries of three or four commits, with three entries each. The consumer has
+            // not received these commits. The queue is at its limit of 40,000 bytes.
             assert!(stats.queue_entries <= 13 && stats.next <= 13, "{stats:?}");
             let mut received = 0;
             while received < 200 {

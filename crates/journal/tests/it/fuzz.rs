@@ -31,7 +31,7 @@ fn journal_with_corrupted_files_never_returns_a_wrong_entry() {
                     mutate(&a, &mut random).await;
                 }
                 open_again(&a, &history).await;
-                // The test opens the journal again, because the first open must not have lost further entries.
+                // The test opens the journal a second time, because the first open may have changed its files.
                 open_again(&a, &history).await;
             }
         };
@@ -94,7 +94,8 @@ async fn mutate(runtime: &Runtime, random: &mut Random) {
             let bytes: Vec<u8> = (0..random.index(64)).map(|_| random.bits().to_le_bytes()[0]).collect();
             file.write_at(at, &bytes).await.unwrap();
         }
-        // This change often corrupts a header, because headers are the most critical part of a journal.
+        // This change overwrites one of the first 64 bytes of a block, which often belong to a header. Headers are the
+        // most critical part of a journal.
         6 => file.write_at(block + random.below(64), &[random.bits().to_le_bytes()[0]]).await.unwrap(),
         _ => file.write_at(at, &[random.bits().to_le_bytes()[0]]).await.unwrap(),
     }

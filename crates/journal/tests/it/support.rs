@@ -28,7 +28,8 @@ pub(crate) fn segment_path(number: u64) -> PathBuf {
     Path::new(DIR).join(format!("segment-{number:020}.journal"))
 }
 
-/// Range of seeds for a test. `REVEILLE_FUZZ_RUNS` sets another number of seeds, for a longer search.
+/// Range of seeds for a test. The environment variable `REVEILLE_FUZZ_RUNS` sets another number of seeds, for a longer
+/// search.
 #[expect(clippy::disallowed_methods, reason = "a developer starts a longer search by hand")]
 pub(crate) fn seeds(usual: u64) -> Range<u64> {
     0..std::env::var("REVEILLE_FUZZ_RUNS").map_or(usual, |runs| runs.parse().expect("REVEILLE_FUZZ_RUNS is a number"))
@@ -66,8 +67,8 @@ impl History {
         entry.into()
     }
 
-    /// Appends entries of these sizes one by one. Returns the receiver of each ticket. Stops at the first rejected
-    /// entry.
+    /// Appends entries of the given sizes, in bytes, one by one. Returns the receiver of each ticket. Stops when the
+    /// journal rejects an entry.
     pub(crate) async fn append(
         &self,
         journal: &Journal<Ticket>,
@@ -145,7 +146,7 @@ pub(crate) async fn read_all<T>(journal: &Journal<T>, from: u64) -> Vec<Bytes> {
     entries
 }
 
-/// Closes the journal and waits for every task.
+/// Closes the journal and waits until all of its tasks have ended.
 pub(crate) async fn end(journal: &Journal<Ticket>, tasks: TaskSet) {
     journal.close().await;
     for (task, end) in tasks.join().await {

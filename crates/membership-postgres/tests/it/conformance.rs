@@ -1,4 +1,4 @@
-//! Conformance suite of the port on this engine. Each case has its own database.
+//! Conformance suite of the port `Ownership`, run on the PostgreSQL engine. Each case has its own database.
 
 use membership_conformance::{Case, Subject};
 

@@ -1,5 +1,5 @@
-//! Test that makes the same calls on this engine and on the in-memory engine, which is the model. The test compares the
-//! results and the views of both engines.
+//! Test that makes the same calls on the PostgreSQL engine and on the in-memory engine, which is the model. The test
+//! compares the results and the views of both engines.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ impl Numbers {
     }
 }
 
-/// Returns the text of the parts of a view that must be equal in both engines.
+/// Formats the parts of a view that must be equal in both engines.
 fn shown(view: View) -> String {
     format!("{:?} {:?} {}", view.members, view.claims, view.first_end.is_some())
 }

@@ -81,8 +81,8 @@ fn calls_fail_soon_during_a_server_outage_and_sessions_survive_it() {
         server.resume().unwrap();
         back("the server responds after a pause").await;
 
-        // After its pause, the server executed the calls that it had received. These calls may include the join and the
-        // claims.
+        // After the pause, the server executes the calls that it received during the pause. These calls may include the
+        // join and the claim.
         until(&runtime, "the member leaves", LONG, async || coordination.leave(MemberId(9)).await.is_ok()).await;
         until(&runtime, "the member claims", LONG, async || {
             coordination.claim(MemberId(1), vec![shard(1)]).await == Ok(vec![true])
@@ -109,7 +109,7 @@ fn calls_fail_soon_during_a_server_outage_and_sessions_survive_it() {
     });
 }
 
-/// Opens a connection of another client, which leaves a transaction open.
+/// Opens a connection as another client. Executes `statement` in a transaction, and leaves the transaction open.
 async fn stalled(runtime: &Runtime, url: &str, tasks: &TaskSet, statement: &str) -> tokio_postgres::Client {
     let server = Server::new(url, postgres_client::Options::default()).unwrap();
     let (client, mut messages) = server.connect(runtime).await.unwrap();

@@ -1,5 +1,5 @@
-//! Processes compete for 256 claims while the test kills processes and makes the server fail. No two processes ever own
-//! the same claim at the same time, by a clock that all processes share.
+//! Processes compete for 256 claims while the test kills processes and makes the server fail. Measured by a clock that
+//! all processes share, no two processes ever own the same claim at the same time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -282,7 +282,7 @@ async fn measure_claim_transfers(runtime: &Runtime, url: &str) -> Vec<Duration> 
             runtime.monotonic().since(began)
         };
         times.push(futures_util::future::join(from.release(*holder, name()), taking).await.1);
-        // Both members receive the hint of the claim before the next round.
+        // The sleep lets both members receive the notification of the claim before the next round.
         runtime.sleep(Duration::from_millis(5)).await;
     }
     times.sort();

@@ -1,5 +1,5 @@
-//! Tests against a real PostgreSQL server: the port's promises, and the effects of a server that stalls, dies or
-//! restarts.
+//! Tests against a real PostgreSQL server: the promises of the port `Ownership`, and the effects of a server that
+//! stalls, dies or restarts.
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 

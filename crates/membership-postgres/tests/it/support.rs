@@ -17,7 +17,7 @@ pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     tokio.block_on(async { test(Runtime::real()).await })
 }
 
-/// Creates a database with the schema.
+/// Creates a database with the schema of this build. Returns the URL of the database.
 pub(crate) fn database() -> String {
     static TEMPLATE: OnceLock<String> = OnceLock::new();
     let template = TEMPLATE.get_or_init(|| {
@@ -33,7 +33,8 @@ pub(crate) fn database() -> String {
     shared().copy_database(template).unwrap()
 }
 
-/// Starts a server for one test, and creates a database with the schema on it. The test may stop this server.
+/// Starts a server for one test, and creates a database with the schema of this build on this server. The test may stop
+/// this server.
 pub(crate) async fn own_server(runtime: &Runtime) -> (Postgres, String) {
     let server = Postgres::start().unwrap();
     let url = server.create_database().unwrap();

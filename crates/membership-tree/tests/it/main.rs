@@ -1,5 +1,5 @@
-//! Tests that members and claims on a tree keep the port's promises. The tests use the in-memory tree, in real and in
-//! simulated time, and ZooKeeper.
+//! Tests that the engine on a coordination tree keeps the promises of the port `Ownership`. The tests run on the
+//! in-memory tree, in real and in simulated time, and on ZooKeeper.
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -29,7 +29,7 @@ mod real {
     }
 }
 
-/// Runs the suite in simulated time. The seed determines the order of concurrent calls.
+/// Runs the conformance suite in simulated time. The seed determines the order of concurrent calls.
 mod simulated {
     use super::*;
 
@@ -45,7 +45,7 @@ mod simulated {
     }
 }
 
-/// Runs the suite on a ZooKeeper ensemble of three servers.
+/// Runs the conformance suite on a ZooKeeper ensemble of three servers.
 mod zookeeper {
     use std::sync::OnceLock;
 
@@ -97,12 +97,12 @@ impl Subject for Memory {
     }
 }
 
-/// Subject on ZooKeeper, with a separate root path for each case.
+/// Subject of the conformance suite on ZooKeeper, with a separate root path for each test case.
 struct Ensemble {
     runtime: Runtime,
     servers: &'static Zookeeper,
     root: String,
-    /// Number of opened processes. Each process uses the next server of the ensemble.
+    /// Number of processes that the test case has opened. Each process connects to the next server of the ensemble.
     processes: AtomicUsize,
 }
 

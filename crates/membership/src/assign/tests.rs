@@ -52,8 +52,8 @@ proptest! {
         prop_assert_eq!(plan(&first, &members, shards), first);
     }
 
-    /// Members take and release shards one after the other, so each member sees a plan that the other members have
-    /// executed only partly.
+    /// Members take and release shards one by one. A member may therefore compute the plan while other members have
+    /// executed only a part of it.
     #[test]
     fn plan_does_not_change_while_members_execute_it(
         (claims, members, shards) in a_view(),
@@ -80,7 +80,8 @@ proptest! {
         };
         for member in &members {
             let kept = plan.iter().filter(|(shard, owner)| *owner == member && claims.get(shard) == Some(member)).count();
-            // A member keeps all its shards, or as many shards as its share if it has more shards.
+            // A member keeps all its shards. If it has more shards than its share, it keeps only as many shards as its
+            // share.
             prop_assert_eq!(kept, count(&claims, member).min(count(&plan, member)));
         }
     }

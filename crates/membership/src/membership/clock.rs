@@ -12,15 +12,15 @@ use crate::Renewed;
 pub struct ClockOffset {
     /// Time by which the engine's clock is ahead. The value is negative if the engine's clock is behind.
     pub ahead_millis: i64,
-    /// Possible error of the difference, in either direction. It is half of the call's duration, because the
-    /// engine may read its clock at any time during the call (Cristian, 1989), plus the resolution of the clocks.
+    /// Possible error of the difference, in either direction: half of the call's duration, plus the resolution of the
+    /// clocks. The engine may read its clock at any time during the call (Cristian, 1989).
     pub uncertainty: Duration,
 }
 
 const GRAIN: Duration = Duration::from_millis(1);
 
-/// Readings of this machine's clocks at the start of a call, for a comparison with the engine's clock when the response
-/// arrives.
+/// Reading of this machine's monotonic clock at the start of a call. When the response arrives, this reading gives the
+/// duration of the call, which determines the uncertainty of the measured clock offset.
 pub(super) struct CallStart {
     monotonic: Monotonic,
 }
@@ -63,8 +63,8 @@ impl Clock {
         self.offset
     }
 
-    /// Records a measurement, and returns whether the measurement changed [`Clock::is_off`]. If the uncertainty of the
-    /// measurement permits both results, [`Clock::is_off`] does not change.
+    /// Records a measurement, and returns whether the measurement changed [`Clock::is_off`]. If the measurement is too
+    /// uncertain to show whether the clock is off, [`Clock::is_off`] does not change.
     pub(super) fn measured(&mut self, offset: ClockOffset) -> bool {
         self.offset = Some(offset);
         let distance = Duration::from_millis(offset.ahead_millis.unsigned_abs());

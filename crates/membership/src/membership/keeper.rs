@@ -13,10 +13,10 @@ pub(super) struct Keeper {
     shared: Arc<Shared>,
     profile: Profile,
     before_renewal: BeforeRenewal,
-    /// Session that is open, or may be open because its join got no response.
+    /// Id of the member whose session this task opens and renews. The session may be open although the join got no
+    /// response.
     member: MemberId,
-    /// True if the engine shows this member as a member that takes shards. `None` if the value in the engine is
-    /// unknown.
+    /// Value of [`Member::owns`] that the engine shows for this member. `None` if this value is unknown.
     announced_owns: Option<bool>,
 }
 
@@ -52,14 +52,15 @@ impl Keeper {
             self.shared.status.send_replace(Status::Lost);
             tracing::warn!(member = %self.member, "session lost; the member no longer owns its claims, and joins \
                                                    again");
-            // The leave frees the claims before the engine ends the session. If the engine is unreachable, the session
-            // ends with its lease.
+            // This call of `leave` frees the claims before the engine ends the session. If the engine is unreachable,
+            // the session ends with its lease.
             let _gone = self.leave().await;
             self.member = MemberId::random(&self.shared.runtime);
         }
     }
 
-    /// Retries until a session is open. Returns the lease of the session, and the start of the successful call.
+    /// Repeats the join until a session is open. Returns the lease of the session, and the start of the successful
+    /// call.
     async fn join(&mut self) -> (Lease, Monotonic) {
         let mut logged = None;
         loop {
@@ -88,8 +89,8 @@ impl Keeper {
         }
     }
 
-    /// Opens the session, or updates the session's member. While the clock is off, the engine shows a member that takes
-    /// no shards, so the plans of other members assign it no shards.
+    /// Opens the session, or updates the member's data in an open session. While this machine's clock is wrong, the
+    /// data state that the member takes no shards, so the plans of other members assign no shards to it.
     async fn open(&mut self) -> Result<(), OwnershipError> {
         let owns = self.owns();
         self.announced_owns = None;
@@ -123,7 +124,8 @@ impl Keeper {
             if self.announced_owns == Some(self.owns()) {
                 self.runtime().sleep_until(next).await;
             }
-            // The task reads the clock before the check runs, because the lease counts from the start of the check.
+            // The task reads the clock before it runs the check that precedes each renewal, because the lease counts
+            // from the start of this check.
             let began = self.runtime().monotonic();
             match self.try_renew().await {
                 Ok(()) if lease.extend(self.runtime().monotonic(), self.deadline(began)) => {
@@ -200,8 +202,8 @@ impl Keeper {
         began + (self.shared.options.lease - self.shared.options.margin)
     }
 
-    /// Waits before the next attempt. The wait has a random part, so that members that failed at the same time do not
-    /// all retry at the same time.
+    /// Waits before the task repeats a failed call. The wait has a random part, so that members whose calls failed at
+    /// the same time do not all repeat them at the same time.
     async fn back_off(&self) {
         let backoff = self.shared.options.retry_backoff();
         let tenths = u32::try_from(self.runtime().random() % 10).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Lease of a session, which depends only on this machine's clock.
+//! Lease of a session. The validity of the lease depends only on this machine's clock.
 
 use std::fmt;
 

@@ -66,7 +66,8 @@ impl Model {
         self.changes += u64::from(was_there);
     }
 
-    /// Claims names. Returns `None` if the member has no session.
+    /// Claims names for a member. Returns for each name whether the member holds the claim, or `None` if the member has
+    /// no session.
     pub(super) fn claim(&mut self, id: MemberId, names: Vec<ClaimName>) -> Option<Vec<bool>> {
         self.sessions.contains_key(&id).then(|| names.into_iter().map(|name| self.claim_one(id, name)).collect())
     }

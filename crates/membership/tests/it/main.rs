@@ -1,5 +1,5 @@
-//! Tests that the in-memory engine keeps the port's promises, that a membership over this engine keeps the promises of
-//! `Membership`, and that the conformance suite detects deliberate bugs.
+//! Tests that the in-memory engine keeps the promises of the port `Ownership`, and that a membership on this engine
+//! keeps the promises of `Membership`. Also tests that the conformance suite detects deliberate bugs.
 
 mod mutants;
 mod sessions;
@@ -20,7 +20,7 @@ mod real {
     }
 }
 
-/// Runs the suite in simulated time. The seed determines the order of concurrent calls.
+/// Runs the conformance suite in simulated time. The seed determines the order of concurrent calls.
 mod simulated {
     use super::*;
 

@@ -375,7 +375,7 @@ fn owned_now(owned: &[Owned]) -> BTreeSet<ShardId> {
     owned.iter().filter(is_valid).map(|(shard, ..)| *shard).collect()
 }
 
-/// Removes the entries whose lease has ended, and returns the number of removed entries.
+/// Removes the owned shards whose lease has ended, and returns their number. Also asserts that no shard has two owners.
 fn check_and_prune(owned: &mut Vec<Owned>) -> usize {
     let before = owned.len();
     owned.retain(|(_, lease, runtime)| lease.is_valid(runtime.monotonic()));

@@ -3,11 +3,11 @@ use std::time::Duration;
 use super::{DELAY, MeasuredMove, MoveKind, SYNC, TICK, measure};
 
 const LEASE: Duration = Duration::from_secs(2);
-/// Maximum time of a message and its response. It includes the sync between the two messages, and the wait for a sync
-/// in progress.
+/// Maximum time from a message to its response, in microseconds. It includes the sync between the two messages, and the
+/// wait for a sync in progress.
 const ROUND: u64 = 2 * DELAY.1 + 2 * SYNC.1;
-/// Additional time of a takeover beyond the lease: a thousandth of the lease for the drift of clocks, and the wait for
-/// ticks.
+/// Maximum additional time of a takeover after the lease, in microseconds: a thousandth of the lease for the drift of
+/// clocks, and the wait for ticks.
 const LATE: u64 = 2_000 + 2 * TICK;
 
 fn moves(scheme: MoveKind) -> Vec<MeasuredMove> {
@@ -22,8 +22,8 @@ fn moves(scheme: MoveKind) -> Vec<MeasuredMove> {
 
 #[test]
 fn mastership_moves_by_consent_within_three_round_trips() {
-    // The members decide the slots in flight. Then the consent, the promises and the first entry take a round trip
-    // each.
+    // The members first decide the slots that the master has already proposed. Then the consent, the promises and the
+    // first entry each take one round trip.
     for one in moves(MoveKind::Consents) {
         assert!(one.took <= 3 * ROUND && one.gap <= one.took && one.silence <= 4 * ROUND, "{one:?}");
     }
@@ -47,7 +47,7 @@ fn move_by_waiting_takes_one_lease_but_the_time_without_master_is_short() {
 
 #[test]
 fn another_node_becomes_master_when_the_lease_of_a_crashed_master_ends() {
-    // Candidates avoid each other by delays of up to 20 ms.
+    // Each candidate delays its campaign by up to 20 ms, so that candidates do not compete.
     let latest = 2_000_000 + 3 * ROUND + LATE + 20_000;
     for one in moves(MoveKind::Crashes) {
         assert!(one.took <= latest && one.gap <= one.took && one.silence >= one.gap, "{one:?}");

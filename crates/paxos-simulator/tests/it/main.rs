@@ -10,7 +10,7 @@ use paxos_simulator::{Coverage, Incident, Mutation, Rule, RunConfig, run};
 
 use crate::raft::{Careful, Driver, Raft};
 
-/// Returns a configuration with all faults but without a system group, which raft-rs does not have.
+/// Returns a configuration with all faults and without a system group, because raft-rs does not have a system group.
 fn config(seed: u64) -> RunConfig {
     RunConfig { has_system: false, ..RunConfig::draw(seed, Mutation::None) }
 }

@@ -1,14 +1,14 @@
 //! raft-rs (TiKV's Raft, 0.7) in the simulation of paxos groups. raft-rs is known to be correct. If a run of raft-rs
 //! breaks a rule, the simulation has a bug.
 //!
-//! The simulation checks these rules of raft-rs: each slot has one value, slots have no gaps, and snapshots equal the
-//! log. Acknowledged proposals are durable on a quorum. Terms and votes never decrease, even across restarts. The index
-//! 1 of raft-rs represents the first members, so slot n is index n + 1.
+//! For raft-rs, the simulation checks these rules: each slot has one value, slots have no gaps, and snapshots equal the
+//! log. Acknowledged proposals are durable on a quorum. The pair of term and vote never decreases, even across
+//! restarts. The index 1 of raft-rs represents the first members, so slot n is index n + 1.
 //!
-//! The simulation does not check that one master serves at a time. Leases of raft-rs count ticks, to which the bound on
-//! clocks does not apply. A follower that restarts or receives a higher term votes before the lease is over. A leader
-//! therefore reports instant 0 as the end of its service. Clients and operators still find the leader, but the program
-//! cannot break [`paxos_simulator::Rule::OneMaster`].
+//! For raft-rs, the simulation does not check that at most one master serves at a time. Leases of raft-rs count ticks,
+//! and the bound on the drift of clocks does not apply to ticks. A follower that restarts or receives a higher term
+//! votes before the lease is over. A leader therefore reports instant 0 as the end of its service. Clients and
+//! operators still find the leader, but the program cannot break [`paxos_simulator::Rule::OneMaster`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::marker::PhantomData;
@@ -28,8 +28,8 @@ pub(crate) trait Driver {
     const SENDS_EARLY: Option<MessageType> = None;
     /// True if the driver does not restore the node's vote at a restart.
     const LOSES_VOTE: bool = false;
-    /// True if the driver acknowledges its proposal at the index of a decided entry, even if the entry is another
-    /// leader's.
+    /// True if the driver acknowledges its own proposal when any entry is decided at the index of the proposal, even if
+    /// another leader proposed this entry.
     const TRUSTS_INDEX: bool = false;
 }
 
@@ -46,11 +46,12 @@ pub(crate) struct Raft<D> {
 struct Replica {
     id: GroupId,
     node: RawNode<LogStorage>,
-    /// State of the application, and list of members, after each index since the base of the log.
+    /// State of the application and list of members, after the base snapshot of the log and after each later applied
+    /// index.
     history: Vec<(u64, ConfState)>,
-    /// `Ready` states of raft-rs that wait for a sync, in order.
+    /// `Ready` states of raft-rs that wait for a sync, the oldest first.
     waiting: VecDeque<Waiting>,
-    /// Ids of the undecided proposals of this node's leadership, by index.
+    /// Ids of the undecided proposals that this node made as leader, by their index in the log.
     proposed: BTreeMap<u64, u64>,
     term: u64,
     /// Voters at the start of the last step.
@@ -214,7 +215,7 @@ impl Replica {
             send(ready.take_messages().into_iter().map(envelope), out);
             let mut envelopes: Vec<_> = ready.take_persisted_messages().into_iter().map(envelope).collect();
             send(envelopes.extract_if(.., |envelope| Some(envelope.message.msg_type) == D::SENDS_EARLY), out);
-            // Work that follows a `Ready` state waits until that state is durable.
+            // A `Ready` state that needs no sync waits until the `Ready` states before it are durable.
             let before = self.waiting.back().map(|waiting| waiting.token);
             let token = if ready.must_sync() { Some(out.token) } else { before };
             let number = ready.number();
@@ -294,8 +295,9 @@ impl Replica {
     }
 
     fn tick(&mut self) {
-        // A candidate searches the log for membership changes that are not applied. raft-rs panics if a snapshot
-        // contains these changes. TiKV also does not tick while a snapshot is pending (`on_raft_base_tick`).
+        // While a snapshot is pending, the driver passes no ticks to raft-rs, and neither does TiKV
+        // (`on_raft_base_tick`). A tick may start a campaign. A candidate searches the log for membership changes that
+        // are not applied, and raft-rs panics if the snapshot contains these changes.
         if self.awaits_snapshot() {
             return;
         }
@@ -391,8 +393,8 @@ impl Replica {
                 members.extend((change.change_type == ConfChangeType::AddNode).then_some(change.node_id));
             }
         }
-        // A membership change takes effect when the node applies it. raft-rs counted acknowledgements of the same step
-        // with the members before the change.
+        // A membership change takes effect when the node applies it. In the step that applies the change, raft-rs still
+        // counts acknowledgements by the members before the change.
         if decided != self.members_before {
             members.clone_from(&self.members_before);
         }

@@ -1,5 +1,5 @@
-//! Test of the replay command that a failure prints. The test replaces the first words of the command, by which `xtask`
-//! finds the program.
+//! Test of the replay command that a failure prints. The command runs the program through `xtask`, but the test runs
+//! the program directly, with the same options.
 
 use std::process::Command;
 

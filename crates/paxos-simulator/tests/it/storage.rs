@@ -47,7 +47,7 @@ impl LogStorage {
             Part::Trimmed(snapshot) => {
                 let gone = snapshot.get_metadata().index + 1 - self.begin();
                 self.entries.drain(..usize::try_from(gone).expect("logs are short"));
-                // After a crash, the trimmed snapshot is the newest known snapshot.
+                // After a crash, the node knows only snapshots from its records, so this snapshot may be the newest.
                 if self.newest.get_metadata().index < snapshot.get_metadata().index {
                     self.newest = snapshot.clone();
                 }
@@ -126,7 +126,7 @@ pub(crate) fn snapshot(index: u64, term: u64, members: ConfState, chain: u64) ->
     snapshot
 }
 
-/// Returns the application's state in a snapshot.
+/// Returns the state of the application that a snapshot contains.
 pub(crate) fn chain_of(snapshot: &Snapshot) -> u64 {
     snapshot.data.as_ref().try_get_u64_le().unwrap_or_default()
 }
@@ -136,9 +136,9 @@ pub(crate) fn chain_of(snapshot: &Snapshot) -> u64 {
 pub(crate) enum Part {
     HardState(HardState),
     Entries(Vec<Entry>),
-    /// Snapshot of another node, which replaces the log.
+    /// Snapshot that another node sent. The snapshot replaces the whole log.
     Installed(Snapshot),
-    /// Snapshot of this node, which replaces the beginning of the log.
+    /// Snapshot that this node created. The snapshot replaces the beginning of the log.
     Trimmed(Snapshot),
 }
 

@@ -33,8 +33,8 @@ pub(crate) enum Step {
         ballot: Ballot,
         claim: Claim,
     },
-    /// Delivers a candidate's prepare message to a node. The node promises, and the candidate, node `to`, receives the
-    /// promise.
+    /// Delivers the prepare message of the candidate `to` to the node `node`. The node promises the candidate's ballot,
+    /// and the candidate receives the promise at once.
     Promise {
         node: usize,
         to: usize,
@@ -53,7 +53,7 @@ pub(crate) enum Step {
     Data {
         node: usize,
     },
-    /// Delivers an accept message, whose entries become durable on the node.
+    /// Delivers an accept message to the node `node`. The entries up to the slot `upto` become durable on this node.
     Accept {
         node: usize,
         ballot: Ballot,
@@ -187,7 +187,7 @@ impl Cluster {
         steps.extend(unaware.map(|node| Step::LearnOver { node }));
     }
 
-    /// Returns true if liveness does not renew the mastership, or if one of these nodes knows that this liveness is
+    /// Returns true if no liveness renews the mastership `uncommitted`, or if one of `nodes` knows that the liveness is
     /// over.
     fn is_over(&self, state: &State, uncommitted: Mastership, nodes: &[usize]) -> bool {
         !uncommitted.lives || !self.rules.liveness_blocks || nodes.iter().any(|&node| state.liveness.knows_over[node])
@@ -209,7 +209,8 @@ impl Cluster {
         }
     }
 
-    /// Returns the claims that the rules allow a node with this log. The last renewal in the log was `idle` ticks ago.
+    /// Returns the claims that the rules allow the node `node` to make if it has the log `log`. The last renewal of the
+    /// lease in this log was `idle` ticks ago.
     fn claims(&self, state: &State, node: usize, log: &Log, idle: u8) -> Vec<Claim> {
         let uncommitted = log.mastership(&self.rules);
         let has_no_master = uncommitted.term.epoch == 0;
@@ -426,8 +427,8 @@ impl Cluster {
         }
     }
 
-    /// Compares the log of a candidate and the log of the node that promised. Returns the log that is ahead, and the
-    /// ticks since its last renewal.
+    /// Compares the log of the candidate `node` with the log of the node `with`, which made the promise. Returns the
+    /// log that is ahead, and the number of ticks since the last renewal of the lease in this log.
     fn pulled(&self, state: &State, node: usize, with: usize, promise: Promise) -> (Log, u8) {
         let me = &state.nodes[node];
         if promise.last <= me.log.last() {

@@ -2,7 +2,7 @@
 
 use crate::rules::{Compare, Rules};
 
-/// Maximum number of slots in all configurations.
+/// Maximum number of slots in a log, in all configurations of the model.
 pub(crate) const SLOTS: usize = 4;
 
 /// Number of a slot. Slots begin at 1, and 0 is the position before the first slot.

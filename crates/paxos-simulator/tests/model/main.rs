@@ -1,5 +1,5 @@
 //! Model of the specified protocol: ballots, log and mastership. The tests explore every state of the model. The model
-//! existed before the implementation and shares no code with the crate, so the two do not repeat each other's mistakes.
+//! is older than the crate `paxos` and shares no code with it, so neither repeats mistakes of the other.
 //!
 //! The model has three nodes. A sent message may arrive at any time, any number of times, or never. A restart loses
 //! everything that is not on disk. The model contains phase 1, the pulled entries, the first entry of a ballot, and
@@ -14,9 +14,9 @@
 //! order. Most tests state three numbers of states: with both lines of defence, with the acceptors' line alone, and
 //! with the log's line alone.
 //!
-//! The model omits events that only allow fewer steps: pre-votes, prepares of a former candidate, and masters that
-//! campaign while they serve. It also omits promises that arrive late, because they would state that less time has
-//! passed.
+//! The model omits events after which nodes can only take fewer steps: pre-votes, prepare messages of a former
+//! candidate, and campaigns of a master that serves. It also omits promises that arrive late, because a late promise
+//! would only state a shorter time since the last renewal of the lease.
 //!
 //! docs/decisions/0152-check-the-paxos-rules-in-a-model-first.md gives the reasons for the design.
 
@@ -109,8 +109,8 @@ fn takeover_is_safe_if_the_logs_of_two_nodes_differ() {
     holds(Bounds { symmetric: false, ..FORKED }, &[WAITED, VOID], [68_891, 60_598, 80_400]);
 }
 
-/// If the pulled entries make a leader's claim void, the leader need not propose this claim. It may make a new claim,
-/// by the rule that it applies to its next proposal.
+/// If the pulled entries make a leader's claim void, the leader need not propose this claim. It may make a new claim by
+/// the rule that also applies to its later claims.
 #[test]
 fn new_claim_by_a_leader_whose_first_claim_is_void_is_safe() {
     let rules = Rules { claim_by: ClaimBy::CandidateAndLeader, ..Rules::LOG };
@@ -136,8 +136,8 @@ fn two_masters_are_possible_if_neither_acceptors_nor_log_prevent_them() {
     breaks(ONE_MASTER, Rules::NEITHER, MASTERED);
 }
 
-/// In the first design, every decided slot renewed the lease, but the log compared a `BeMaster` entry only with the
-/// last record of a master.
+/// In the first design, every decided slot renewed the lease. The log, however, compared a `BeMaster` entry only with
+/// the last `BeMaster` entry, and not with later slots.
 #[test]
 fn log_that_compares_only_the_epochs_of_claims_allows_two_masters() {
     let rules = Rules { compare: Compare::Epoch, ..Rules::LOG };
@@ -158,8 +158,8 @@ fn log_that_compares_only_the_epochs_of_claims_allows_two_masters() {
     replays(ONE_MASTER, rules, MASTERED, &steps);
 }
 
-/// The model found this bug with the log's line of defence alone: two branches of a log may contain the same epoch and
-/// the same last slot.
+/// The model found two masters at a time with the log's line of defence alone. The cause is that two branches of a log
+/// may contain the same epoch and the same last slot.
 #[test]
 fn log_that_does_not_compare_the_ballots_of_claims_allows_two_masters() {
     let rules = Rules { compare: Compare::LeaseSlot, ..Rules::LOG };
@@ -182,7 +182,8 @@ fn log_that_does_not_compare_the_ballots_of_claims_allows_two_masters() {
         Step::Accept { node: 2, ballot: 2, upto: 1 },
         Step::Accept { node: 1, ballot: 2, upto: 1 },
         Step::Decide { node: 2, upto: 1 },
-        // Node 0 has waited according to the `BeMaster` entry of node 1, but node 2 serves by another entry.
+        // Node 0 has waited for the end of the lease that the `BeMaster` entry of node 1 gives, but node 2 serves by
+        // its own `BeMaster` entry.
         Step::Campaign { node: 0, ballot: 3, claim },
         Step::Promise { node: 1, to: 0 },
         Step::Lead { node: 0, with: 1, claim },
@@ -221,7 +222,8 @@ fn consent_before_the_masters_be_master_entry_is_decided_allows_two_masters() {
     replays(ONE_MASTER, rules, bounds, &steps);
 }
 
-/// Either of two corrections prevents two masters: a comparison of ballots, or consent only after the decision.
+/// Each of two corrections alone prevents two masters: the log compares ballots, or a leader consents only after its
+/// `BeMaster` entry is decided.
 #[test]
 fn each_of_two_corrections_prevents_two_masters_after_an_early_consent() {
     let bounds = Bounds { consents: 1, ..EMPTY };
@@ -276,7 +278,8 @@ fn clock_drift_without_an_extra_wait_allows_two_masters() {
     breaks(ONE_MASTER, Rules::BOTH, Bounds { skews: 1, ..MASTERED });
 }
 
-/// This is Figure 8 of the Raft paper. The history needs four ballots, and the first two are part of the start state.
+/// The test covers the history of Figure 8 in the Raft paper. The history needs four ballots, and the first two ballots
+/// are part of the start state.
 #[test]
 fn leader_that_counts_entries_of_old_ballots_allows_two_values_per_slot() {
     breaks(ONE_VALUE, Rules { own_ballot_decides: false, ..Rules::BOTH }, Bounds { symmetric: false, ..FORKED });
@@ -292,8 +295,8 @@ fn expiry_of_liveness_before_the_lease_ends_allows_two_masters() {
     breaks(ONE_MASTER, Rules { expiry_waits: false, ..Rules::BOTH }, LIVING);
 }
 
-/// The simulator found this bug at seed 265,485. It occurs with both lines of defence and with each line alone. The
-/// master's last `BeMaster` entry does not name its liveness epoch.
+/// The simulator found this bug at seed 265,485: a master serves by its liveness, although its last `BeMaster` entry
+/// does not name its liveness epoch. The bug occurs with both lines of defence and with each line alone.
 #[test]
 fn master_whose_last_entry_does_not_name_its_liveness_allows_two_masters() {
     for rules in [Rules::BOTH, Rules::ACCEPTORS, Rules::LOG] {
@@ -350,7 +353,7 @@ fn breaks(property: &'static str, rules: Rules, bounds: Bounds) {
     checker.assert_any_discovery(property);
 }
 
-/// Checks that these steps are allowed and lead to a state in which `property` does not hold.
+/// Checks that the model allows `steps`, and that they lead to a state in which `property` does not hold.
 fn replays(property: &'static str, rules: Rules, bounds: Bounds, steps: &[Step]) {
     let cluster = Cluster { rules, bounds: Bounds { symmetric: false, ..bounds } };
     let path =

@@ -46,29 +46,32 @@ pub(crate) struct Rules {
     pub(crate) acceptors_wait: bool,
     /// First half of the log's line of defence: a node campaigns only after the lease is over according to its own log.
     pub(crate) candidates_wait: bool,
-    /// Second half of the log's line of defence: the log compares claims.
+    /// Second half of the log's line of defence: the log compares each claim with the present mastership.
     pub(crate) compare: Compare,
     pub(crate) claim_by: ClaimBy,
     pub(crate) lease_from: LeaseFrom,
     pub(crate) consenter: Consenter,
     /// A takeover before the end of the lease needs the master's consent.
     pub(crate) takeover_needs_consent: bool,
-    /// A master that consented no longer serves in that epoch.
+    /// A master that consented to a takeover does not serve again in the same epoch.
     pub(crate) consent_binds: bool,
-    /// A leader uses the age of pulled entries that the promise states, not the time since its own last entry.
+    /// A leader that pulls entries of another mastership takes the time since the last renewal from the promise, and
+    /// not from its own log.
     pub(crate) pulled_waits: bool,
-    /// A node may replace a master with liveness only once the system group has decided that the liveness is over.
+    /// A node may replace a master that serves by its liveness only once the system group has decided that the liveness
+    /// is over.
     pub(crate) liveness_blocks: bool,
-    /// The liveness of a node expires only after its lease has ended.
+    /// The liveness of a node expires only after the lease that this liveness last renewed has ended.
     pub(crate) expiry_waits: bool,
     /// A master serves by its liveness only if its last `BeMaster` entry names the liveness, even if this entry is
     /// undecided.
     pub(crate) uncommitted_lives: bool,
-    /// After a restart, a node waits as long as after an accepted entry.
+    /// After a restart, a node waits for the end of a whole lease, as if it had just accepted an entry of the master.
     pub(crate) restart_waits: bool,
     /// A restarted master serves only after it becomes master again.
     pub(crate) restart_ends_mastership: bool,
-    /// A leader counts copies only of entries of its own ballot. Such an entry also decides all earlier entries.
+    /// To decide entries, a leader counts copies only of entries of its own ballot. A decided entry of this ballot also
+    /// decides all earlier entries.
     pub(crate) own_ballot_decides: bool,
 }
 
@@ -103,8 +106,8 @@ pub(crate) enum Start {
     Empty,
     /// Node 0 has just become master under ballot 1, and all three nodes have its `BeMaster` entry.
     Mastered,
-    /// All nodes have the entry of `Mastered`, and the lease is long over. Node 0 under ballot 1 and node 1 under
-    /// ballot 2 each have an entry in slot 2 that no other node has. Neither node leads.
+    /// All nodes have the `BeMaster` entry of the start state `Mastered`, but no node serves. Node 0 under ballot 1 and
+    /// node 1 under ballot 2 each have an entry in slot 2 that no other node has. Neither node leads.
     Forked,
 }
 

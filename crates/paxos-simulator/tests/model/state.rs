@@ -1,19 +1,19 @@
-//! State of three nodes, and of the messages that they have sent.
+//! State of the model: three nodes and the messages that they have sent.
 
 use crate::log::{Ballot, Claim, Entry, Log, SLOTS, Slot, Term, Value};
 use crate::rules::{LEASE, Start};
 
 pub(crate) const NODES: usize = 3;
-/// Maximum number of ballots in all configurations.
+/// Maximum number of ballots in any configuration of the model.
 pub(crate) const BALLOTS: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct State {
     pub(crate) nodes: [Node; NODES],
-    /// Owner of each ballot, and the longest log that the owner has sent. The start of this log up to any slot may
-    /// arrive at any time, any number of times.
+    /// Owner of each ballot, and the longest log that the owner has sent. Any prefix of this log may arrive at any
+    /// node, at any time, any number of times.
     pub(crate) sent: [Option<Sent>; BALLOTS],
-    /// The only consent of a history. It may arrive at any time.
+    /// Consent that a leader has sent, if any. A history contains at most one consent, which may arrive at any time.
     pub(crate) consent: Option<Consent>,
     pub(crate) liveness: Liveness,
     /// All slots that a leader has decided.
@@ -28,8 +28,8 @@ pub(crate) struct State {
 /// and nodes learn its decisions at any later time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Liveness {
-    /// Remaining ticks of the lease after its last renewal. `known` is the number of remaining ticks after the last
-    /// renewal that node 0 has learned.
+    /// Number of ticks until the lease ends, according to its last renewal in the system group. `known` is this number
+    /// according to the last renewal that node 0 has learned.
     pub(crate) renewed: u8,
     pub(crate) known: u8,
     pub(crate) is_over: bool,
@@ -60,8 +60,8 @@ pub(crate) enum Role {
     Leader(Leader),
 }
 
-/// Promise of a node. The candidate receives the promise at once. A promise that arrived later would only state that
-/// less time has passed.
+/// Promise of a node. In the model, the candidate receives each promise at once. A delayed promise would only state a
+/// shorter time since the last renewal of the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Promise {
     pub(crate) last: (Ballot, Slot),
@@ -71,7 +71,7 @@ pub(crate) struct Promise {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Leader {
     pub(crate) decided: Slot,
-    /// Remaining ticks of the lease that each slot gives, counted from the proposal of the slot.
+    /// Number of ticks that remain of the lease that each slot renewed. The lease counts from the proposal of the slot.
     pub(crate) lease: [u8; SLOTS],
     /// Last slot that each node has accepted under the leader's ballot.
     pub(crate) accepted: [Slot; NODES],

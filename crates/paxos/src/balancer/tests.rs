@@ -176,7 +176,7 @@ fn tolerances() -> impl Strategy<Value = Tolerance> {
     (0..60_u8, 0..30_u8).prop_map(|(start_percent, goal_percent)| Tolerance { start_percent, goal_percent })
 }
 
-/// Returns the lowest pair of cost and number of moves of all distributions, by trying each distribution.
+/// Tries each distribution, and returns the lowest pair of cost and number of moves.
 fn least(plan: &mut Plan, from: usize) -> (i128, usize) {
     if from == plan.groups.len() {
         return value(plan);

@@ -19,7 +19,7 @@ fn decoder_returns_the_matching_error_for_invalid_bytes() {
     assert_eq!(read(&[2, 7, 3, 5]), DecodeError::Version(2));
     assert_eq!(read(&[1, 7, 9, 5]), DecodeError::Kind(9));
     assert_eq!(read(&[1, 7, 3, 5, 0]), DecodeError::Excess(1));
-    // The first input has a paxos group id of 2^32. The second input has a slot of 2^64.
+    // Each input has a number that is too large for its type: a paxos group id of 2^32, and a slot of 2^64.
     assert_eq!(read(&[1, 0x80, 0x80, 0x80, 0x80, 0x10, 3, 5]), DecodeError::TooLarge);
     assert_eq!(read(&[1, 7, 3, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 2]), DecodeError::TooLarge);
     assert_eq!(read(&[1, 7, 2, 4, 0xff, 0xff, 0xff, 0xff, 0x0f]), DecodeError::Short);
@@ -60,8 +60,8 @@ proptest! {
         prop_assert_eq!(Message::decode(bytes.into()), Ok((group, message)));
     }
 
-    /// If the decoder returns a value for random bytes, the value has an encoding from which the decoder returns the
-    /// same value.
+    /// If the decoder returns a value for random bytes, the test encodes this value and decodes it again. The result
+    /// must be the same value.
     #[test]
     fn decoder_decodes_or_rejects_any_bytes(kind in 0..17_u8, mut rest in vec(prop_oneof![0..4_u8, any::<u8>()], 0..80)) {
         rest.splice(0..0, [VERSION, 7, kind]);
@@ -95,8 +95,8 @@ proptest! {
     }
 }
 
-/// Compares the encodings with a golden file. Each line of the file contains a name and the bytes of the value. A
-/// developer appends a line for a new kind, and never changes existing lines.
+/// Compares the encodings of the examples with a golden file. Each line of the file contains the name of an example and
+/// the bytes of its encoding. A developer appends a line for a new kind, and never changes existing lines.
 fn check_golden<T: Coded + Debug + PartialEq>(golden: &str, examples: &[(&str, T)]) {
     let mut lines = String::new();
     for (name, example) in examples {

@@ -22,8 +22,8 @@ impl Group {
             self.note_taker(from, now);
         }
         if ballot == self.promised && !pre_vote {
-            // The candidate has repeated its request. If the promise is not durable yet, this node responds once it is
-            // durable.
+            // The candidate has repeated its prepare message. If the promise is not durable yet, this node responds
+            // once it is durable.
             if self.promise_synced {
                 self.send_promise(from, now, effects);
             }
@@ -41,8 +41,9 @@ impl Group {
         }
     }
 
-    /// Returns true if another candidate may soon lead with this node's promise, or if another leader is completing
-    /// this node's log. If candidates interrupted each other, no candidate would ever lead.
+    /// Returns true if a node other than `candidate` may soon lead with this node's promise, or leads and is completing
+    /// this node's log. This node then rejects the pre-vote of `candidate`. If candidates interrupted each other, no
+    /// candidate would ever lead.
     fn is_with_another(&self, candidate: NodeId, now: Instant) -> bool {
         if self.promised.node == candidate {
             return false;
@@ -135,8 +136,8 @@ impl Group {
             return;
         }
         let slot = if early { *matched } else { self.synced.min(*matched) };
-        // A member with unsynced entries reports once they are durable. It repeats a report because the network may
-        // have lost the earlier report.
+        // If some entries are not durable yet, the member sends the report once they are durable. It repeats a report
+        // because the network may have lost the earlier report.
         if slot > *reported || again && slot == *matched {
             *reported = slot.max(*reported);
             let (to, ballot) = (ballot.node, *ballot);
@@ -144,9 +145,9 @@ impl Group {
         }
     }
 
-    /// Queries other members for the last decided slot. After a start, or after a promise to a candidate that does not
-    /// lead, a node may lack decided slots. A leader without new entries sends nothing to a member that once confirmed
-    /// all decided slots.
+    /// Queries other members for the last decided slot. A node may lack decided slots after a start, or after a promise
+    /// to a candidate that does not lead. The query is necessary because a leader without new entries sends nothing to
+    /// a member that has once confirmed all decided slots.
     pub(super) fn query_decided(&mut self, now: Instant, effects: &mut Effects) {
         let Role::Follower(following) = &self.role else { return };
         if self.queries_at(following).is_none_or(|at| now < at) {
@@ -171,8 +172,8 @@ impl Group {
             following.leader.is_some() && self.echoes_until.is_none_or(|until| following.last_contact >= until);
         // A node without a promise has never received an entry, so it does not query.
         let may_query = !is_led && self.promised > Ballot::NONE && self.promise_synced;
-        // A node that is not a member queries less often, because it may have been removed, and members then do not
-        // respond.
+        // A node that is not a member queries less often. The members may have removed it, and do not respond to a
+        // removed node.
         let most = if self.uncommitted.has(self.me) { 5 } else { 10 };
         may_query.then(|| {
             following.last_contact.max(following.queried) + self.options.resend * (1 << following.queries.min(most))

@@ -1,8 +1,8 @@
 //! Phase 1 of Multi-Paxos. It runs once per ballot, for all slots.
 //!
-//! A candidate starts with a pre-vote, so that no member promises a ballot that never leads. The candidate compares the
-//! logs of a quorum. The log that is ahead contains all slots that may be decided. The candidate pulls the entries that
-//! it lacks from this log, in parts. It leads once its own promise is durable.
+//! A candidate starts with a pre-vote, so that no member promises the ballot of a candidate that cannot lead. The
+//! candidate compares the logs of a quorum. The log that is ahead contains all slots that may be decided. The candidate
+//! pulls the entries that it lacks from this log, in parts. It leads once its own promise is durable.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -33,7 +33,7 @@ pub(super) struct Candidacy {
 #[derive(Clone, Copy, Debug)]
 struct Promise {
     last: Position,
-    /// Latest possible proposal time of the slots in the promising node's log that renewed a lease.
+    /// Latest possible instant at which a leader proposed a lease renewal that the promising node's log contains.
     last_renewal: Instant,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct CandidacyConditions {
     pub(super) since: Option<Instant>,
     /// Number of candidacies since this node last decided a slot.
     pub(super) attempts: u32,
-    /// Greatest round that this node knows.
+    /// Greatest round of a ballot in the rejections that this node has received.
     round: u64,
     /// Instant since which another node leads, although no node other than this node may be master.
     pub(super) blocked_since: Option<Instant>,
@@ -72,8 +72,8 @@ impl Group {
         let Role::Follower(following) = &self.role else { return };
         let is_led = self.is_led_until(following).is_some_and(|until| now < until);
         let is_master_by_log = self.is_master_by_log(following);
-        // This node is also an acceptor. Another candidate may soon lead with the promise that is not yet durable on
-        // this node.
+        // As an acceptor, this node has a promise that is not durable yet. Another candidate may soon lead with this
+        // promise, so this node starts no candidacy.
         if !self.promise_synced {
             return;
         }
@@ -106,7 +106,7 @@ impl Group {
         }
     }
 
-    /// Returns the instant at which [`Group::leave`] is due; `None` if it is not due before another message.
+    /// Returns the instant at which [`Group::leave`] is due; `None` if only a further message can make it due.
     fn leaves_at(&self, following: &Following) -> Option<Instant> {
         let is_left = self.has_abandoned(self.uncommitted.mastership.term);
         let at = self.conditions.blocked_since.filter(|_| !is_left)? + 16 * self.options.resend;
@@ -142,7 +142,7 @@ impl Group {
         let next = self.is_next_from().map(|next| next.max(from));
         let is_master_by_log = self.is_master_by_log(following);
         let free = self.is_led_until(following).filter(|_| !is_master_by_log).map_or(from, |until| until.max(from));
-        // The first tick at or after this instant sets `since`.
+        // The first tick at or after the instant `free` sets `conditions.since`.
         let free = self.conditions.since.map_or(free, |since| free.max(since + self.stagger()));
         [next, self.leaves_at(following), Some(free)].into_iter().flatten().min()
     }
@@ -182,7 +182,7 @@ impl Group {
         self.count_promises(now, effects);
     }
 
-    /// Sends a prepare message to each member that has not promised.
+    /// Sends a prepare message to each member that has not promised the candidate's ballot.
     fn prepare(&self, effects: &mut Effects) {
         let Role::Candidate(candidacy) = &self.role else { return };
         let message =
@@ -229,9 +229,9 @@ impl Group {
             && candidacy.ballot == ballot
             && promised < ballot
         {
-            // The candidate retries soon, because the acceptor may have received the last renewal slightly later than
-            // the candidate. The delay grows with each rejection, because the acceptor may also know a lease that is
-            // not over.
+            // The candidate repeats its prepare message soon, because the acceptor may have received the last renewal
+            // of the lease slightly later than the candidate. The delay grows with each rejection, because the acceptor
+            // may also know a lease that is not over.
             let pause = (self.options.stagger / 2 * (1 << candidacy.rejections.min(10))).min(self.options.resend);
             candidacy.rejections += 1;
             candidacy.sent = candidacy.sent.min(now + pause - self.options.resend);
@@ -376,8 +376,8 @@ impl Group {
         self.count_promises(now, effects);
     }
 
-    /// Continues to pull entries. If `through` is `Some`, this node's log equals the other log up to this position.
-    /// Otherwise, `offset` bytes of the snapshot have arrived.
+    /// Continues to pull entries. If `through` is `Some`, this node's log equals the log of the other node up to the
+    /// position `through`. Otherwise, `offset` bytes of the snapshot have arrived.
     pub(super) fn pull_on(&mut self, through: Option<Position>, offset: u64, now: Instant, effects: &mut Effects) {
         let Role::Candidate(candidacy) = &mut self.role else { return };
         let Some(pulling) = &mut candidacy.pulling else { return };
@@ -387,8 +387,8 @@ impl Group {
             Some(_) => {}
             None => pulling.offset = offset,
         }
-        // The message is a duplicate, or the other node now has a newer snapshot. In the second case this node requests
-        // the newer snapshot with its next retry.
+        // A message that adds nothing is a duplicate, or the other node has a newer snapshot. In the second case, this
+        // node requests the newer snapshot with its next pull message.
         if !has_more {
             return;
         }
@@ -416,7 +416,8 @@ impl Group {
     }
 }
 
-/// Maps similar numbers to very different numbers. This is the last step of the generator SplitMix64.
+/// Maps similar numbers to very different numbers. The function is one step of the generator SplitMix64 with `number`
+/// as its state.
 fn scatter(number: u64) -> u64 {
     let mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

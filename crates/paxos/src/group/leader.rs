@@ -22,13 +22,14 @@ const WAITING_ENTRY_BYTES: usize = size_of::<(Option<ProposalId>, Bytes)>();
 #[derive(Debug)]
 pub(super) struct Leading {
     pub(super) ballot: Ballot,
-    /// First slot of this ballot. Members that have this slot also have all earlier slots.
+    /// First slot that this leader proposed under its ballot. A member that has the entry of this slot also has the
+    /// leader's entries of all earlier slots.
     pub(super) first: Slot,
     pub(super) peers: BTreeMap<NodeId, Peer>,
     /// Undecided slots that this leader proposed, with the instants of their proposals.
     proposed: VecDeque<(Slot, Instant)>,
     proposed_last: Instant,
-    /// Instant of the last decision, or of the first proposal after a decision of all earlier slots.
+    /// Instant of this leader's last progress: a decision, or a proposal when all earlier slots were decided.
     pub(super) advanced: Instant,
     /// Slot of the undecided `BeMaster` entry of this node; `None` if there is no such entry.
     pub(super) pending_claim: Option<Slot>,
@@ -134,7 +135,7 @@ impl Group {
         effects.events.extend(ids.map(|id| (self.id, Event::Rejected { id, why })));
     }
 
-    /// Reports an unknown outcome of all undecided proposals of this leader.
+    /// Reports to the driver that the outcome of each undecided proposal of this leader is unknown.
     pub(super) fn abandon_undecided(&mut self, effects: &mut Effects) {
         let Role::Leader(leading) = &mut self.role else { return };
         let ids = leading.undecided.drain(..).flat_map(|(_, ids)| ids);
@@ -247,10 +248,11 @@ impl Group {
     }
 
     /// Proposes requested changes of members, one at a time. Proposes the first change only after an entry of this
-    /// ballot is decided. Any two successive quorums then have a common member.
+    /// leader's ballot is decided. Each quorum before a change then has a member in common with each quorum after the
+    /// change.
     fn change_members(&mut self, now: Instant, effects: &mut Effects) {
-        // The leader waits until it is master. The earlier master must remain a member until then, because otherwise no
-        // node could take over from it.
+        // The leader proposes no change before it is master. The earlier master must remain a member until then,
+        // because otherwise no node could take over from it.
         let serves = self.serves(now).is_some();
         let Role::Leader(leading) = &mut self.role else { return };
         let hasty = self.options.deviation.is(Mutant::ChangesMembersTwice);

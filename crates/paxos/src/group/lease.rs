@@ -1,13 +1,14 @@
 //! Leases. They determine which node may serve, and until which instant. They also determine which node may be the next
 //! master, and from which instant.
 //!
-//! A master serves until its lease is over by its own clock. The lease counts from an instant before the master
-//! proposed the slot that renewed it. Two lines of defence prevent other nodes from being master until then, and each
-//! line is sufficient alone. *Acceptors*: a node that accepted an entry of a master promises no ballot of another node
-//! until the lease is certainly over. *The log*: a candidate waits for the end of the lease that it knows, and the log
-//! then compares this state with the state before the candidate's `BeMaster` entry. In both lines, a node counts the
-//! time from the instant when it received a slot, which is after the proposal, and adds the possible clock drift. After
-//! a start, a node counts the time from the start, because it may have received a slot just before.
+//! A master serves until its lease is over by its own clock. The lease counts from the instant at which the master
+//! proposed the slot that renewed the lease. Two lines of defence prevent other nodes from becoming master before the
+//! lease is over, and each line is sufficient alone. *Acceptors*: a node that accepted an entry of a master promises no
+//! ballot of another node until the lease is certainly over. *The log*: a candidate waits until the lease is over
+//! according to its own log. Its `BeMaster` entry names the last slot that renewed this lease. The entry has no effect
+//! if the log before the entry contains a later renewal. In both lines, a node counts the lease from the instant at
+//! which it received a slot, which is after the proposal, and adds the maximum clock drift. After a start, the node
+//! counts the lease from the start, because it may have received a slot just before the start.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,7 +27,7 @@ const AT_ONCE: Instant = Instant(0);
 
 #[derive(Debug)]
 pub(super) struct Lease {
-    /// Latest possible proposal time of the slots in the log that renewed the lease of the present mastership.
+    /// Latest possible instant at which the master proposed a slot that renewed the lease of the present mastership.
     pub(super) last_renewal: Instant,
     /// Latest possible proposal time of the slot that shortened the lease.
     shortened_since: Instant,
@@ -51,7 +52,8 @@ pub(super) struct Lease {
 struct HandedOver {
     term: Term,
     to: NodeId,
-    /// Instant when this node stopped serving, or when it received the last prepare or pull message of the other node.
+    /// Instant when this node stopped serving, or when it last received a later prepare or pull message of its
+    /// successor.
     at: Instant,
     is_sent: bool,
 }
@@ -115,9 +117,10 @@ impl Group {
         }
         let by_decision = self.lease.until.filter(|(term, _)| *term == mastership.term).map(|(_, until)| until);
         let (liveness, until) = self.lease.of_node;
-        // Other nodes use the last `BeMaster` entry in their logs, even if it is undecided. At most one such entry is
-        // undecided, and `uncommitted` includes this entry. The liveness epoch counts only if this entry names the
-        // epoch. The field `cap` limits a shortened lease.
+        // Other nodes wait for the end of the liveness epoch that the last `BeMaster` entry in their logs names, even
+        // if this entry is undecided. At most one such entry is undecided, and `uncommitted` includes this entry. The
+        // liveness epoch therefore renews the lease only if this entry names the epoch. The field `cap` limits a
+        // shortened lease.
         let uncommitted = &self.uncommitted.mastership;
         let is_named = uncommitted.term == mastership.term || uncommitted.liveness == liveness;
         let by_node = (liveness > 0 && mastership.liveness == liveness && is_named).then_some(until);
@@ -269,7 +272,8 @@ impl Group {
         self.send(from, Message::Decline { term }, effects);
     }
 
-    /// Records that the node with the consent has begun to take over.
+    /// Records the instant of a prepare or pull message if the sender is the node to which this node handed its
+    /// mastership over.
     pub(super) fn note_taker(&mut self, from: NodeId, now: Instant) {
         if let Some(handed_over) = self.lease.handed_over.as_mut().filter(|handed_over| handed_over.to == from) {
             handed_over.at = now;
@@ -291,15 +295,15 @@ impl Group {
         }
     }
 
-    /// Abandons the mastership of this node, so that any other member can take over. A node can be alive although its
-    /// master cannot get a slot decided, or no longer leads. Without this function, such a master would block its paxos
-    /// group forever. Several members may receive the consent to take over. The first `BeMaster` entry makes the claims
-    /// of the other members void.
+    /// Abandons the mastership of this node, so that any other member can take over. A master may be unable to decide a
+    /// slot, or may not lead, although its node is alive and its liveness epoch renews the lease. Without this
+    /// function, such a master would block its paxos group forever. Several members may receive the consent to take
+    /// over. The first `BeMaster` entry makes the claims of the other members void.
     pub(super) fn abandon(&mut self, now: Instant, effects: &mut Effects) {
         let (mastership, holds_others) = match &self.role {
             Role::Leader(_) => (&self.committed.mastership, self.committed.mastership.liveness > 0),
             // This node does not lead, so it does not serve. Other nodes may know only an earlier mastership of this
-            // node, whose lease the liveness of this node renews.
+            // node. The liveness epoch of this node may renew the lease of that mastership.
             Role::Candidate(_) | Role::Follower(_) => {
                 let by_liveness =
                     [self.uncommitted.mastership.liveness, self.committed.mastership.liveness, self.lease.of_node.0];
@@ -350,14 +354,14 @@ impl Group {
 
 /// Rules for the next master and for acceptors.
 impl Group {
-    /// Returns the claim that this node may make now, and the evidence for the acceptors. Returns `None` if it may make
-    /// no claim.
+    /// Returns the claim that this node may make now, and the evidence for the acceptors that the last mastership is
+    /// over. Returns `None` if this node may make no claim.
     pub(super) fn may_take(&self, now: Instant) -> Option<(Claim, MastershipEnd)> {
         self.may_take_from().filter(|(from, _)| now >= *from).map(|(_, taking)| taking)
     }
 
-    /// Returns the earliest instant of a takeover, with the claim and the evidence, on the condition that no further
-    /// message arrives. Returns `None` if this node must wait for a message.
+    /// Returns the earliest instant at which this node may take over if no further message arrives, with its claim and
+    /// the evidence for the acceptors. Returns `None` if this node must wait for a message.
     pub(super) fn may_take_from(&self) -> Option<(Instant, (Claim, MastershipEnd))> {
         let uncommitted = &self.uncommitted.mastership;
         let (term, lease_slot) = (uncommitted.term, uncommitted.lease_slot);
@@ -394,16 +398,16 @@ impl Group {
         self.lease.last_renewal + self.options.stretched(self.options.lease)
     }
 
-    /// Returns the instant at which the remaining time of the master ends. Returns `None` if the master has not named
-    /// `node` as its successor.
+    /// Returns the instant at which the shortened lease of the master is over. Returns `None` if the master has not
+    /// named `node` as its successor.
     fn is_named_from(&self, node: NodeId) -> Option<Instant> {
         let shortened = self.uncommitted.mastership.shortened.filter(|shortened| shortened.to == node)?;
         Some(self.lease.shortened_since + self.options.stretched(shortened.remaining))
     }
 
-    /// Returns the mastership that another node handed over to this node, if it is the last mastership of this log or a
-    /// later mastership. If it is later, this log lacks entries that a quorum may have. This node then pulls these
-    /// entries and makes a new claim.
+    /// Returns the mastership that another node handed over to this node, if it is the last mastership in this node's
+    /// log or a later mastership. If it is later, this node's log lacks entries that a quorum may have. This node then
+    /// pulls these entries and makes a new claim.
     fn left_to_me(&self) -> Option<Term> {
         self.lease.consent.filter(|left| self.uncommitted.mastership.term.is_over_with(*left))
     }
@@ -418,14 +422,15 @@ impl Group {
         if self.left_to_me().is_some() { Some(AT_ONCE) } else { self.is_named_from(self.me) }
     }
 
-    /// Returns true if this node, as an acceptor, may promise. Each lease of the entries that it accepted must be over,
-    /// or the master must have released the lease.
+    /// Returns true if this node, as an acceptor, may promise a ballot of the node `to`. If a node other than `to` is
+    /// master according to this node's log, the lease of this master must be over, or the master must have released the
+    /// lease.
     pub(super) fn may_promise(&self, to: NodeId, over: MastershipEnd, now: Instant) -> bool {
         self.may_promise_from(to, over).is_some_and(|from| now >= from)
     }
 
-    /// Returns the earliest instant of a promise, on the condition that no further message arrives. Returns `None` if
-    /// this node must wait for a message.
+    /// Returns the earliest instant at which this node may promise a ballot of the node `to` if no further message
+    /// arrives. Returns `None` if this node must wait for a message.
     pub(super) fn may_promise_from(&self, to: NodeId, over: MastershipEnd) -> Option<Instant> {
         let uncommitted = &self.uncommitted.mastership;
         let Some(master) = uncommitted.node else { return Some(AT_ONCE) };
@@ -434,8 +439,8 @@ impl Group {
         }
         let leads = matches!(&self.role, Role::Leader(leading) if leading.ballot == uncommitted.term.ballot);
         if master == self.me && !leads {
-            // This node no longer has this mastership. All earlier masterships were over when a quorum promised the
-            // mastership's ballot.
+            // This node does not lead by the ballot of this mastership, so it does not serve. All earlier masterships
+            // were over when a quorum promised this ballot.
             return Some(AT_ONCE);
         }
         let claimed = match over {
@@ -470,7 +475,8 @@ impl Group {
     pub(super) fn handle_consent(&mut self, term: Term, taker: NodeId, now: Instant, effects: &mut Effects) {
         let uncommitted = &self.uncommitted.mastership;
         let is_left = uncommitted.term.is_over_with(term) && uncommitted.node.is_some_and(|master| master != self.me);
-        // Two masters that stopped may both repeat their consents, so only a consent to a later mastership counts.
+        // Two former masters may both repeat their consents. This node therefore accepts a consent only if it ends a
+        // later mastership than the last consent that this node accepted.
         let is_later = self.lease.consent.is_none_or(|known| known.is_before(term));
         if taker != self.me || !is_left || !self.uncommitted.has(self.me) || !is_later {
             return;

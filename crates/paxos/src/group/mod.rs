@@ -1,12 +1,12 @@
 //! Member of one paxos group.
 //!
 //! Multi-Paxos replicates the log. Phase 1 runs once per ballot, for all slots ([`candidate`]). Phase 2 is a pipeline
-//! ([`leader`], [`replication`]). Members vote once the entries are durable ([`acceptor`]). A message with entries
-//! names the position before its first entry, so a vote for an entry is also a vote for all earlier entries. The first
-//! entry of a ballot is always the [`BeMaster`](crate::entry::BeMaster) entry of its leader. A vote for this entry is
-//! also a vote for the undecided entries that the leader found.
+//! ([`leader`], [`replication`]). Members vote for entries once the entries are durable ([`acceptor`]). A message with
+//! entries names the position before its first entry, so a vote for an entry is also a vote for all earlier entries.
+//! The first entry of a ballot is always the [`BeMaster`](crate::entry::BeMaster) entry of its leader. A vote for this
+//! entry is also a vote for the undecided entries that the leader found.
 //!
-//! A leader is not yet the master. The log defines the master and the end of its lease ([`lease`]).
+//! A leader is not necessarily the master. The log defines the master and the end of its lease ([`lease`]).
 
 mod acceptor;
 mod candidate;
@@ -49,8 +49,8 @@ pub struct Group {
     promised: Ballot,
     log: Log,
     snapshot: Option<Snapshot>,
-    /// State after the slots of the snapshot. `committed` is the state after the last decided slot, and `uncommitted`
-    /// is the state at the end of the log.
+    /// State of the paxos group after the last slot of the snapshot. `committed` is the state after the last decided
+    /// slot, and `uncommitted` is the state at the end of the log.
     base: GroupState,
     committed: GroupState,
     uncommitted: GroupState,
@@ -90,9 +90,9 @@ struct Following {
     leader: Option<Ballot>,
     /// Last slot up to which this node's log equals the leader's log.
     matched: Slot,
-    /// Last slot that this node has reported to the leader.
+    /// Last slot that this node has reported to the leader as durable.
     reported: Slot,
-    /// Instant of the last message from the leader, or of the start of this role.
+    /// Instant of the last message from the leader, or of the start of the follower role.
     last_contact: Instant,
     /// Instant of the last query for decided slots. `queries` is the number of queries.
     queried: Instant,
@@ -110,11 +110,11 @@ struct Incoming {
 }
 
 impl Group {
-    /// Starts a member from its records. A new member has no records. `founders` are the first members; they are in
-    /// effect while the log is empty. The effects report again all slots that are known to be decided.
+    /// Starts a member from its records. A new member has no records. `founders` are the first members of the paxos
+    /// group, before the log changes the members. The effects report again all slots that the records state as decided.
     ///
     /// # Panics
-    /// Panics if the records have a gap, or if these options do not allow any decision.
+    /// Panics if the records have a gap, or if these options do not allow any decision or make leases unsafe.
     pub fn start(
         (me, id): (NodeId, GroupId),
         options: Arc<Options>,
@@ -191,9 +191,9 @@ impl Group {
     /// that appear to come from this node.
     ///
     /// # Panics
-    /// Panics if a rule is broken that agreement requires, because otherwise the member could break its promises. A
-    /// message of another node breaks a rule only if it contradicts a decided slot. An example is a message of a leader
-    /// whose log differs at this slot.
+    /// Panics if this member or an input violates a rule on which agreement depends, because otherwise the member could
+    /// break its promises. A message of another node violates such a rule only if it contradicts a decided slot. An
+    /// example is a message of a leader whose log differs at this slot.
     pub fn step(&mut self, now: Instant, input: Input, effects: &mut Effects) {
         if self.has_stopped {
             if let Input::Propose { id, .. } = input {

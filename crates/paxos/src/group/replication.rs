@@ -1,5 +1,6 @@
-//! Replication from the leader to each member. The leader sends the log, or a snapshot and then the log, and the last
-//! decided slot. It repeats messages that may be lost.
+//! Replication from the leader to each member. The leader sends the log and the last decided slot. If a member lacks
+//! entries before the start of the leader's log, the leader first sends a snapshot. It repeats messages that the
+//! network may have lost.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -17,15 +18,15 @@ use crate::simulation::Mutant;
 pub(super) struct Peer {
     /// Last slot up to which the durable log of the peer equals the leader's log.
     pub(super) matched: Slot,
-    /// Last slot that the peer has reported, or that the leader assumes it to have. A repetition starts after this
-    /// slot.
+    /// Last slot that the peer has reported, or that the leader assumes to be in the peer's log. If the leader repeats
+    /// entries, it starts after this slot.
     start: Slot,
     next: Slot,
-    /// Last slot and size of each message in flight.
+    /// Last slot of each message in flight to the peer, and the approximate size of the message in bytes.
     flight: VecDeque<(Slot, usize)>,
     flight_bytes: usize,
-    /// Maximum number of messages in flight. After a gap or a timeout the number is one, because the peer drops a
-    /// message that overtakes another. The number doubles each time that the peer makes progress.
+    /// Maximum number of messages in flight to the peer. After a gap or a timeout, the maximum is one, because the peer
+    /// drops a message that overtakes an earlier message. The maximum doubles each time that the peer makes progress.
     burst: usize,
     sent: Instant,
     /// Instant since which the peer has reported no progress in response to the messages in flight.
@@ -83,8 +84,9 @@ impl Peer {
         (self.flight_bytes, self.burst) = (0, 1);
     }
 
-    /// Returns the time without a response after which the leader treats messages as lost. Parts of a snapshot are
-    /// large, and may take longer than `resend`. Repeated parts would then delay each other, so the time grows.
+    /// Returns the time without a response after which the leader treats messages as lost. A part of a snapshot is
+    /// large, and may arrive only after `resend`. Repeated parts would then delay each other, so the returned time
+    /// grows with the repetitions, up to four times `resend`.
     fn resend_timeout(&self, base: Slot, options: &Options) -> Duration {
         let is_behind = self.next <= base;
         options.resend * if is_behind { 1 << self.repeats.min(2) } else { 1 }
@@ -123,8 +125,8 @@ impl Group {
         let stays = |node: &NodeId| *node != self.me && (receives(*node) || joining == Some(*node));
         leading.peers.retain(|node, _| stays(node));
         for node in self.uncommitted.members.iter().chain(&self.learners).copied().chain(joining).filter(&stays) {
-            // The leader does not know the peer's log, so it assumes a last slot. If the peer's log ends before this
-            // slot, the peer reports a gap.
+            // The leader does not know the last slot of the peer's log, so it assumes the slot before the first slot of
+            // its own ballot. If the peer's log ends before the assumed slot, the peer reports a gap.
             leading.peers.entry(node).or_insert_with(|| Peer::new(leading.first.before()));
         }
         for (node, peer) in leading.peers.iter_mut().filter(|(_, peer)| !peer.is_probed) {
@@ -174,15 +176,16 @@ impl Group {
     }
 
     /// Returns the instant from which another node should try to lead, because the leader has decided no slot for too
-    /// long. The progress of a member with the snapshot or the log delays the instant, because this member may complete
-    /// the quorum.
+    /// long. A member that receives more of the snapshot or of the log delays the instant, because this member may
+    /// complete the quorum.
     fn is_stuck_from(&self, leading: &Leading) -> Instant {
         let members = self.uncommitted.members.iter().filter_map(|member| leading.peers.get(member));
         let progressed = members.map(|peer| peer.progressed).max();
         progressed.map_or(leading.advanced, |progressed| progressed.max(leading.advanced)) + 8 * self.options.resend
     }
 
-    /// Repeats the messages without a response. Sends the last decided slot to peers that do not know it.
+    /// Sends a message again to each peer that has not responded in time. Sends the last decided slot to each peer that
+    /// has not confirmed it.
     pub(super) fn resend(&mut self, now: Instant, effects: &mut Effects) {
         let (last, base) = (self.log.last().slot, self.log.base().slot);
         let serves = self.serves(now).is_some();
@@ -198,7 +201,8 @@ impl Group {
             }
         }
         let Role::Leader(leading) = &mut self.role else { return };
-        // The leader waits for `linger`, because a message with the next entry also contains the decided slot.
+        // The leader waits for the time `linger` before it sends the decided slot alone, because a message with the
+        // next entry also contains this slot.
         let has_lingered = now >= leading.advanced + self.options.linger;
         let mut behind = Vec::new();
         for (node, peer) in &mut leading.peers {
@@ -241,8 +245,8 @@ impl Group {
         self.send(to, Message::Snapshot { ballot, head: snapshot.head(), offset: from as u64, part }, effects);
     }
 
-    /// Returns true if the leader is sending the snapshot to a peer that makes progress. With another snapshot, the
-    /// peer would have to start again.
+    /// Returns true if the leader is sending the snapshot to a peer that makes progress. If the leader replaced the
+    /// snapshot, the peer would have to receive the new snapshot from its first byte.
     pub(super) fn is_sending_snapshot(&self, now: Instant) -> bool {
         let Role::Leader(leading) = &self.role else { return false };
         let base = self.log.base().slot;
@@ -264,8 +268,9 @@ impl Group {
         peer.is_probed = false;
         let has_more = is_whole || offset > peer.offset;
         peer.offset = if is_whole { 0 } else { offset };
-        // The leader does not respond to a duplicate report, because each response would duplicate all later parts. A
-        // restarted peer may have fewer bytes than it reported. It receives the part again after a timeout.
+        // The leader does not respond to a duplicate report of received bytes, because each response would duplicate
+        // all later parts of the snapshot. A restarted peer may have fewer bytes than it reported before. The leader
+        // sends the missing part again after a timeout.
         if !has_more {
             return;
         }
@@ -296,9 +301,9 @@ impl Group {
             return;
         }
         let Some(peer) = leading.peers.get_mut(&from) else { return };
-        // A peer that has promised a later ballot rejects the next message of this leader. If such a peer lacks decided
-        // slots, the leader sends it a message soon. This node then starts another candidacy, and receives the peer's
-        // promise.
+        // A peer that has promised a greater ballot rejects the next message of this leader. If the peer lacks decided
+        // slots, the leader sends it a message soon. After the rejection, the leader starts another candidacy with a
+        // still greater ballot, and receives the peer's promise.
         (peer.decided_known, peer.decided_resends) = (if is_beyond { slot } else { decided }, 0);
         if !is_beyond && slot <= last {
             peer.is_probed = false;

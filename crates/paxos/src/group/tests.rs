@@ -33,9 +33,10 @@ struct World {
     acknowledged: u64,
     terms: Vec<(NodeId, Term)>,
     ticks: Ticks,
-    /// Liveness epoch of each node and the end of its lease. A system group would record these values.
+    /// Liveness epoch of each node and the end of the epoch's lease. Outside this test, the system group records these
+    /// values.
     alive: BTreeMap<NodeId, (u64, Instant)>,
-    /// Nodes that have restarted since their liveness epoch began, so that no process renews this epoch.
+    /// Nodes that have restarted since their liveness epoch began. No process renews the epochs of these nodes.
     gone: BTreeSet<NodeId>,
 }
 
@@ -140,7 +141,7 @@ impl World {
         }
     }
 
-    /// Renews the liveness of the node in place of a system group.
+    /// Renews the liveness epoch of the node, because this test has no system group.
     fn renew(&mut self, node: NodeId) {
         if self.gone.contains(&node) {
             return;
@@ -216,8 +217,8 @@ fn nodes_agree_and_make_progress_if_ticks_arrive_only_when_due() {
     run_seeds(Ticks::WhenDue);
 }
 
-/// Two nodes may each have abandoned a mastership, and both repeat their consents. If each consent started a candidacy,
-/// the node that takes over would depose itself and all other leaders.
+/// Two nodes that each abandoned a mastership may both repeat their consents. If each consent started a candidacy, the
+/// node that receives the consents would repeatedly depose itself and every other leader.
 #[test]
 fn repeated_or_outdated_consent_does_not_start_another_takeover() {
     let mut world = World::new(1, Ticks::WhenDue);
@@ -242,7 +243,7 @@ fn repeated_or_outdated_consent_does_not_start_another_takeover() {
 fn master_blocked_by_a_leader_abandons_its_mastership() {
     let mut world = World::new(1, Ticks::WhenDue);
     let [master, leader, _] = NODES;
-    // The `BeMaster` entry of the leader is void, because the liveness of the present master is not over.
+    // The `BeMaster` entry of the leader is void, because its claim does not name the mastership of the present master.
     let entries = vec![first_master(master, 1), first_master(leader, 2)];
     let records = vec![Record::Entries { after: Slot(0), entries }, Record::Decided(Slot(2))];
     for node in NODES {
@@ -327,7 +328,7 @@ fn run_seeds(ticks: Ticks) {
                 _ => {}
             }
         }
-        // The second phase has no faults, and the paxos group must make progress.
+        // The second phase of the test has no faults, so the paxos group must make progress in this phase.
         let before = world.acknowledged;
         for number in 0..1_500 {
             world.tick();

@@ -9,7 +9,7 @@ const B: NodeId = NodeId(2);
 const C: NodeId = NodeId(3);
 
 /// One mover on node A, the master of the system group. The harness decides proposals at once, unless a test disables
-/// this.
+/// decisions.
 struct Harness {
     mover: Mover,
     now: Instant,
@@ -22,7 +22,8 @@ struct Harness {
 }
 
 impl Harness {
-    /// Returns a harness with three nodes. Its paxos groups 1, 2 and so on have these masters.
+    /// Returns a harness with three nodes. The paxos groups 1, 2 and so on have the nodes in `masters` as their
+    /// masters, in this order.
     fn new(masters: &[NodeId]) -> Harness {
         let mut harness = Harness {
             mover: Mover::new(Options::default(), Deviation::default()),
@@ -71,7 +72,7 @@ impl Harness {
         actions
     }
 
-    /// Sends a tick ten times a second for `millis` milliseconds. Returns the actions with their times.
+    /// Sends ten ticks per second to the mover for `millis` milliseconds. Returns the mover's actions with their times.
     fn pass(&mut self, millis: u64) -> String {
         let end = self.now + Duration::from_millis(millis);
         let mut output = String::new();
@@ -204,7 +205,7 @@ fn mover_changes_from_consent_to_waiting_at_once_after_a_rejection() {
     output += &harness.describe(Input::Rejected { fence: Fence(9), step });
     output += &harness.describe(Input::Rejected { fence: Fence(1), step });
     assert!(!harness.mover.is_at(step), "the mover no longer pursues the rejected step");
-    // The node repeats the rejection with each report. A repeated rejection does not reject the next step.
+    // The node repeats the rejection of the step with each report. A repeated rejection does not reject the next step.
     output += &harness.pass(100);
     output += &harness.describe(Input::Rejected { fence: Fence(1), step });
     assert!(harness.mover.is_at(Step::Handover(Scheme::Wait)));
@@ -470,7 +471,7 @@ fn move_ends_if_its_target_is_drained_or_the_master_changes() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.pass(300);
     harness.decide(&Record::Drain { node: B, draining: true });
-    // The mover waits until the limit of the preparation, because the nodes may prepare until then.
+    // The mover ends the token only at the time limit of the preparation, because the nodes may prepare until then.
     let mut output = harness.pass(6500);
     harness.master(harness.system.token().unwrap().group.0, A, 6);
     output += &harness.pass(300);
@@ -487,8 +488,8 @@ fn move_ends_if_its_target_is_drained_or_the_master_changes() {
 
 #[test]
 fn mover_moves_no_master_within_start_percent_and_stops_at_goal_percent() {
-    // The share of each node is 13.3. The loads 11 and 15 are within a fifth of the share, and 17 is not. The loads 14
-    // and 12 after the moves are within a tenth of the share.
+    // The share of each node is 13.3 masters. The loads 11 and 15 differ from the share by less than a fifth of the
+    // share, and the load 17 by more. After the moves, the loads 14 and 12 differ from the share by at most a tenth.
     let masters = |counts: [usize; 3]| -> Vec<NodeId> {
         [A, B, C].into_iter().zip(counts).flat_map(|(node, count)| vec![node; count]).collect()
     };

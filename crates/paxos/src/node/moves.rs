@@ -255,8 +255,8 @@ impl Node {
         self.moves.obeyed = Some(orders);
         let is_first = before.is_none_or(|before| (before.of.fence, before.step) != (of.fence, step));
         let is_from = of.from == self.process.node;
-        // The master does not shorten the lease if the lease would end after the end of the orders, because the move is
-        // then over.
+        // The master does not shorten its lease if the shortened lease would end after the end of the master's orders.
+        // The move is over at the end of the orders.
         let has_no_end = self.options.deviation.is(Mutant::LeavesAfterOrders);
         let shorten =
             |remaining| (has_no_end || now + remaining <= until).then_some(Input::Shorten { to: of.to, remaining });
@@ -292,7 +292,7 @@ impl Node {
     }
 
     /// Handles a request for consent. On nodes with a system group, a master consents only if it has orders to consent.
-    /// If the request arrives before the orders, the node stores the request until then.
+    /// If the request arrives before the orders, the node stores the request until the orders arrive.
     pub(super) fn handle_consent_request(
         &mut self,
         from: NodeId,
@@ -314,7 +314,7 @@ impl Node {
         self.report_soon();
     }
 
-    /// Records that the master in this term has declined to consent, so this node cannot do its step.
+    /// Records that this node cannot do its step, because the master in this term has declined to consent.
     pub(super) fn declined(&mut self, group: GroupId, term: Term, now: Instant) {
         if let Some(ActiveOrders { of, step, .. }) = self.orders(now)
             && (of.group, of.epoch) == (group, term.epoch)

@@ -1,9 +1,9 @@
 //! Encoding of the system group's records and of its snapshots.
 //!
-//! The first byte is the version. In a record, the second byte is the kind. All numbers are LEB128: seven bits per
-//! byte, with the lowest bits first. The length of a list precedes its items. Each value has exactly one encoding, and
-//! the decoder rejects all other bytes. The journal and the connections between nodes have verified a checksum, so
-//! rejected bytes come from another build or from an unrelated program.
+//! The first byte of an encoding is its version. In a record, the second byte is the kind of the record. All numbers
+//! are LEB128: seven bits per byte, with the lowest bits first. The length of a list precedes its items. Each value has
+//! exactly one encoding, and the decoder rejects all other bytes. The journal and the connections between nodes verify
+//! a checksum of the bytes first. Therefore rejected bytes come from another build or from an unrelated program.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use thiserror::Error;
 use super::{Fence, Group, Node, Preparation, Record, Scheme, Step, System, Take, Token};
 use crate::ids::{BEYOND_COUNT, Epoch, GroupId, Instant, NodeId, Slot};
 
-/// First byte of records and of snapshots.
+/// Version of the encoding. It is the first byte of each encoded record and snapshot.
 const VERSION: u8 = 1;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum DecodeError {
-    /// Version of another build, which this build must not interpret.
+    /// Encoding version of another build. This build must not interpret the bytes after the version.
     #[error("unknown version {0}")]
     Version(u8),
     #[error("unknown {what} {number}")]
@@ -62,9 +62,9 @@ impl Record {
         writer.0
     }
 
-    /// Returns the first bytes of the encoding of this record. All records with the same first bytes differ at most in
-    /// the stamp. Once one of these records is decided, the others are stale or redundant. Returns `None` if an earlier
-    /// record does not make this kind of record redundant.
+    /// Returns a prefix of this record's encoding. Records with the same prefix differ at most in their stamps. Once
+    /// the system group has decided one of these records, the others are stale or redundant. Returns `None` for a kind
+    /// of record that an earlier record does not make redundant.
     pub(crate) fn rivals(&self) -> Option<Vec<u8>> {
         let mut writer = Writer(vec![VERSION]);
         match self {
@@ -130,7 +130,7 @@ impl System {
         writer.number(self.applied.0).number(self.fence.0);
         writer.list(&self.nodes, |writer, (id, node)| {
             writer.node(*id).number(u64::from(node.capacity)).number(u64::from(node.draining)).number(node.liveness);
-            // The encoding of `None` is slot 0, because the first record is at slot 1.
+            // Slot 0 encodes `None`, because the first record is at slot 1.
             writer.number(node.incarnation).number(node.stamp.0).number(node.alive.map_or(0, |slot| slot.0));
         });
         writer.list(&self.groups, |writer, (id, group)| {
@@ -304,8 +304,8 @@ impl<'a> Reader<'a> {
     }
 
     fn list<T>(&mut self, mut read: impl FnMut(&mut Self) -> Result<T, DecodeError>) -> Result<Vec<T>, DecodeError> {
-        // The decoder rejects a length that exceeds the remaining input before it allocates memory. Each item takes at
-        // least one byte.
+        // Before it allocates memory, the decoder rejects a length that exceeds the number of remaining bytes. Each
+        // item takes at least one byte.
         let length = usize::try_from(self.number()?).map_err(|_| DecodeError::Range)?;
         if length > self.0.len() {
             return Err(DecodeError::Short);

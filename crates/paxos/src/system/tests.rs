@@ -249,8 +249,8 @@ fn decoder_rejects_each_invalid_record_with_its_own_error() {
     assert_eq!(decode(&[1, 10, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]), DecodeError::Range);
     assert_eq!(decode(&[1, 10, 1, 0]), DecodeError::Form);
     assert_eq!(decode(&[1, 10, 0x81, 0]), DecodeError::Form);
-    // The decoder rejects numbers from 2^62 on in fields that the state machine increments later. These are the last
-    // slot, the last fence, the liveness epoch and slot of a node, and the fence and slot of the token.
+    // The decoder rejects numbers of 2^62 or more in fields that the state machine increments later. These fields are
+    // the last slot, the last fence, the liveness epoch and slot of a node, and the fence and slot of the token.
     let (far, near) = ([&[0x80; 8][..], &[0x40]].concat(), vec![1]);
     for index in 0..6 {
         let [applied, fence, liveness, alive, token, last] =
@@ -277,8 +277,8 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Draws random records. Most records name one of a few nodes and contain small numbers, so that many records are not
-/// stale.
+/// Returns a strategy for random records. Most records name one of a few nodes and contain small numbers. Therefore
+/// many of the records are not stale.
 fn records() -> impl Strategy<Value = Record> {
     let number = || prop_oneof![9 => 0..6_u64, 1 => any::<u64>()];
     let node = || prop_oneof![9 => 0..4_u32, 1 => any::<u32>()].prop_map(NodeId);

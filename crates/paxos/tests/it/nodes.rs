@@ -1,4 +1,4 @@
-//! Tests of nodes with a system group that moves the masters of the other paxos groups. A message takes a millisecond.
+//! Tests of nodes whose system group decides the moves of other groups' masters. A message arrives after a millisecond.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -30,7 +30,7 @@ struct Cluster {
     orders_delay: Duration,
     /// Nodes whose applications never finish a preparation.
     idle: BTreeSet<NodeId>,
-    /// For each paxos group, the last move for which a node sent orders.
+    /// Last move for which a node sent orders, by paxos group.
     ordered: BTreeMap<GroupId, Move>,
     output: String,
 }
@@ -47,7 +47,7 @@ impl Cluster {
         Cluster::of(vec![(1..=NODES).collect(); 1 + groups as usize], options)
     }
 
-    /// Returns a cluster with these members of each paxos group. The first list is for the system group.
+    /// Returns a cluster. Each list contains the members of one paxos group. The first list is for the system group.
     fn of(groups: Vec<Vec<u32>>, options: Options) -> Cluster {
         let groups = (0..).map(GroupId).zip(groups);
         let groups: Vec<(_, Vec<_>)> =
@@ -254,7 +254,7 @@ fn by(scheme: Scheme) -> Options {
     options
 }
 
-/// Returns a cluster that has just begun a hand-over, the drained node, and the master of the system group.
+/// Returns a cluster in which a hand-over has just begun, the drained node, and the master of the system group.
 fn hand_over() -> (Cluster, NodeId, NodeId) {
     let mut cluster = spread(by(Scheme::Wait));
     let node = drain(&mut cluster);
@@ -271,7 +271,7 @@ fn drain(cluster: &mut Cluster) -> NodeId {
     node
 }
 
-/// Returns a cluster with `groups` paxos groups after `millis` milliseconds, and prints their masters.
+/// Runs a cluster with `groups` paxos groups for `millis` milliseconds, prints its masters, and returns the cluster.
 fn balanced(groups: u32, millis: u64) -> Cluster {
     let mut cluster = Cluster::new(groups, Options::default());
     cluster.run(millis);
@@ -387,11 +387,11 @@ fn node_ignores_orders_that_arrive_after_their_time_limit() {
     "#]]);
 }
 
-/// A master ends its lease only if the lease ends before the orders of the move. Otherwise two moves could overlap.
+/// A master ends its lease for a move only if the lease ends before the orders expire. Otherwise two moves could overlap.
 #[test]
 fn master_is_not_moved_if_its_lease_outlasts_the_move_orders() {
     let (mut cluster, ..) = hand_over();
-    // The time limit of the orders is 20 s, and the lease takes 5 s.
+    // The orders expire after 20 s but arrive after 15.5 s. The remaining 4.5 s are shorter than the lease of 5 s.
     cluster.orders_delay = Duration::from_millis(15_500);
     cluster.run(26_000);
     cluster.check(&expect![[r#"
@@ -404,7 +404,7 @@ fn master_is_not_moved_if_its_lease_outlasts_the_move_orders() {
 #[test]
 fn mover_sends_no_orders_again_if_the_move_has_become_unnecessary() {
     let (mut cluster, node, holder) = hand_over();
-    // The report of the present master arrives only after the target of the move is also drained.
+    // The report of the present master arrives only after the test has also drained the target node of the move.
     cluster.cut.insert((node.min(holder), node.max(holder)));
     cluster.run(300);
     let next = (1..=NODES).map(NodeId).find(|next| ![node, holder].contains(next)).unwrap();
@@ -482,7 +482,7 @@ fn node_with_failed_storage_rejects_proposals_and_sends_no_messages() {
     cluster.step(failed, NodeInput::StorageFailed);
     let records = cluster.nodes[&failed].records.len();
     cluster.print(&format!("the storage of {failed} fails"));
-    // The cluster delivers the messages that the node sent before the failure.
+    // First, the cluster delivers the messages that the node sent before its storage failed.
     cluster.run(2);
     for _ in 0..10_000 {
         cluster.run(1);
@@ -545,7 +545,8 @@ fn system_group_drops_invalid_records_and_duplicates_of_pending_ones() {
     assert_eq!(last(&cluster).0, before + 4);
 }
 
-/// Random reports and orders may cause moves to fail, but they break no rule.
+/// Random reports and orders may cause moves to fail. But a paxos group never has two masters, and each paxos group has
+/// a master in the end.
 #[test]
 fn random_reports_and_orders_break_no_rule() {
     const STEPS: [Step; 5] = [

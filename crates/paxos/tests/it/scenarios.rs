@@ -11,15 +11,15 @@
 //!   `run 1s` sends a tick every 10 ms, delivers all messages, and prints only events. `lead 1` sends ticks to node 1
 //!   and delivers all messages until node 1 serves and all nodes know this. `quietly` before a command suppresses the
 //!   output of the command.
-//! - `deliver` delivers messages until no message is in flight. `deliver 1->2` delivers the present messages of a link,
-//!   and `deliver 1->2 1` delivers the first of these messages. `drop 1->2` and `duplicate 1->2` drop and duplicate the
-//!   present messages of a link. `hold 1->2` stops a link until `release 1->2`. `cut 1` isolates a node until `heal`.
-//!   `wire` prints the messages in flight.
+//! - `deliver` delivers messages until no message is in flight. `deliver 1->2` delivers the messages that are in flight
+//!   from node 1 to node 2, and `deliver 1->2 1` delivers only the first of these messages. `drop 1->2` drops these
+//!   messages, and `duplicate 1->2` duplicates them. `hold 1->2` stops a link until `release 1->2`. `cut 1` isolates a
+//!   node until `heal`. `wire` prints the messages in flight.
 //! - After `slow 1`, the disk of node 1 syncs only at `sync 1`. `crash 1` stops the node, which loses its unsynced
 //!   records. `restart 1` starts the node again. `fail 1` reports to the node that its storage has failed.
 //! - `propose 1 a b`, `forward 2 a`, `take 2`, `shorten 1 2 500ms`, `snapshot 1`, `add 1 4` and `remove 1 3` pass
-//!   inputs to the first node. `liveness 1 7 10s` sets the liveness epoch 7 of node 1 with a lease of 10 s. `expired 2
-//!   1 7` reports to node 2 that the epoch 7 of node 1 is over.
+//!   inputs to the node with the first number. `liveness 1 7 10s` sets the liveness epoch 7 of node 1 with a lease of
+//!   10 s. `expired 2 1 7` reports to node 2 that the epoch 7 of node 1 is over.
 //! - `show` prints the state of all nodes.
 
 use std::fs;

@@ -34,7 +34,7 @@ pub(crate) struct World {
 
 #[derive(Default)]
 struct Member {
-    /// Paxos group member; `None` while the node is down.
+    /// State machine of this member of the paxos group; `None` while the node is down.
     group: Option<Group>,
     effects: Effects,
     records: Vec<(Token, Record)>,
@@ -162,7 +162,8 @@ impl World {
             }
             Event::Leads { ballot, after } => format!("leads {ballot} after {}", after.slot),
             Event::Declined { term } => format!("gets no consent for {term}"),
-            // The scenario prints nothing here, because the line about the decided entry already contains the master.
+            // The scenario prints no line about the new master, because the line about the decided entry already names
+            // the master.
             Event::MasterChanged(_) => return,
             Event::Prepare { .. } => unreachable!("scenarios have members only, not whole nodes"),
         };

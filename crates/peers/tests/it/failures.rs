@@ -20,7 +20,7 @@ async fn request_to_hanging_member_fails_after_the_timeout() {
     let peers = client_with_timeout(Duration::from_millis(500));
     let (mut stream, response) = tokio::join!(async { hanging.accept().await.unwrap().0 }, nudge(&peers, &to));
     assert_eq!(reason(response), "no response within 500ms");
-    // The client also closes the connection, so the member receives only the request.
+    // The client also closes the connection, so the member receives no bytes after the request.
     assert!(read_message(&mut stream).await.starts_with(b"POST /peer/v2/request HTTP/1.1\r\n"));
     assert!(read_message(&mut stream).await.is_empty());
 }
@@ -154,7 +154,7 @@ async fn client_rejects_member_address_that_is_not_host_and_port() {
 
 #[tokio::test]
 async fn connection_attempt_fails_after_the_connect_timeout() {
-    // The backlog is full, so the kernel lets further connections wait.
+    // The test fills the backlog of the socket, so the kernel lets further connections wait.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let full = socket.listen(1).unwrap();

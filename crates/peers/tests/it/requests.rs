@@ -165,7 +165,7 @@ async fn operation_continues_after_its_client_disconnects() {
         reply = response => panic!("unexpected response: {reply:?}"),
         permit = begun.acquire() => permit.unwrap().forget(),
     }
-    // After its responses to other requests, the member has detected the end of the first connection.
+    // Once the member has responded to other requests, it has also detected the end of the first client's connection.
     for _ in 0..5 {
         let other = client().request(&member(server.address), "put", Bytes::new()).await;
         assert_eq!(other, Ok(echo_of("put", b"")));

@@ -117,7 +117,7 @@ pub(crate) fn reason(answer: Result<Bytes, PeerError>) -> String {
     }
 }
 
-/// Operation of most tests.
+/// Name of the operation that most tests request.
 pub(crate) const NUDGE: &str = "nudge";
 
 /// Sends a [`NUDGE`] with a body of three bytes.
@@ -134,7 +134,7 @@ pub(crate) fn echo_of(operation: &str, request: &[u8]) -> Bytes {
     [operation.as_bytes(), b":", request].concat().into()
 }
 
-/// Future of a handler.
+/// Future that a handler returns.
 pub(crate) type Handling = BoxFuture<'static, Result<Bytes, InvalidRequest>>;
 
 /// Handler that responds with the operation and the bytes that it received.
@@ -178,7 +178,7 @@ pub(crate) async fn intercepted(peers: &HttpPeers, to: &Member) -> Vec<u8> {
     request
 }
 
-/// Returns a runtime whose wall clock is off by `millis`.
+/// Returns a runtime whose wall clock is `millis` milliseconds ahead of the real clock.
 pub(crate) fn with_clock_off(millis: i64) -> Runtime {
     Runtime::new(Arc::new(Off { world: Runtime::real().world().clone(), millis }))
 }

@@ -182,7 +182,8 @@ async fn listener_closes_unauthenticated_connection_after_the_read_timeout() {
     }
 }
 
-/// Returns the head of a genuine nudge. The MAC covers the body's hash, but not its length.
+/// Returns the head of a genuine [`nudge`] request. The MAC covers the hash of the body, but not the length of the
+/// body.
 async fn head_of_a_nudge(to: &Member) -> String {
     let request = intercepted(&client(), to).await;
     let text = String::from_utf8_lossy(&request).into_owned();

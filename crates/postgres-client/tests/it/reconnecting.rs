@@ -56,7 +56,8 @@ async fn link_reconnects_after_its_server_restarts() {
         "the server cancels a statement that is too long: {failure}"
     );
 
-    // The server does not respond at all. The link closes the connection, and later calls find no connection.
+    // The paused server does not respond at all. The session therefore ends the connection, and the link connects again
+    // after the server resumes.
     postgres.pause().unwrap();
     let failure = one(&link).await.unwrap_err();
     assert!(matches!(failure, Failure::Silent { .. }), "{failure}");

@@ -30,7 +30,7 @@ async fn effect(transaction: &Transaction, what: &str) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Waits until the number of transactions of this database that wait for a lock equals `waiters`.
+/// Waits until exactly `waiters` transactions of this database wait for a lock.
 async fn wait_for_waiters(runtime: &Runtime, pool: &Pool, waiters: i64) {
     let query = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
     let connection = pool.get().await.unwrap();
@@ -39,7 +39,7 @@ async fn wait_for_waiters(runtime: &Runtime, pool: &Pool, waiters: i64) {
     }
 }
 
-/// Gate that stops a handler until the test opens it, and that reports when the handler arrives.
+/// Gate at which a handler waits until the test opens the gate. The test can wait for the arrival of the handler.
 #[derive(Clone)]
 struct Gate {
     entered: Arc<Semaphore>,

@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt as _;
 
 use crate::support::{KEY, Sent, answer_to, listen, on_real, secret, verifier};
 
-/// Handler that responds with the content of the request and counts its calls.
+/// Returns routes whose handler responds with the callback's id and body, and counts its calls in `calls`.
 fn echo(verifier: Verifier, calls: &Arc<AtomicU32>) -> Router {
     let calls = calls.clone();
     let handler = async move |callback: Callback, body: String| {

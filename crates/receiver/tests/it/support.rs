@@ -36,7 +36,8 @@ pub(crate) fn verifier() -> Verifier {
     Verifier::new(secret(&KEY).parse().unwrap(), Options::default())
 }
 
-/// Returns a pool on a new database that has the receiver's table, and a table for the effects of handlers.
+/// Returns a connection pool for a new database, which contains the receiver's table and a table for effects of
+/// handlers.
 pub(crate) async fn pool() -> Pool {
     let pool = pool_of(&shared().create_database().unwrap());
     let connection = pool.get().await.unwrap();

@@ -134,9 +134,9 @@ fn error_names_missing_repeated_or_malformed_header() {
 
 #[test]
 fn verifier_rejects_id_with_a_dot_despite_a_matching_signature() {
-    // The signed text consists of the id, the time and the body, which dots join. Here the id is `run`, and the body
-    // begins like a time. If an id could contain a dot, the same signature would also be valid for the id `run.TIME`
-    // and a shorter body.
+    // The signed text consists of the id, the time and the body, with dots between them. Here the id is `run`, and the
+    // body begins with a time. If an id could contain a dot, the same signature would also be valid for the id
+    // `run.TIME` and a shorter body.
     let body = format!("{NOW_S}.x");
     let signature = callback::sign(&KEY, "run", NOW_S, body.as_bytes());
     let moved = headers(&format!("run.{NOW_S}"), &NOW_S.to_string(), &signature);

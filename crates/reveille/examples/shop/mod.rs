@@ -1,8 +1,8 @@
 //! Common code of the examples: a shop with a database, a client of Reveille, and a server for callbacks.
 //!
-//! The examples find the server and the key in the same way as the commands do (docs/cli.md). `--database` names the
-//! database. Without this option, an example starts its own PostgreSQL server if the programs of PostgreSQL are
-//! installed.
+//! The examples find the server and the key in the same way as the commands of `reveille` do (docs/cli.md).
+//! `--database` names the shop's database. Without this option, an example starts its own PostgreSQL server if the
+//! programs of PostgreSQL are installed.
 
 #![allow(dead_code, reason = "each example uses only a part of this module")]
 #![expect(
@@ -135,7 +135,7 @@ impl Shop {
     }
 }
 
-/// Returns the instant after this duration from now.
+/// Returns the instant that is `duration` after the present time.
 pub(crate) fn after(duration: Duration) -> Time {
     Time::from(SystemTime::now()) + duration
 }

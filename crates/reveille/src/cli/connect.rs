@@ -111,7 +111,8 @@ pub(super) enum DefaultKey {
     Operator,
 }
 
-/// Prints on standard error why the command waits. Prints nothing if the wait is short.
+/// Prints on standard error why the command waits before it repeats a request. Prints nothing if the wait is shorter
+/// than 200 ms.
 fn report_retry(error: &Error, wait: Duration) {
     const SHORT: Duration = Duration::from_millis(200);
     if wait >= SHORT {
@@ -129,8 +130,8 @@ impl Connect {
     /// Returns a client of the server.
     ///
     /// # Errors
-    /// Returns an error if the function cannot find or read the server's URL, the key or the certificate. The error
-    /// names the flags that set this value.
+    /// Returns an error if the function cannot find or read the server's URL, the key or the certificate. If the URL or
+    /// the key is missing, the error names the flags that set the missing value.
     pub(super) fn client(&self, default_key: DefaultKey) -> anyhow::Result<Client> {
         let url = match &self.server {
             Some(url) => url.clone(),

@@ -1,4 +1,4 @@
-//! Texts for people about errors of the SDK, with the next step.
+//! Texts that explain errors of the SDK to the user, and name the user's next step.
 
 use std::error::Error as _;
 
@@ -75,8 +75,8 @@ fn is_distrusted(error: &Error) -> bool {
     has_tls_error(error, |error| matches!(error, rustls::Error::InvalidCertificate(_)))
 }
 
-/// Returns `true` if the server presents the certificate of a certificate authority. Such a certificate is valid only
-/// as an issuer.
+/// Returns `true` if the server presents the certificate of a certificate authority. A client accepts such a
+/// certificate only as the issuer of other certificates.
 fn is_authority(error: &Error) -> bool {
     has_tls_error(error, |error| match error {
         rustls::Error::InvalidCertificate(CertificateError::Other(reason)) => reason.to_string() == "CaUsedAsEndEntity",

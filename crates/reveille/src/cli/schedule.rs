@@ -213,8 +213,8 @@ fn show_summary(summary: &ScheduleSummary, output: Output) -> anyhow::Result<()>
     ])
 }
 
-/// Describes the attempts of a run and the waits between them. Each wait is random below its bound, and the bound
-/// doubles.
+/// Describes the attempts of a run and the waits between them. Each wait is random and below a bound. The bound doubles
+/// after each attempt until it reaches `backoff_max`.
 fn attempts(retry: &Retry) -> String {
     let Retry { attempts_max, backoff, backoff_max } = retry;
     let second = match (duration::parse(backoff), duration::parse(backoff_max)) {

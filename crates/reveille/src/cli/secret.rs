@@ -21,7 +21,7 @@ pub(crate) enum Command {
 
 #[derive(Args, Debug)]
 pub(crate) struct Delete {
-    /// Id of the secret in `reveille secret list`
+    /// Id of the secret, as `reveille secret list` shows it
     id: String,
     #[command(flatten)]
     common: TenantArguments,

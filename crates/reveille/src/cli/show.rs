@@ -35,7 +35,7 @@ pub(crate) fn json_failure(id: &str, error: &Error) -> anyhow::Result<()> {
     json_item(id, ItemFailure { error: error.to_string(), problem: error.problem() })
 }
 
-/// Prints a table of rows below their headings. Each column is as wide as its widest cell.
+/// Prints the rows as a table with a heading above each column. Each column is as wide as its widest cell.
 pub(crate) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> anyhow::Result<()> {
     Ok(console::line(text_of(heads, rows).trim_end())?)
 }

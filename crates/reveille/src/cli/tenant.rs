@@ -20,7 +20,7 @@ pub(crate) enum Command {
     /// Set the addresses that a tenant's callbacks may reach in addition to public addresses; all other addresses are
     /// forbidden
     Egress(EgressArguments),
-    /// List the changes to a tenant, with their times and the keys that made them
+    /// List the changes to a tenant, with the time and the API key of each change
     Audit(NameArguments),
 }
 

@@ -31,7 +31,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 const ATTEMPTS: u32 = 3;
 /// Wait after the first failed attempt. The wait doubles after each further attempt.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
-/// Maximum time for which a stop waits until the exporter has sent the remaining spans.
+/// Maximum time for which [`Exporting::stop`] waits until the exporter has sent the remaining spans.
 const FLUSH_MAX: Duration = Duration::from_secs(5);
 /// Minimum time between two log lines about dropped spans.
 const REPORT_PERIOD: Duration = Duration::from_secs(60);
@@ -160,8 +160,8 @@ impl Exporter {
             request.headers_mut().insert(CONTENT_TYPE, kind);
             reason = match self.runtime.timeout(RESPONSE_TIMEOUT, Box::pin(client.request(request))).await {
                 Some(Ok(response)) if response.status().is_success() => return Ok(()),
-                // The exporter repeats a request only after the statuses that the specification names (OTLP 1,
-                // "OTLP/HTTP Response").
+                // After a response with an error status, the exporter repeats the request only if the specification
+                // allows this for the status (OTLP 1, "OTLP/HTTP Response").
                 Some(Ok(response)) if !is_retryable(response.status()) => {
                     return Err(format!("the collector responded with status {}", response.status()));
                 }

@@ -59,7 +59,7 @@ pub(super) struct Span {
     pub(super) trace_id: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
     pub(super) span_id: Vec<u8>,
-    /// Span id of the parent, which is empty if the span has no parent.
+    /// Id of the parent span. The id is empty if the span has no parent.
     #[prost(bytes = "vec", tag = "4")]
     pub(super) parent_span_id: Vec<u8>,
     #[prost(string, tag = "5")]

@@ -1,7 +1,7 @@
 //! Command `elect`, which runs another command only while this process is the leader. It provides leader election for
 //! shell scripts.
 //!
-//! A supervisor process ([`super::supervise`]) kills the command at the deadline of the leadership, even if this
+//! A supervisor process ([`super::supervise`]) kills the other command at the deadline of the leadership, even if this
 //! process is paused. The supervisor also kills the command when this process has ended. While this process runs, it
 //! ends the whole process group of the command before it releases the leadership.
 //!
@@ -118,8 +118,8 @@ enum Ended {
     Unsupervised,
 }
 
-/// Runs the command until one of the reasons in [`Ended`] occurs. When this function returns, no process of the command
-/// runs any more.
+/// Runs the command until one of the reasons in [`Ended`] occurs. Before this function returns, it ends all processes
+/// of the command.
 async fn lead(
     runtime: &Runtime,
     leadership: &Held,
@@ -128,8 +128,9 @@ async fn lead(
 ) -> anyhow::Result<Ended> {
     let mut running = Running::start(runtime, leadership, arguments).await?;
     let grace = Duration::from_secs(arguments.grace);
-    // The engine may grant a shorter session than requested. The grace period is therefore at most half of the actual
-    // session. A healthy engine renews the session several times within this half.
+    // The engine may grant a shorter session than requested. Therefore the grace period after a loss of contact is at
+    // most half of the granted session. While the engine is reachable, this process renews the session several times
+    // within half of the session.
     let loss_grace = grace.min(leadership.deadline().since(runtime.monotonic()) / 2);
     let Running { command, supervisor, deadlines, until, .. } = &mut running;
     let renewing = async {
@@ -160,7 +161,7 @@ struct Running {
     command: Child,
     group: Pid,
     supervisor: Child,
-    /// Standard input of the supervisor, which reads deadlines from it.
+    /// Standard input of the supervisor, to which this process writes the deadlines of the leadership.
     deadlines: ChildStdin,
     /// Last deadline that this process sent to the supervisor.
     until: Monotonic,
@@ -177,15 +178,16 @@ impl Running {
         let nanos = until.since_start().as_nanos().to_string();
         let mut supervisor = this_program();
         supervisor.args(["supervise", "--group", &group.as_raw_nonzero().to_string(), "--until", &nanos]);
-        // The pipe is private, so only this process can write deadlines.
+        // Only this process has the other end of the supervisor's input pipe, so no other process can send deadlines.
         let mut supervisor = supervisor.stdin(Stdio::piped()).spawn().context(CANNOT_START)?;
         let (mut go, deadlines) = command.stdin.take().zip(supervisor.stdin.take()).context(CANNOT_START)?;
         go.write_all(b"go\n").await.context(CANNOT_START)?;
         Ok(Running { runtime: runtime.clone(), command, group, supervisor, deadlines, until })
     }
 
-    /// Ends all processes of the group. They receive SIGTERM first, and SIGKILL after `grace`. They receive SIGKILL
-    /// immediately if the leadership has expired, or if this process receives another signal.
+    /// Ends all processes of the command's process group. The processes receive SIGTERM first, and SIGKILL after
+    /// `grace`. They receive SIGKILL immediately if the leadership has expired, or if this process receives another
+    /// signal.
     async fn end(mut self, leadership: &Held, grace: Duration, signals: &mut Signals) {
         let mut kill_at = self.runtime.monotonic() + grace;
         let mut is_there = grace.is_zero() || signal(self.group, Signal::TERM);
@@ -210,13 +212,13 @@ impl Running {
             }
             is_there = self.has_processes();
         }
-        // The function kills the supervisor. Otherwise the supervisor would send a signal at the end of its input, to
-        // the id of a group that does not exist any more.
+        // If this function did not kill the supervisor, the supervisor would send SIGKILL when its input ends. The
+        // process group to which it would send the signal does not exist any more.
         drop(self.supervisor.kill().await);
     }
 
-    /// Returns `true` if the group has processes. The function also reaps ended processes of the group that this
-    /// process has adopted. The first process of a container, for example, adopts processes.
+    /// Returns `true` if the command's process group has processes. The function also reaps the ended processes of this
+    /// group that this process has adopted. For example, the first process of a container adopts orphaned processes.
     fn has_processes(&mut self) -> bool {
         if !matches!(self.command.try_wait(), Ok(None)) {
             while let Ok(Some(_)) = rustix::process::waitpgid(self.group, WaitOptions::NOHANG) {}
@@ -239,7 +241,7 @@ async fn send_deadline(deadlines: &mut ChildStdin, until: Monotonic) {
     let _has_ended = deadlines.write_all(line.as_bytes()).await;
 }
 
-/// Returns the exit code in the form in which a shell reports it.
+/// Returns the exit code that a shell would report for a process with this exit status.
 fn code_of(status: ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt as _;
 

@@ -1,4 +1,4 @@
-//! Command `roles`, which shows the jobs and candidates of a role match.
+//! Command `roles`, which shows the jobs of a role match, their holders, and the candidates that wait for a job.
 
 use coordination::recipes::{LeaderQueue, RoleMatch};
 use runtime::Runtime;

@@ -19,7 +19,8 @@ pub(crate) struct SuperviseArguments {
     /// Process group to kill
     #[arg(long, value_parser = group)]
     group: Pid,
-    /// First deadline of the leadership in nanoseconds since the machine started; `elect` later writes new deadlines
+    /// First deadline of the leadership in nanoseconds since the machine started; `elect` writes later deadlines to
+    /// standard input
     #[arg(long)]
     until: u64,
 }
@@ -29,11 +30,11 @@ fn group(text: &str) -> Result<Pid, String> {
     pid.ok_or_else(|| "the value is not the id of a process group".to_owned())
 }
 
-/// Reads the deadlines that `elect` writes to standard input. Kills the group when the last deadline has passed or the
-/// input has ended. `elect` kills this process when it does not need the process any more.
+/// Reads the deadlines that `elect` writes to standard input. Kills the process group when the last deadline has passed
+/// or the input has ended. `elect` kills the supervisor after the end of the command.
 pub(super) async fn supervise(runtime: &Runtime, arguments: &SuperviseArguments) -> anyhow::Result<()> {
-    // A service manager signals all processes of a unit at once. This process must live as long as `elect`, so it
-    // ignores the signals.
+    // A service manager sends its signal to stop to all processes of a unit at once. The supervisor must live as long
+    // as `elect`, so it ignores these signals.
     let _ignored = Signals::listen()?;
     let mut until = Monotonic::from_start(Duration::from_nanos(arguments.until));
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
@@ -53,7 +54,7 @@ pub(super) async fn supervise(runtime: &Runtime, arguments: &SuperviseArguments)
     Ok(())
 }
 
-/// Sends the signal to the group. Returns `false` if the group has no process.
+/// Sends the signal to the process group. Returns `false` if the process group has no process.
 pub(super) fn signal(group: Pid, signal: Signal) -> bool {
     match rustix::process::kill_process_group(group, signal) {
         Ok(()) => true,

@@ -1,4 +1,4 @@
-//! Commands `tree`, which show and change nodes.
+//! Commands `tree`, which show and change nodes of the coordination tree.
 
 use std::io::{self, Read as _, Write as _};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::{NodeArguments, explain};
 use crate::cli::show;
 
-/// Wait between two attempts to start a watch again.
+/// Time between two attempts to start a watch again.
 const RETRY_WAIT: Duration = Duration::from_millis(500);
 
 #[derive(Subcommand, Debug)]
@@ -35,7 +35,7 @@ pub(crate) enum Command {
     Get {
         #[command(flatten)]
         at: NodeArguments,
-        /// Print the bytes unchanged, without a line end
+        /// Print the bytes of the data unchanged, without an added line end
         #[arg(long, conflicts_with = "json")]
         raw: bool,
     },
@@ -106,7 +106,7 @@ async fn ls(tree: &dyn Tree, at: &NodeArguments, recursive: bool) -> anyhow::Res
     let mut unread = vec![at.path.clone()];
     while let Some(parent) = unread.pop() {
         let children = match tree.children(&parent).await {
-            // Another process has deleted the node, or the node does not allow this read.
+            // Another process has deleted the node, or this client has no permission to list the node's children.
             Err(TreeError::NoNode | TreeError::Forbidden) if parent != at.path => continue,
             children => children.map_err(explain(&parent))?,
         };
@@ -226,7 +226,8 @@ async fn create_with_parents(tree: &dyn Tree, at: &NodeArguments, data: Bytes) -
     tree.set(&at.path, data, Expected::Any).await.map_err(explain(&at.path))
 }
 
-/// Prints events. After the end of a session, the function continues with a new session.
+/// Prints the events of a node and of all nodes below it. After the end of a session, the function continues with a
+/// new session.
 async fn watch(client: &Client, at: &NodeArguments) -> anyhow::Result<()> {
     let print = |event: &str, path: Option<&NodePath>| {
         let path = path.map(|path| path.as_str());
@@ -280,7 +281,8 @@ async fn rm(tree: &dyn Tree, at: &NodeArguments, recursive: bool, version: Optio
         let expected = version.map_or(Expected::Any, Expected::Version);
         match tree.delete(path, expected).await {
             Ok(()) => count += 1,
-            // Another process has deleted the node, or the engine has deleted an empty container.
+            // Another process has deleted the node, or the coordination engine has deleted it as an empty container
+            // node.
             Err(TreeError::NoNode) if *path != at.path || count > 0 => {}
             Err(error) => return Err(explain(path)(error)),
         }

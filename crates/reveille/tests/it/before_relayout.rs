@@ -94,7 +94,7 @@ fn receiver() -> (Receiver, MutexGuard<'static, ()>) {
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let receiver = RECEIVER.get_or_init(|| {
         let mut listener = None;
-        // The loop tries again, because another test process on this machine may be using the address.
+        // The loop repeats the bind, because another test process on this machine may be using the address.
         until("the address of the targets becomes free", || {
             listener = TcpListener::bind(TARGET).ok();
             listener.is_some()
@@ -131,7 +131,7 @@ fn uncompressed(name: &str) -> String {
     String::from_utf8(run(Command::new("gzip").args(["-dc"]).arg(fixture(name)))).expect("the fixture is text")
 }
 
-/// Creates a database with the content of the dump that has this name.
+/// Database with the content of a dump of an earlier build, and the folder with its keys.
 struct Database {
     folder: tempfile::TempDir,
     url: String,
@@ -168,8 +168,9 @@ impl Database {
         Server::start_where(command, |_| self.folder.path().to_owned())
     }
 
-    /// Checks that a member that owns no shard returns the recorded responses. Such a member fires no callbacks. While
-    /// overdue rows wait, no member removes history, even if the history is very old.
+    /// Checks that a member that owns no shard returns the recorded responses. Such a member sends no callbacks, so
+    /// overdue rows have no outcome. While overdue rows have no outcome, no member removes history, even if the history
+    /// is very old.
     fn is_read_without_change(&self, recorded: &Recorded) {
         let server = self.start(&["--roles", "api"]);
         recorded.compare(&server, Firing::Paused);
@@ -241,7 +242,7 @@ impl Recorded {
             if let Some(problem) = present.as_object_mut() {
                 problem.remove("request_id");
             }
-            // Texts for people may change. The problem code must not change.
+            // A later build may change the title and the detail of a problem, but not the problem code.
             if response.status >= 400 {
                 for problem in [&mut expected, &mut present] {
                     let problem = problem.as_object_mut().expect("a problem is an object");

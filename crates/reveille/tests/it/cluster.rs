@@ -1,5 +1,5 @@
 //! Tests of clusters of several processes with one PostgreSQL database. The members use this database or a ZooKeeper
-//! for coordination.
+//! ensemble for coordination.
 
 mod zookeeper;
 
@@ -52,7 +52,7 @@ impl TestCluster {
         TestCluster::with_coordination(None)
     }
 
-    /// Creates a cluster that uses a ZooKeeper for coordination, below a root that only this cluster uses.
+    /// Creates a cluster that uses a ZooKeeper ensemble for coordination, below a root node of its own.
     fn on_zookeeper(servers: &Zookeeper) -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let root = format!("cluster-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -362,7 +362,7 @@ fn export_and_import_preserve_schedules_and_runs() {
     assert!(message.contains("copy to an empty store"), "{message}");
     let message = failure(&mut transfer("export", &back));
     assert!(message.contains("contains no Reveille data") && !back.exists(), "{message}");
-    // The exported folder must not start, because its server would send the same callbacks again.
+    // A server must not start on the exported folder, because it would send the same callbacks again.
     let message = failure(&mut crate::server::serve(&data));
     assert!(message.contains("exported") && message.contains("--store"), "{message}");
 
@@ -416,7 +416,7 @@ fn member_applies_inbox_requests_only_after_their_transaction_commits() {
     sql(&format!("begin; insert into orders values ('one'); {}; commit", schedule("one", &spec(due, 1))));
     sql(&format!("begin; insert into orders values ('two'); {}; rollback", schedule("two", &spec(due, 2))));
     sql(&format!("begin; {}; select reveille.cancel('default', 'three'); commit", schedule("three", &spec(due, 3))));
-    // The instant of this schedule is ten minutes before its commit.
+    // The instant of this schedule is ten minutes before the commit of its transaction.
     sql(&schedule("four", &spec(now_millis() - 600_000, 4)));
     sql("select reveille.schedule('default', 'broken', '{\"at\": \"never\"}')");
     sql(&schedule("one", &spec(due, 5)));
@@ -462,7 +462,7 @@ fn leader_deletes_ended_schedules_older_than_history_limit() {
     assert_eq!(server.client().get("/v1/schedules/young").json()["state"], "cancelled");
     assert!(server.stop().success());
 
-    // This member retains a shorter history, so it also deletes the schedule `young`.
+    // This member retains a shorter history than the previous member, so it also deletes the schedule `young`.
     let mut command = cluster.serve("c");
     command.args(["--history-days", "28"]);
     let server = Server::start_where(command, |_| cluster.key_folder());
@@ -487,7 +487,7 @@ fn tenant_and_key_changes_reach_all_members() {
     let await_status = |status: u16, server: &Server| until(&format!("status {status}"), || read(server) == status);
     await_status(200, &b);
 
-    // The creates must succeed at each owner of the tenant's new pollers.
+    // Each owner of the tenant's new pollers must accept new schedules.
     let mut at_b = Client::connect(b.address, key).unwrap();
     for n in 0..20 {
         let created = at_b.create(&one_shot(&format!("n{n}"), now_millis() + 200, &receiver.url(), &json!(n)));
@@ -506,7 +506,7 @@ fn tenant_and_key_changes_reach_all_members() {
     assert!(a.stop().success() && b.stop().success());
 }
 
-/// Sends one request to each member at the same time. Each request has this header.
+/// Sends one request to each of two members at the same time. Both requests have the header `header`.
 fn at_both(members: [&Server; 2], header: (&str, &str), method: &str, path: &str, bodies: [&str; 2]) -> [Response; 2] {
     std::thread::scope(|scope| {
         let send = |member: usize| {

@@ -18,13 +18,13 @@ const KILLS: usize = 12;
 /// Number of schedules that the test creates between two kills.
 const CREATED_PER_LIFE: usize = 150;
 const CREATORS: u64 = 3;
-/// Longest time from the creation of a schedule to its instant. It is so long that some instants are after the next
-/// kills.
+/// Longest time from the creation of a schedule to its due instant. This time is so long that some schedules become due
+/// after the next kill.
 const AHEAD_MILLIS: u64 = 2_500;
 /// Default of `serve`.
 const IN_FLIGHT_MAX: usize = 4_096;
 
-/// History of the requests of the clients and of the responses.
+/// History of the clients' requests and of the server's responses.
 #[derive(Default)]
 struct History {
     /// Due instants of the schedules for which the server responded with 201.

@@ -1,4 +1,4 @@
-//! Tests of a process with few file descriptors. It serves clients, sends callbacks and never stops.
+//! Tests that a server with few file descriptors continues to serve clients and to send callbacks.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};

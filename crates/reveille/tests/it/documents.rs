@@ -21,9 +21,9 @@ use std::process::{Command, Stdio};
 use crate::receiver::{Hit, Receiver};
 use crate::server::BINARY;
 
-/// Shell code that precedes each script. After a failure, functions end with `return`, so that the trap records the
-/// failure only at the line of the caller. `serve` runs in the background, as if in another terminal. `curl` fails if
-/// the response is an error.
+/// Shell code that precedes each script. After a failure, its functions end with `return`, so that the error trap of
+/// bash records the failure only at the line of the caller. `serve` runs in the background, as if in another terminal.
+/// `curl` fails if the response is an error.
 const SHELL: &str = r#"
 set -uEo pipefail
 trap 'echo "$LINENO $?" >> "$FAILED"' ERR
@@ -94,7 +94,8 @@ fn failures(name: &str, document: &str, replacements: Replacements<'_>) -> Strin
         writeln!(failed, "{name}:{number}: exit code {code}: {}", line.unwrap_or_default().trim()).unwrap();
     }
     let message = std::fs::read_to_string(path("output")).unwrap();
-    // The trap does not run for a syntax error, so the test also checks whether the script reached its end.
+    // The error trap of bash does not run for a syntax error, so the test also checks whether the script reached its
+    // end.
     if !path("ended").exists() {
         writeln!(failed, "{name}: the script stops before its end").unwrap();
     }
@@ -151,7 +152,7 @@ fn script(name: &str, document: &str) -> Result<String, String> {
             before = line;
             let is_run = kind != Kind::Skipped && !is_response;
             commands += usize::from(is_run && !line.is_empty());
-            // An indented block ends with a blank line, which becomes the end of the input.
+            // The test replaces the blank line at the end of an indented block by the line `END`, which ends the input.
             let line = if kind == Kind::Input && at == end && !is_fenced { "END" } else { line };
             writeln!(script, "{}", if is_run { line } else { "" }).expect("writing to a string never fails");
         }
@@ -167,7 +168,7 @@ fn script(name: &str, document: &str) -> Result<String, String> {
     Ok(script)
 }
 
-/// Kind of a block.
+/// Kind of an indented or fenced block in a document.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Shell,
@@ -194,15 +195,15 @@ fn check(name: &str, document: &str, replacements: Replacements<'_>) {
     assert!(failed.is_empty(), "{failed}");
 }
 
-/// Tests a document about a server on this machine and its built-in receiver. Returns the callbacks that the receiver
-/// printed.
+/// Tests a document about a server on this machine and its built-in receiver. A receiver of the test replaces the
+/// built-in receiver. Returns the callbacks that arrived at this receiver.
 #[track_caller]
 fn check_with_server(name: &str, document: &str, more: Replacements<'_>) -> Vec<Hit> {
     let receiver = Receiver::start();
     let (address, target) = (free_address(), receiver.url());
     let target = target.trim_start_matches("http://").trim_end_matches("/hook").to_owned();
     let listen = format!("<!-- run: export REVEILLE_LISTEN={address} -->");
-    // The comment replaces the first line of the document, which is a heading.
+    // The comment that sets the listen address replaces the first line of the document, which is a heading.
     let document = document.split_once('\n').map(|(_, rest)| format!("{listen}\n{rest}"));
     let document = document.expect("the document has several lines");
     let url = document.contains("127.0.0.1:8080").then_some(("127.0.0.1:8080", address));
@@ -222,7 +223,8 @@ fn readme_commands_succeed_and_their_callbacks_have_valid_signatures() {
     assert!(!callbacks.is_empty());
     let webhook = standardwebhooks::Webhook::new(std::fs::read_to_string(secret).unwrap().trim()).unwrap();
     for callback in callbacks {
-        // The body must not be empty, because the Python library rejects an empty body.
+        // The body must not be empty, because the Python library of Standard Webhooks rejects an empty
+        // body.
         assert!(!callback.bytes.is_empty(), "{callback:?}");
         let headers = callback.headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
         webhook.verify(&callback.bytes, &headers.collect()).unwrap();

@@ -1,5 +1,5 @@
 //! Test that acknowledged schedules are durable. It observes the system calls of the server with `strace`. The server
-//! must send each 201 after an `fdatasync` that began after the write of the schedule's bytes.
+//! must send each response 201 after an `fdatasync` that began after the write of the schedule's bytes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -34,7 +34,7 @@ fn server_acknowledges_a_schedule_only_after_its_bytes_are_synced() {
         })
         .collect();
     let marks: Vec<String> = clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
-    // The process `strace` ends with the server that it traces.
+    // The process `strace` ends when the server that it traces has ended.
     server::signal(child_of(server.pid()), Signal::TERM);
     assert!(server.wait().success());
 
@@ -114,7 +114,8 @@ fn events(trace: &str) -> Vec<Event<'_>> {
 fn violations(events: &[Event<'_>], marks: &[String], data: &Path) -> Vec<String> {
     let is_file = |event: &&&Event<'_>| Path::new(event.path()).starts_with(data);
     let mut found = Vec::new();
-    // The function considers only writes that contain a mark. Most writes fill the segments of the journal with zeros.
+    // The function ignores writes that contain no id of a schedule. Most of them fill the segments of the journal with
+    // zeros.
     let (syncs, others): (Vec<_>, Vec<_>) = events.iter().partition(|event| event.is_sync());
     let marked: Vec<_> = others.into_iter().filter(|event| event.arguments.contains("mark-")).collect();
     for mark in marks {

@@ -41,7 +41,7 @@ fn server_on_public_address_sends_no_callbacks_to_loopback_by_default() {
     let rejected = client.create(&one_shot("literal", now_millis(), &receiver.url(), &json!("x")));
     assert_eq!((rejected.status, &rejected.json()["errors"][0]["code"]), (422, &json!("egress_refused")));
 
-    // The server checks a host name at each attempt, when it resolves the name.
+    // The server applies the egress policy to a host name at each attempt, when it resolves the name.
     let url = format!("http://localhost:{port}/");
     let mut named = one_shot("named", now_millis(), &url, &json!("x"));
     named["retry"] = json!({"backoff": "200ms", "backoff_max": "200ms", "attempts_max": 20});

@@ -71,7 +71,8 @@ fn seen_from_here(pid: u32, path: &Path) -> PathBuf {
     Path::new("/proc").join(pid.to_string()).join("root").join(path.strip_prefix("/").expect("the path is absolute"))
 }
 
-/// Repeats the request until the response has this status. The server checks the disk once a second.
+/// Sends requests that create schedules, until a response has this status. The server checks the free space on the disk
+/// once a second.
 fn until(client: &mut Client, status: u16, request: impl Fn(u32) -> serde_json::Value) -> Response {
     let deadline = Instant::now() + TIMEOUT;
     for count in 0.. {

@@ -24,7 +24,8 @@ struct Where {
     member: bool,
 }
 
-/// Metrics by the names of their samples. A histogram has one entry, under its name without a suffix.
+/// Names of metrics, each with the kinds of servers that export the metric. A histogram has one entry, under its name
+/// without a suffix.
 type Metrics = BTreeMap<String, Where>;
 
 /// Returns the metrics in the table of docs/operating.md.

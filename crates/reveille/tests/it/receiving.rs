@@ -1,5 +1,6 @@
-//! Test of a service that the real server calls. The test kills the service between its handler and its commit. The
-//! service is a separate process with the middleware of the crate `receiver` and a PostgreSQL database.
+//! Test of callbacks from the real server to a service. The service dies after its handler has written a row and before
+//! the transaction commits. The service is a separate process with the middleware of the crate `receiver` and a
+//! PostgreSQL database.
 
 use std::io;
 use std::net::TcpListener;
@@ -34,8 +35,8 @@ const DIES: &str = "RECEIVING_DIES";
 struct Service(Child);
 
 impl Service {
-    /// Starts the service. `listener` remains open in the test process. After a kill, callbacks therefore wait in the
-    /// listener for the next process of the service.
+    /// Starts the service. `listener` remains open in the test process. After the service process dies, callbacks
+    /// therefore wait in the listener for the next process of the service.
     fn start(listener: &TcpListener, database: &str, secret: &Path, dies: bool) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", SERVICE, "--nocapture"]).env(DATABASE, database).env(SECRET, secret);
@@ -49,7 +50,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // The drop ignores the error, because the process may already have ended.
+        // The drop ignores the errors of `kill` and `wait`, because the process may already have ended.
         let _killed = self.0.kill();
         let _waited = self.0.wait();
     }

@@ -1,4 +1,4 @@
-//! Tests of the commands for the tree and the recipes, with a real ZooKeeper and a real PostgreSQL.
+//! Tests of the commands for the coordination tree and its recipes, with a real ZooKeeper and a real PostgreSQL.
 
 mod elect;
 

@@ -1,4 +1,4 @@
-//! Process of the binary for tests, with the options that an operator uses.
+//! Process of the binary `reveille`, which the tests start with the same options as an operator.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
@@ -44,7 +44,8 @@ impl Lines {
         self.0.0.lock().unwrap().lines.join("\n")
     }
 
-    /// Waits for a line for which `find` returns a value. Returns `None` if the process ends without such a line.
+    /// Waits for a line for which `find` returns a value, and returns this value. Returns `None` if the process ends
+    /// without such a line.
     pub(crate) fn wait<T>(&self, find: impl Fn(&str) -> Option<T>) -> Option<T> {
         let deadline = Instant::now() + TIMEOUT;
         let (written, changed) = &*self.0;
@@ -90,8 +91,8 @@ impl Server {
         Server::start_where(command, |_| data.to_owned())
     }
 
-    /// Runs `command` in the same way as [`Server::start_by`]. `data_of` returns the path at which the test sees the
-    /// data folder of the process with this id.
+    /// Runs `command` in the same way as [`Server::start_by`]. `data_of` receives the id of the process, and returns
+    /// the path at which the test sees the data folder of the process.
     pub(crate) fn start_where(mut command: Command, data_of: impl FnOnce(u32) -> PathBuf) -> Self {
         command.env("NO_COLOR", "1").env_remove("RUST_LOG");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -119,24 +120,24 @@ impl Server {
         self.child.id()
     }
 
-    /// Sends SIGKILL and waits for the end of the process.
+    /// Sends SIGKILL to the server process and waits until the process ends.
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("the process is running");
         self.child.wait().expect("the process is a child of this one");
     }
 
-    /// Sends SIGTERM without waiting for the end of the process.
+    /// Sends SIGTERM to the server process, but does not wait until the process ends.
     pub(crate) fn terminate(&self) {
         signal(self.pid(), Signal::TERM);
     }
 
     pub(crate) fn wait(mut self) -> ExitStatus {
-        // The output of the process ends when the process ends.
+        // The log ends when the process ends, so this call waits for the end of the process.
         self.log.wait(|_| None::<()>);
         self.child.wait().expect("the process is a child of this one")
     }
 
-    /// Sends SIGTERM and waits for the end of the process.
+    /// Sends SIGTERM to the server process and waits until the process ends.
     pub(crate) fn stop(self) -> ExitStatus {
         self.terminate();
         self.wait()
@@ -151,7 +152,7 @@ fn json_address(line: &str) -> Option<SocketAddr> {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The drop ignores the error, because the process may already have ended.
+        // The drop ignores the errors of `kill` and `wait`, because the process may already have ended.
         let _killed = self.child.kill();
         let _waited = self.child.wait();
     }

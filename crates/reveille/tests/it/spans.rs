@@ -24,7 +24,7 @@ struct Span {
     start_nanos: u64,
     end_nanos: u64,
     attributes: BTreeMap<String, String>,
-    /// Pairs of a trace id and a span id.
+    /// Trace id and span id of each span to which this span links.
     links: Vec<(String, String)>,
     is_error: bool,
 }
@@ -63,8 +63,8 @@ impl<'a> Field<'a> {
     }
 }
 
-/// Decodes the fields of a message. The function follows the specification of the encoding and uses no code of
-/// Reveille, so that it finds errors in Reveille's encoder.
+/// Decodes the fields of a Protocol Buffers message. The function follows the specification of the format and uses no
+/// code of Reveille, so that the tests find errors in Reveille's encoder.
 fn fields(mut bytes: &[u8]) -> Vec<(u64, Field<'_>)> {
     fn varint(bytes: &mut &[u8]) -> u64 {
         let (mut number, mut shift) = (0, 0);
@@ -169,8 +169,8 @@ fn base(collector: &Receiver) -> String {
     collector.url().trim_end_matches("/hook").to_owned()
 }
 
-/// Sends a batch of one line with curl. The tests' own client cannot read the response, because it has no declared
-/// length.
+/// Sends a batch request of one line with `curl`. The tests' own client cannot read the response, because the response
+/// has no declared length.
 fn batch(server: &Server, line: &Value) {
     let mut curl = Command::new("curl");
     curl.args([
@@ -200,8 +200,8 @@ fn trace_of_a_run_links_to_the_last_request_that_wrote_its_schedule() {
     let (collector, receiver) = (Receiver::start(), Receiver::start());
     let server = Server::start_by(traced(&data, &base(&collector)), &data);
     let mut client = server.client().with_header("traceparent", CALLER);
-    // The instant of the first request is far in the future. The PUT replaces the schedule, so the run of the schedule
-    // must link to the PUT.
+    // The first request creates a schedule that is due in an hour. The PUT replaces this schedule, so the run of the
+    // schedule must link to the PUT.
     let later = one_shot("once", now_millis() + 3_600_000, &receiver.url(), &json!("x"));
     assert_eq!(client.create(&later).status, 201);
     let soon = one_shot("once", now_millis() + 50, &receiver.url(), &json!("x")).to_string();

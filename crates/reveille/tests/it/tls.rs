@@ -77,8 +77,8 @@ impl Secured {
 }
 
 fn write(folder: &Path, (certificate, key): &(String, String)) {
-    // The function writes the two files one after the other. Between the two writes, the certificate does not match the
-    // key.
+    // The function writes the certificate file first and the key file second. Between the two writes, the certificate
+    // does not match the key.
     std::fs::write(folder.join("server.crt"), certificate).unwrap();
     std::fs::write(folder.join("server.key"), key).unwrap();
 }
@@ -121,7 +121,8 @@ fn client_commands_require_the_root_certificate_of_the_server() {
     assert!(secured.server.stop().success());
 }
 
-/// `openssl req -x509` creates the certificate of an authority by default.
+/// By default, `openssl req -x509` creates the certificate of a certificate authority. A client must reject such a
+/// certificate from a server.
 #[test]
 fn client_rejects_ca_certificate_of_server_and_names_the_openssl_option() {
     let folder = tempfile::tempdir().unwrap();

@@ -39,7 +39,8 @@ fn timeout_drops_pending_future_but_returns_ready_output() {
 
 #[test]
 fn disk_call_waits_for_a_file_descriptor() {
-    // A process of its own runs the test with this limit, because the test uses up all descriptors.
+    // The test runs in a separate process with this limit of open files, because the test uses up all file descriptors
+    // of its process.
     const OPEN_FILES_MAX: u64 = 61;
     if getrlimit(Resource::Nofile).current != Some(OPEN_FILES_MAX) {
         let limited =

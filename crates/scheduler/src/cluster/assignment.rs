@@ -33,7 +33,7 @@ use crate::shared::Shared;
 
 /// Longest time between two checks of the assignment.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Longest wait for the response of the current owner to a request to release shards.
+/// Longest time for which this member waits for the response of another member to a [`Release`] request.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time between two runs of the store's housekeeping, which the leader starts.
 const HOUSEKEEPING_PERIOD: Duration = Duration::from_secs(3_600);
@@ -56,9 +56,9 @@ pub(crate) struct Cluster {
     pub(crate) membership: Membership,
     pub(crate) peers: PeerClient,
     pub(crate) options: membership::Options,
-    /// Lock for changes of ownership. A task locks it before it reads the owned shards, and unlocks it after the change
-    /// is complete. Without the lock, this member could claim a shard again between its last write and the release of
-    /// the claim. The release would then free the claim of an owned shard.
+    /// Lock for changes of ownership. A task takes the lock before it reads the owned shards, and releases the lock
+    /// after the change is complete. Without the lock, this member could claim a shard again between its last write to
+    /// the shard and the release of the claim. The release would then free the claim of an owned shard.
     changing: tokio::sync::Mutex<()>,
 }
 
@@ -75,18 +75,20 @@ impl Cluster {
         Cluster { shared: shared.clone(), membership, peers, options, changing: tokio::sync::Mutex::default() }
     }
 
-    /// Takes and releases shards as the plan changes until `stop`. Then hands all shards over and leaves the cluster.
+    /// Until `stop`, takes and releases shards when the plan changes. After `stop`, hands all shards over and leaves
+    /// the cluster.
     pub(crate) async fn run(&self, stop: CancellationToken) {
         self.follow_plan(stop).await;
         self.release_all().await;
         self.membership.leave().await;
     }
 
-    /// Takes and releases shards as the plan changes until `stop`. Completes a change that is in progress: an
-    /// interrupted change would lose the list of attempts in flight, and the next owner would repeat them.
+    /// Until `stop`, takes and releases shards when the plan changes. After `stop`, completes a change of ownership
+    /// that is in progress. An interrupted change would lose the list of attempts in flight, and the next owner would
+    /// repeat these attempts.
     async fn follow_plan(&self, stop: CancellationToken) {
         let work = futures_util::future::join(self.keep_balanced(), self.keep_leading());
-        // No change is in progress while this task holds both locks.
+        // No change of ownership is in progress while this task holds both locks.
         let stop_between_changes = async {
             stop.cancelled().await;
             (self.changing.lock().await, self.shared.moving.lock().await)
@@ -266,8 +268,8 @@ impl Cluster {
         self.release(self.owned()).await;
     }
 
-    /// Hands over these shards and releases their claims. This member may hold the claim of a shard that it does not
-    /// own. Returns the shards that are free now. The caller must hold the lock `changing`.
+    /// Hands over these shards and releases their claims. Skips the hand-over of a shard that this member has claimed
+    /// but does not own. Returns the shards that are free now. The caller must hold the lock `changing`.
     async fn release(&self, shards: BTreeSet<ShardId>) -> Vec<ShardId> {
         if shards.is_empty() {
             return Vec::new();
@@ -288,9 +290,9 @@ impl Cluster {
         }
     }
 
-    /// Handles another member's request for shards: releases the shards that the plan assigns to the requester. This
-    /// includes shards that this member has claimed but does not own, because it may not have received the response to
-    /// an earlier release.
+    /// Handles another member's request for shards: releases the shards that the plan assigns to the requester. The
+    /// function also releases shards that this member has claimed but does not own. Such claims can remain if the
+    /// engine's response to an earlier release did not arrive.
     pub(crate) async fn release_for(
         &self,
         requester: MemberId,

@@ -1,4 +1,4 @@
-//! Handler for the events that the owner and `changes` report.
+//! Handler for the events that the owner and the module `changes` report.
 
 use std::sync::Arc;
 

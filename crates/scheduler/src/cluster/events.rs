@@ -1,4 +1,4 @@
-//! Queue of events from the owner and from `changes`. The task `event_handler` takes the events.
+//! Queue of events from the owner and from the module `changes`. The task `event_handler` takes the events.
 //!
 //! The queue merges repeated events, so its memory is bounded. The merged events are of three kinds: another member has
 //! taken a shard, a shard has new rows, a poller is unknown. The queue does not merge outcomes, but limits their
@@ -24,7 +24,7 @@ pub(crate) struct Events {
 pub(crate) struct Reported {
     /// Shards that another member has taken, with the term under which this member owned them.
     pub(crate) superseded: BTreeMap<ShardId, Term>,
-    /// Shards of other members that have new rows that are due soon.
+    /// Shards that other members own and in which new rows are due soon.
     pub(crate) near: BTreeSet<ShardId>,
     /// True if a due row belongs to a poller that the owner does not know, because the tenant got more pollers after
     /// the owner gained the shard.

@@ -29,8 +29,8 @@ use crate::shared::Shared;
 /// lease ends, and requests do not wait that long.
 const FORWARD_TIMEOUT: Duration = Duration::from_secs(2);
 const RETRY_WAIT: Duration = Duration::from_millis(25);
-/// Longest time for which this member tries to send an outcome to the next owner. If the next owner does not receive
-/// the outcome, it repeats the attempt.
+/// Longest time for which this member tries to send the outcome of an attempt to the shard's next owner. If the next
+/// owner does not receive the outcome, it repeats the attempt.
 const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) struct Forwarding {
@@ -169,7 +169,8 @@ impl Forwarding {
     }
 
     /// Runs an operation at the owner of `shard`. Calls `here` if this member is the owner, and `there` if another
-    /// member is the owner. Retries as long as the operation has certainly had no effect.
+    /// member is the owner. Retries the operation for [`FORWARD_TIMEOUT`] while no owner is known or the contacted
+    /// member is not the owner.
     async fn at_owner<T, Here, There>(
         &self,
         cluster: &Cluster,
@@ -241,7 +242,7 @@ impl Forwarding {
     }
 
     /// Requests that the owners of these shards read their insert logs at once. An owner that does not receive the
-    /// request reads them in its next period.
+    /// request reads its insert log in its next period.
     pub(crate) fn nudge(&self, shards: &BTreeSet<ShardId>) {
         let Some(cluster) = &self.cluster else { return };
         let owners: BTreeMap<MemberId, _> =
@@ -271,8 +272,8 @@ fn lock(nudging: &Mutex<BTreeSet<MemberId>>) -> MutexGuard<'_, BTreeSet<MemberId
 
 /// Sends a create to `owner`. If the create is too long for one request, sends its parts one after the other.
 ///
-/// If a later part fails, its schedules may or may not exist. The function then returns the results of the earlier
-/// parts.
+/// If a part after the first one fails, the schedules of this part may or may not exist. The function then returns the
+/// results of the earlier parts, and [`CreateRejection::Unreachable`] for all other schedules.
 async fn create_at(
     cluster: &Cluster,
     owner: Member,

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use runtime::Monotonic;
 
-/// Right to act as an owner, by this member's own clock. The right ends before another member may take the shards over.
+/// Right of this member to act as an owner. It ends at a time of this member's own clock, before another member may
+/// take the shards over.
 pub(crate) struct Lease(RwLock<Right>);
 
 enum Right {
-    /// No other process uses the store, so the right never ends.
+    /// No other process uses the store, so this member may always act as an owner.
     Unlimited,
-    /// The process has no session, so it has no right.
+    /// This member has no session, so it may not act as an owner.
     None,
     Session(membership::Lease),
 }

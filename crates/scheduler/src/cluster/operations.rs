@@ -272,13 +272,13 @@ impl<T: Wire> Wire for Vec<T> {
     }
 
     fn take(take: &mut Take<'_>) -> Result<Self, Malformed> {
-        // The count is not validated yet. But an iterator that collects into a `Result` reserves no memory for the
-        // declared number of items.
+        // The declared count may exceed the number of items that follow. An iterator that collects into a `Result`
+        // reserves no memory for the declared count.
         (0..take.count(1)?).map(|_| T::take(take)).collect()
     }
 }
 
-/// Encodes a value with the method of the same name in [`stored::Put`] and [`Take`].
+/// Encodes and decodes a value with the methods `$name` of [`stored::Put`] and [`Take`].
 macro_rules! values {
     ($($type:ty: $name:ident ($self:ident => $value:expr), $read:expr;)*) => {$(
         impl Wire for $type {

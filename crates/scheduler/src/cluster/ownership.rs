@@ -33,8 +33,8 @@ pub(crate) async fn take(shared: &Shared, shards: &[ShardId]) -> Result<Gained, 
     let pollers =
         shared.tenants.pollers().into_iter().filter(|poller| shard_terms.contains_key(&poller.shard())).collect();
     let pollers = with_positions(shared, pollers, |shard| shard_terms[&shard]).await?;
-    // A creator may have appended a record of these shards before the cursor of the other shards, so this function
-    // resets the cursor.
+    // A cancellation record of these shards may lie before the cursor that this member has reached for its other
+    // shards. The function therefore resets the cursor.
     let mut applied_to = shared.cancellations.lock().await;
     shared.shards.gain(shard_terms);
     *applied_to = Cursor::default();
@@ -104,7 +104,7 @@ pub(crate) async fn gain(shared: &Shared, shards: &[ShardId]) -> Result<bool, St
     Ok(true)
 }
 
-/// Sends gained shards to the running owner. If no owner runs, the next owner takes the shards itself.
+/// Sends gained shards to this member's owner task. If no owner task runs, the next owner task takes the shards itself.
 pub(crate) async fn send_gained(shared: &Shared, gained: Gained) {
     let Some(owner) = shared.owner() else { return };
     let closed: Vec<(PollerId, Timestamp)> =
@@ -125,7 +125,8 @@ pub(crate) async fn hand_over(shared: &Shared, shards: &BTreeSet<ShardId>) -> Re
         return Ok(());
     }
     shared.count_shard_changes("let_go", terms.len());
-    // A cancellation in progress must still see this member's attempts in flight, so this function waits for it.
+    // A cancellation in progress must still find this member's attempts in flight, so this function waits until the
+    // cancellation has ended.
     shared.shards.wait_until_left(shards).await;
     let in_flight = stop_starting(shared, shards).await;
     let mut lists: BTreeMap<ShardId, Vec<HandedOver>> = BTreeMap::new();
@@ -140,7 +141,7 @@ pub(crate) async fn hand_over(shared: &Shared, shards: &BTreeSet<ShardId>) -> Re
     Ok(())
 }
 
-/// Stops the start of attempts in these shards. Returns the attempts in flight. When this function returns, the
+/// Prevents the start of new attempts in these shards. Returns the attempts in flight. When this function returns, the
 /// outcomes of all ended attempts are durable.
 async fn stop_starting(shared: &Shared, shards: &BTreeSet<ShardId>) -> Vec<HandedOver> {
     let Some(owner) = shared.owner() else { return Vec::new() };
@@ -220,7 +221,7 @@ async fn apply_cancellations(
     }
 }
 
-/// Applies all cancellation records of the owned shards that are durable at the start of this call.
+/// Applies all cancellation records of this member's shards, if the records are durable at the start of this call.
 ///
 /// # Errors
 /// Returns an error if the store fails, or if this member releases one of the shards during this call. Some records may
@@ -241,7 +242,7 @@ pub(crate) async fn apply_all_cancellations(shared: &Shared) -> Result<(), Store
 /// # Errors
 /// Returns an error if this member does not own the shard.
 pub(crate) async fn receive_outcome(shared: &Shared, outcome: AttemptOutcome) -> Result<(), OwnerError> {
-    // The lock ensures that the owner task first receives a gained shard with its list of handed-over attempts.
+    // The lock ensures that the owner task receives a gained shard and its handed-over attempts before their outcomes.
     let _moving = shared.moving.lock().await;
     if shared.shards.shard_term(outcome.poller.shard()).is_none() {
         return Err(OwnerError::NotOwned);

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use membership::Member;
 
-/// Largest size of a request in bytes. The sender splits a longer create into parts, because 1,000 schedules of 64 KiB
-/// occupy 64 MiB.
+/// Largest size of a request in bytes. A batch of 1,000 schedules of 64 KiB occupies 64 MiB, so the sender splits a
+/// create request that exceeds this size into several requests.
 pub const REQUEST_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// Largest size of a response in bytes. The response to a create repeats the request and adds a few fields to each

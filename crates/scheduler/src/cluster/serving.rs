@@ -77,7 +77,8 @@ impl Serving {
         Ok(released.map_err(|error| StoreError::Unavailable(error.to_string()))?)
     }
 
-    /// Adds the tenant to the request. Reads the tenants again if this member does not know the tenant yet.
+    /// Converts a received create request into a [`Create`] with its tenant. Reads the tenants from the store again if
+    /// this member does not know the tenant yet.
     async fn create_of(&self, named: Named) -> Result<Create, OwnerError> {
         let Named { tenant, id, incarnation, spec } = named;
         if self.shared.tenants.get(tenant).is_none() {

@@ -21,8 +21,8 @@ pub(crate) struct ShardTerm {
 pub(crate) struct Shards {
     /// Terms of the owned shards, indexed by shard.
     shard_terms: RwLock<Vec<Option<ShardTerm>>>,
-    /// Gates, indexed by shard. An operation that must end before the release of the shard holds a read guard of the
-    /// gate.
+    /// Read-write locks, indexed by shard. An owner-only operation holds a read guard of the shard's lock, so that this
+    /// member does not hand over the shard before the operation ends.
     gates: Vec<Gate<()>>,
 }
 

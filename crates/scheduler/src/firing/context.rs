@@ -25,6 +25,6 @@ pub(crate) struct Context {
     pub(crate) lease: Arc<Lease>,
     pub(crate) to_writer: mpsc::Sender<ToWriter>,
     pub(crate) to_owner: mpsc::Sender<ToOwner>,
-    /// Sender of the owner's events.
+    /// Queue to which the owner adds its events.
     pub(crate) events: Arc<Events>,
 }

@@ -5,13 +5,14 @@
 //! key starts per turn. A target without a free slot delays only its own keys. If a rate or an open circuit blocks a
 //! lane or a tenant until some instant, the lane or tenant *waits* and takes no turn until that instant.
 //!
-//! The attempts in flight of a tenant are at most [`PER_FREE_SLOT`] times the free slots of the service. Slow targets of
-//! some tenants therefore never take all slots: a tenant with few attempts in flight finds a free slot (dynamic
-//! thresholds; Choudhury and Hahne 1998). A tenant that has reached this share gets its next turn when enough attempts
-//! have ended (docs/decisions/0191-bound-a-tenant-by-the-free-slots.md).
+//! The number of a tenant's attempts in flight is at most [`PER_FREE_SLOT`] times the number of free slots of the
+//! service. This bound is the tenant's *share*. Slow targets of a few tenants therefore do not take all slots: a tenant
+//! with few attempts in flight finds a free slot (dynamic thresholds; Choudhury and Hahne 1998). A tenant that has
+//! reached its share gets its next turn when enough attempts have ended
+//! (docs/decisions/0191-bound-a-tenant-by-the-free-slots.md).
 //!
 //! Invariant: each tenant or lane that may start a key and does not wait has exactly one turn. All other tenants and
-//! lanes have no turn, so a pop does not visit them.
+//! lanes have no turn, so [`Dispatch::pop`] does not visit them.
 
 mod circuit;
 mod limits;
@@ -30,14 +31,14 @@ use circuit::Circuit;
 pub(crate) use circuit::TargetHealth;
 pub(crate) use limits::Limits;
 
-/// Largest ratio of the attempts in flight of a tenant to the free slots of the service. One tenant gets at most 4 of 5
-/// slots, two tenants get at most 4 of 9 each, and `n` tenants leave one slot in `4n + 1` free.
+/// Largest ratio of a tenant's attempts in flight to the service's free slots. One tenant gets at most 4 of 5 slots,
+/// and two tenants get at most 4 of 9 slots each. `n` tenants leave one of `4n + 1` slots free.
 const PER_FREE_SLOT: usize = 4;
-/// Time without a full service that ends a period without free slots. It is at most the shortest interval of a
-/// schedule.
+/// Time for which the service must have a free slot before a period without free slots ends. It is at most the shortest
+/// interval of a schedule.
 const NO_SLOT_GAP: Duration = Duration::from_secs(1);
 
-/// Unit of the queue: each lane has its own queue of keys and its own limits.
+/// Pair of a tenant and a target. The dispatch queue has a separate queue of keys and separate limits for each lane.
 pub(crate) type Lane = (TenantId, TargetKey);
 
 /// Current instant by both clocks. Due instants use the wall clock, and rates use the monotonic clock.
@@ -55,7 +56,8 @@ pub(crate) struct Dispatch {
     defer_max: Duration,
     in_flight: usize,
     parked: usize,
-    /// Number of callbacks that have started late since the last report because of their tenant's rate.
+    /// Number of callbacks that started late because of the rate of their tenant, since the last call of
+    /// [`Dispatch::take_throttled`].
     throttled: u64,
     lanes: BTreeMap<Lane, LaneState>,
     tenants: BTreeMap<TenantId, TenantState>,
@@ -104,15 +106,15 @@ struct LaneState {
     /// True if the lane is in its tenant's `turns`.
     has_turn: bool,
     waits_until: Option<Monotonic>,
-    /// Number of attempts that ended in the second that began at `counted_from`.
+    /// Number of attempts of the lane that have ended since `counted_from`.
     ended: u32,
     counted_from: Timestamp,
     /// Number of attempts that ended per second, in the interval before `counted_from`.
     per_second: u32,
-    /// Base position for deferred keys. Each deferred key gets a later position, at the rate at which the lane ends
-    /// attempts.
+    /// Position of the first key in the current series of deferred keys. The distance between two deferred keys
+    /// corresponds to the rate at which the lane ends attempts.
     deferred_from: Timestamp,
-    /// Number of keys that the lane has deferred since it chose the base position.
+    /// Number of the lane's keys that the dispatch queue has deferred since it set `deferred_from`.
     deferred: u64,
     /// Position of the last deferred key.
     deferred_to: Timestamp,
@@ -147,8 +149,7 @@ impl Dispatch {
         self.parked
     }
 
-    /// Returns the number of callbacks that have started late since the last call of this method because of their
-    /// tenant's rate.
+    /// Returns the number of callbacks that started late because of their tenant's rate, and resets this number to 0.
     pub(crate) fn take_throttled(&mut self) -> u64 {
         std::mem::take(&mut self.throttled)
     }
@@ -164,7 +165,8 @@ impl Dispatch {
             return;
         }
         state.limits = limits;
-        // The waits for the old rate end here. The next turn of each tenant and lane checks the new rate.
+        // The dispatch queue ends all waits of the tenant and its lanes, because the old rate may have caused them. It
+        // checks the new rate at the next turn of the tenant and of each lane.
         if let Some(until) = state.waits_until.take() {
             self.waits.remove(&(until, Waiter::Tenant(tenant)));
         }
@@ -179,9 +181,9 @@ impl Dispatch {
         self.offer_tenant(tenant);
     }
 
-    /// Returns the number of keys of the tenant that the owner should read from the store soon. If the tenant waits for
-    /// its rate, this is the number of keys that it can start in the next seconds. All later keys can stay in the
-    /// store.
+    /// Returns the largest number of further keys of the tenant that the owner should read from the store. If the
+    /// tenant waits for its rate, the dispatch queue needs only the keys that the tenant can start in the next seconds.
+    /// All later keys can stay in the store.
     pub(crate) fn demand(&self, tenant: TenantId) -> usize {
         match self.tenants.get(&tenant) {
             Some(state) if state.waits_until.is_some() => state.limits.ahead.saturating_sub(state.parked),
@@ -191,8 +193,8 @@ impl Dispatch {
 
     /// Queues a key. Returns `false` if the target's queue is full. The caller must then defer the key.
     pub(crate) fn push(&mut self, lane: Lane, entry: u32, position: Timestamp) -> bool {
-        // A lane may have at most as many keys as the window has free entries. With n slow lanes, one part in n + 1 of
-        // the window remains for the other lanes (dynamic thresholds; Choudhury and Hahne 1998).
+        // A lane may have at most as many keys as the window has free entries. With n slow lanes, 1 / (n + 1) of the
+        // window therefore remains free for other lanes (dynamic thresholds; Choudhury and Hahne 1998).
         let left_over = self.window_keys_max.saturating_sub(self.parked).max(1);
         let state = self.lanes.entry(lane).or_default();
         if state.queue.len() >= self.parked_per_target.min(left_over) {
@@ -206,7 +208,7 @@ impl Dispatch {
         true
     }
 
-    /// Returns the next key that may start. The key counts as in flight until [`Dispatch::ended`].
+    /// Returns the next key that may start. The key counts as in flight until the caller calls [`Dispatch::ended`].
     pub(crate) fn pop(&mut self, now: Now) -> Option<u32> {
         if self.in_flight >= self.in_flight_max {
             self.record_no_slot(now.wall);
@@ -239,7 +241,8 @@ impl Dispatch {
         None
     }
 
-    /// Returns the next key of a tenant that may start a key.
+    /// Returns the next key of a tenant whose limits permit an attempt. Returns `None` if no lane of the tenant may
+    /// start a key.
     fn pop_of(&mut self, tenant: TenantId, now: Now) -> Option<u32> {
         let state = self.tenants.get_mut(&tenant).expect("the caller has checked that the tenant exists");
         while let Some(target) = state.turns.pop_front() {
@@ -247,7 +250,7 @@ impl Dispatch {
                 self.lanes.get_mut(&(tenant, target)).expect("each lane in a tenant's `turns` exists in `lanes`");
             lane.has_turn = false;
             if lane.in_flight >= lane.in_flight_max(&state.limits) {
-                continue; // The owner lowered the limit after the lane got its turn.
+                continue; // The limit of the lane fell after the lane got its turn.
             }
             if let Err(until) = lane.may_start(&state.limits, now.monotonic) {
                 lane.waits_until = Some(until);
@@ -274,12 +277,13 @@ impl Dispatch {
         None
     }
 
-    /// Returns the number of attempts below which a tenant may start another attempt.
+    /// Returns the share of each tenant. A tenant with fewer attempts in flight than its share may start another
+    /// attempt.
     fn share(&self) -> usize {
         (self.in_flight_max - self.in_flight).saturating_mul(PER_FREE_SLOT)
     }
 
-    /// Gives a turn to the tenants that are below their share again.
+    /// Gives a turn to each tenant in `at_share` that has fewer attempts in flight than its share.
     fn end_share_waits(&mut self) {
         while let Some((in_flight, tenant)) = self.at_share.first().copied().filter(|(count, _)| *count < self.share())
         {
@@ -301,8 +305,8 @@ impl Dispatch {
         self.no_slot = Some((start, now));
     }
 
-    /// Returns [`CatchUp::Every`] for an occurrence that became due while the service had no free slot. The service and
-    /// not the tenant then caused the delay, so no occurrence is missed.
+    /// Returns [`CatchUp::Every`] for an occurrence that became due while the service had no free slot. The service,
+    /// not the tenant, then caused the delay, so every late occurrence fires.
     pub(crate) fn catch_up(&self, nominal: Timestamp) -> CatchUp {
         match self.no_slot {
             Some((start, end)) if nominal + NO_SLOT_GAP >= start && nominal <= end => CatchUp::Every,
@@ -310,8 +314,8 @@ impl Dispatch {
         }
     }
 
-    /// Records that a key has left the lane. `health` is `None` if the key caused no attempt. The key then uses no
-    /// token of a rate.
+    /// Records that a key has freed its slot in the lane. If the key caused no attempt, `health` is `None`, and the
+    /// dispatch queue returns the key's tokens to the rates.
     pub(crate) fn ended(&mut self, lane: Lane, now: Now, health: Option<TargetHealth>) {
         let state = self.lanes.get_mut(&lane).expect("an ended key belongs to a known lane");
         let tenant = self.tenants.get_mut(&lane.0).expect("the tenant of a lane exists");
@@ -370,12 +374,14 @@ impl Dispatch {
         }
     }
 
-    /// Removes at most `limit` keys with a position before `before`, lane by lane, and returns these keys.
+    /// Removes at most `limit` keys with a position before `before` from the lanes that have no turn. Returns these
+    /// keys.
     pub(crate) fn take_overdue(&mut self, before: Timestamp, limit: usize, now: Now) -> Vec<u32> {
         let mut taken = Vec::new();
         for ((tenant, _), state) in &mut self.lanes {
-            // Only the keys of a full lane or of a failing target wait long. The queue starts the keys of a lane with a
-            // turn as fast as this member and the tenant's limits permit.
+            // Keys wait long only in a lane without a turn, for example if the lane has reached its limit or its target
+            // fails. The dispatch queue starts the keys of a lane with a turn as fast as this member and the tenant's
+            // limits permit.
             while taken.len() < limit
                 && !state.has_turn
                 && state.queue.front().is_some_and(|(_, position)| *position < before)
@@ -389,9 +395,9 @@ impl Dispatch {
         taken
     }
 
-    /// Returns the position for a deferred key of this lane. The position lies after the keys in memory and the earlier
-    /// deferred keys. The distance depends on the rate at which the lane ends attempts, so that the lane probably has a
-    /// free slot when the key is due.
+    /// Returns the position for a deferred key of this lane. The deferred keys of a lane begin after the time that the
+    /// lane needs for its keys in memory. They follow each other at the rate at which the lane ends attempts. The lane
+    /// therefore probably has a free slot when a deferred key is due.
     pub(crate) fn defer_to(&mut self, lane: Lane, now: Timestamp) -> Timestamp {
         const SOONEST: Duration = Duration::from_secs(1);
         let latest = now + self.defer_max.max(SOONEST);
@@ -400,8 +406,8 @@ impl Dispatch {
             |keys: u64| Duration::from_millis(keys.saturating_mul(1_000) / u64::from(state.per_second.max(1)));
         let waiting = u64::try_from(state.queue.len()).unwrap_or(u64::MAX);
         let next = state.deferred_from + at_rate(state.deferred);
-        // After the latest permitted position, the positions start again at the earliest position, so that the keys
-        // spread evenly over the span.
+        // If the next position would be later than `latest`, the positions start again at the earliest position. The
+        // deferred keys therefore spread evenly over the permitted time.
         if next > latest || next < now + SOONEST {
             state.deferred_from = (now + at_rate(waiting)).clamp(now + SOONEST, latest);
             state.deferred = 0;

@@ -1,4 +1,4 @@
-//! Set of keys in flight. A cancellation checks this set, and a hand-over lists its attempts.
+//! Set of keys in flight. A cancellation checks this set, and a hand-over lists the started attempts in this set.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
@@ -8,13 +8,13 @@ use store::HandedOver;
 
 const STRIPES: usize = 16;
 
-/// Set of keys in flight. A key is in the set from before the run executor reads its schedule until its outcome is
-/// durable. The set also contains the attempts that an earlier owner has in flight.
+/// Set of keys in flight. The owner adds a key before the run executor reads the key's schedule, and removes the key
+/// after the key's outcome is durable. The set also contains the attempts that an earlier owner has in flight.
 ///
-/// If a cancellation is durable *before* it checks the set, it misses no attempt: an attempt that enters the set later
-/// reads the cancelled schedule and does not start. An attempt starts only if its key is still in the set.
-/// [`InFlight::release`] therefore returns every key whose attempt has started, and the other removed keys never start
-/// an attempt.
+/// A cancellation must be durable *before* it checks the set. It then misses no attempt: if the owner adds a key after
+/// the check, the run executor reads the cancelled schedule and starts no attempt. An attempt starts only if its key is
+/// still in the set. [`InFlight::release`] therefore returns every key whose attempt has started. The attempts of the
+/// other removed keys never start.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     stripes: [Mutex<BTreeMap<Occurrence, Attempt>>; STRIPES],
@@ -31,7 +31,7 @@ struct Attempt {
 }
 
 impl InFlight {
-    /// Adds a key that the dispatch queue has given a turn.
+    /// Adds a key that the dispatch queue has selected.
     ///
     /// # Panics
     /// Panics if the occurrence is in flight already.
@@ -55,8 +55,8 @@ impl InFlight {
     }
 
     /// Records that an attempt starts and will end by `until`. Returns `false` if the owner has released the attempt's
-    /// shard. The attempt must then not start, even if this member owns the shard again under a later term, because the
-    /// key then belongs to another attempt.
+    /// shard. In this case, the attempt must not start. If this member owns the shard again under a later term, the key
+    /// belongs to another attempt.
     #[must_use]
     pub(crate) fn begin(&self, occurrence: &Occurrence, term: Term, until: Timestamp) -> bool {
         match self.stripe(occurrence.incarnation).get_mut(occurrence) {

@@ -20,7 +20,7 @@ pub(crate) enum ToOwner {
     InsertLog(Option<(Vec<InsertLogEntry>, Cursor)>),
     Ended(Vec<Ended>),
     Written(Vec<WriteDone>),
-    /// Due row that a user's change wrote.
+    /// Due row that this member has written for a user's change of a schedule.
     DueRow(InsertLogEntry),
     Gained(Gained),
     /// Shards that the owner must release. The owner responds with the list of their attempts in flight. After the
@@ -40,7 +40,7 @@ pub(crate) struct Gained {
     pub(crate) handed_over: Vec<HandedOver>,
 }
 
-/// Key that has left its target's lane.
+/// Key that has freed its slot in the lane of its target.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
     pub(crate) lane: Lane,
@@ -96,10 +96,10 @@ pub(crate) enum Then {
 #[derive(Clone, Debug)]
 pub(crate) struct WriteDone {
     pub(crate) poller: PollerId,
-    /// Term of the write.
+    /// Term under which the owner requested the write.
     pub(crate) term: Term,
     pub(crate) then: Then,
-    /// Due row of this write, if the write has a due row.
+    /// Due row that this write stored. `None` if the write has no due row, or if the store rejected the write.
     pub(crate) row: Option<InsertLogEntry>,
     pub(crate) positions: Positions,
     pub(crate) refusal: Option<WriteRejection>,

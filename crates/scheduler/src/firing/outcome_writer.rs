@@ -3,11 +3,12 @@
 //!
 //! One call of the store is in progress at a time. The next call takes all writes that arrived during the previous
 //! call. Positions use the same queue as the owner's due rows, so the outcome writer also confirms the placement of the
-//! owner's rows. If a row would lie at or before the last sent `closed` of its poller, the outcome writer moves the row
-//! to a position after `closed`.
+//! owner's rows. If a row would lie at or before the last `closed` that the outcome writer has sent for the row's
+//! poller, the outcome writer moves the row to a position after `closed`.
 //!
 //! Invariant: the outcome writer abandons no write. It repeats a failed call until the call succeeds or the process
-//! ends. While calls fail, the attempts with pending writes reach the limit of attempts in flight, and firing stops.
+//! ends. While calls fail, the number of attempts with pending writes rises to the limit of attempts in flight. At this
+//! limit, the owner starts no further attempt.
 //!
 //! docs/decisions/0004-write-through-one-outcome-writer.md gives the reasons for the design.
 
@@ -40,7 +41,8 @@ pub(crate) struct OutcomeWriter {
 }
 
 impl OutcomeWriter {
-    /// Writes until all senders are dropped and all queued writes are durable or rejected.
+    /// Sends the queued writes to the store. Returns when all senders are dropped and all queued writes are durable or
+    /// rejected, or when the owner has ended.
     pub(crate) async fn run(mut self) {
         let mut batch = Vec::with_capacity(BATCH_MAX);
         while self.messages.recv_many(&mut batch, BATCH_MAX).await > 0 {
@@ -99,8 +101,8 @@ impl OutcomeWriter {
     }
 
     /// Ends the schedules whose outcome the outcome writer wrote twice. A failed call may have written an outcome, but
-    /// not the end of its schedule. The repeated call then returns that the occurrence is already resolved, so this
-    /// function writes the end of the schedule.
+    /// not the end of its schedule. The store then rejects the repeated write, because the occurrence is already
+    /// resolved. This function therefore writes the end of the schedule.
     async fn end_resolved(&self, writes: &[OwnerWrite], responses: &[Result<Written, WriteRejection>]) {
         let is_resolved = |(write, response): (&OwnerWrite, &Result<Written, WriteRejection>)| match &write.change {
             Change::Run { run, ends: true, .. } if *response == Err(WriteRejection::Resolved) => {
@@ -112,7 +114,7 @@ impl OutcomeWriter {
         let ends: Vec<OwnerWrite> = writes.iter().zip(responses).filter_map(is_resolved).collect();
         if !ends.is_empty() {
             // The store rejects this write only if the shard has a later owner. That owner ends the schedule when it
-            // reads the row.
+            // reads the schedule's due row.
             self.write(&ends).await;
         }
     }
@@ -132,8 +134,8 @@ impl OutcomeWriter {
     }
 }
 
-/// Moves a due row to a position after `closed`, and records the positions that this write sends. Returns the due row,
-/// if the write has a due row.
+/// Moves the due row of a write to a position after the recorded `closed`, and returns the row. Returns `None` if the
+/// write has no due row. If the write contains positions, records their `closed`.
 fn after_closed(closed: &mut BTreeMap<PollerId, Timestamp>, write: &mut OwnerWrite) -> Option<InsertLogEntry> {
     let due: &mut DueKey = match &mut write.change {
         Change::Positions(positions) => {

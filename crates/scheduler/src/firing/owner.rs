@@ -2,9 +2,9 @@
 //! closed timestamps.
 //!
 //! The owner is one task with a window of known keys and a dispatch queue, which decides the order of the attempts. It
-//! does no I/O itself. Each read and each attempt runs in a separate task that sends its result in a message
-//! [`ToOwner`]. Each iteration of the owner's loop reads the clock once and does all work that is due. After a panic,
-//! the next owner reads its state from the store.
+//! does no I/O itself. Reads and attempts run in separate tasks, which send their results in messages [`ToOwner`]. Each
+//! iteration of the owner's loop reads the clock once and does all work that is due. After a panic, the next owner
+//! reads its state from the store.
 //!
 //! The owner gains shards ([`ToOwner::Gained`]) and releases shards ([`ToOwner::Release`]) while it runs. The module
 //! [`hand_over`] implements these steps.
@@ -42,15 +42,15 @@ const READS_PER_CALL: usize = 8;
 const STARTS_PER_TASK: usize = 32;
 /// Largest number of rows in one read of the insert logs.
 const INSERT_LOG_ROWS_MAX: usize = 8_192;
-/// Largest number of messages between two reads of the clock.
+/// Largest number of messages that the owner handles between two reads of the clock.
 const MESSAGES_PER_TURN: usize = 64;
-/// Largest number of overdue keys that one period defers.
+/// Largest number of overdue keys that the owner defers in one period.
 const OVERDUE_PER_PERIOD: usize = 8_192;
 
 /// Largest number of deferrals that the outcome writer has not written yet. An outcome waits behind at most this number
 /// of deferrals.
 const DEFERRING_MAX: usize = 1_024;
-/// Wait of a retry that gets its turn before the previous attempt has ended.
+/// Time for which the owner delays a retry whose turn comes before the previous attempt has ended.
 const ATTEMPT_WAIT: Duration = Duration::from_millis(50);
 
 pub(crate) struct Owner {
@@ -66,7 +66,7 @@ pub(crate) struct Owner {
     insert_log_wanted: bool,
     insert_log_read_pending: bool,
     /// True if the owner gained shards after the current read of the insert logs began. The cursor of that read may lie
-    /// after rows of these shards.
+    /// after unread rows of these shards.
     insert_log_read_incomplete: bool,
     reads_wanted: bool,
     /// Number of keys that the owner has started. The number excludes keys that are resolved or in the window's wheel
@@ -82,7 +82,7 @@ pub(crate) struct Owner {
     outcomes: Vec<PendingWrite>,
     next_period: Monotonic,
     expired: Vec<EntryId>,
-    /// Tenants whose limits the owner last set in the dispatch queue.
+    /// Tenants from which the owner last computed the limits in the dispatch queue.
     limited_tenants: Arc<Known>,
     /// True if the owner gained or released pollers after it last set the limits.
     pollers_changed: bool,
@@ -148,7 +148,7 @@ impl Owner {
         }
     }
 
-    /// Does all work that is due now.
+    /// Runs one iteration of the owner's loop: reads the clock once and does all work that is due.
     async fn run_once(&mut self) {
         let now = self.context.runtime.now();
         let monotonic = self.context.runtime.monotonic();

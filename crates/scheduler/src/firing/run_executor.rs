@@ -30,8 +30,8 @@ use crate::firing::messages::{EndReason, Ended, PendingWrite, Then, ToOwner, ToW
 use crate::firing::window::EntryId;
 use crate::metrics::{AttemptLabels, OutcomeLabels, Reason, count_store_error};
 
-/// Longest time by which the clock of an earlier owner may be ahead of this member's clock. An earlier owner may have
-/// fired a row whose instant is less than this time after the start of this member's term.
+/// Longest time by which the clock of an earlier owner may be ahead of this member's clock. If a row is due before this
+/// time has passed since the start of this member's term, an earlier owner may have fired the row.
 const CLOCK_AHEAD_MAX: Duration = Duration::from_secs(10);
 /// Time after an attempt's timeout within which the outcome of the attempt becomes durable. The next owner waits this
 /// time for the outcome.
@@ -92,7 +92,7 @@ pub(crate) async fn start(context: Arc<Context>, batch: Vec<Starting>) {
             ended.push(one);
         }
         if !ended.is_empty() && context.to_owner.send(ToOwner::Ended(std::mem::take(&mut ended))).await.is_err() {
-            return; // The owner has ended. The next owner starts the rows without an outcome.
+            return; // The owner has ended. The next owner fires the rows that have no outcome.
         }
         match attempts.next().await {
             Some(one) => ended.push(one),
@@ -137,8 +137,8 @@ async fn load_some(
     response
 }
 
-/// Loads the records of the runs that may have a record. The run of a first attempt has no record if no earlier owner
-/// can have made this attempt.
+/// Loads the records of the runs that may have a record. A run has no record before its first attempt. This function
+/// therefore omits the run of a first attempt that no earlier owner can have made.
 async fn find_runs(
     context: &Context,
     batch: &[Starting],
@@ -164,7 +164,8 @@ async fn find_runs(
 }
 
 async fn start_one(context: &Context, starting: Starting, schedule: Option<Arc<Schedule>>, run: Option<&Run>) -> Ended {
-    // This code uses a tenant's data. If the code panics, the panic must not end the other attempts of the batch.
+    // The start of an attempt uses a tenant's data. If it panics, the panic must not end the other attempts of the
+    // batch.
     match AssertUnwindSafe(start_loaded(context, starting, schedule.clone(), run)).catch_unwind().await {
         Ok(ended) => ended,
         Err(_) => {
@@ -190,9 +191,9 @@ async fn start_loaded(
     run: Option<&Run>,
 ) -> Ended {
     let Some(schedule) = schedule else {
-        // A create writes the due row first and the schedule second. If the create is in progress, two cases are
-        // possible. Either the creator finds that `closed` has passed the row and writes the row again, or it writes
-        // the schedule soon. If the create has failed, the row remains without a schedule.
+        // A creator writes the due row before the schedule, so the create may be in progress or may have failed. If
+        // `closed` has passed the row, an active creator writes the row again, and the owner can drop this key.
+        // Otherwise, the creator may write the schedule soon, and the owner tries the key again.
         return starting.ended(if starting.is_closed { EndReason::Dropped } else { EndReason::NotCreated });
     };
     let key = starting.key;

@@ -1,13 +1,13 @@
-//! Wall clock without sudden leaps ahead. Without this filter, a leap would make the owner close a range of time that
-//! has not passed, and all new rows in that range would fire late.
+//! Wall clock with a filter for sudden leaps ahead. Without the filter, a leap would make the owner advance `closed`
+//! over a range of time that has not passed. All new rows in that range would then fire late.
 
 use std::time::Duration;
 
 use domain::Timestamp;
 use runtime::Monotonic;
 
-/// Smallest difference that counts as a leap. It is the time by which, between two calls, the wall clock progresses
-/// more than the monotonic clock.
+/// Smallest size of a leap of the wall clock. The size is the progress of the wall clock since the previous reading,
+/// minus the progress of the monotonic clock in the same time.
 const LEAP_MIN: Duration = Duration::from_secs(1);
 /// Time for which a leap must last before the steady clock follows the wall clock.
 const LEAP_ACCEPTED_AFTER: Duration = Duration::from_secs(30);

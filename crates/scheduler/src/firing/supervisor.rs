@@ -86,8 +86,8 @@ async fn regain(shared: &Shared) -> Gained {
     }
 }
 
-/// Adds to `taken` the pollers of tenants that changed after this member read `taken`. No owner existed then that could
-/// receive these pollers.
+/// Adds to `taken` the pollers that tenants got after this member read `taken`. At that time, no owner existed that
+/// could receive these pollers.
 async fn with_new_pollers(shared: &Shared, mut taken: Gained) -> Gained {
     let known = taken.pollers.iter().map(|(poller, _, _)| *poller).collect();
     loop {

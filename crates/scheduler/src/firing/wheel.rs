@@ -1,9 +1,9 @@
 //! Timing wheel. It orders entries by the millisecond at which they are due.
 //!
-//! A ring has one slot per millisecond of the near future. An ordered map contains the entries after the ring. The cost
-//! of insertion and expiry does not depend on the number of entries (Varghese and Lauck 1987, scheme 5 with an overflow
-//! list). The wheel reads no clock: the caller passes the current instant to [`Wheel::expire`]. If the clock goes back,
-//! an entry waits until the clock reaches the entry's millisecond again.
+//! A ring has one slot per millisecond of the near future. An ordered map contains the entries after the ring. In the
+//! ring, the cost of insertion and expiry does not depend on the number of entries (Varghese and Lauck 1987, scheme 5
+//! with an overflow list). The wheel reads no clock: the caller passes the current instant to [`Wheel::expire`]. If the
+//! clock goes back, an entry waits until the clock reaches the entry's millisecond again.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +56,7 @@ impl Wheel {
         }
     }
 
-    /// Appends every entry due at or before `now` to `out`, in the order of their milliseconds.
+    /// Moves all entries due at or before `now` to `out`, in the order of their milliseconds.
     pub(crate) fn expire(&mut self, now: Timestamp, out: &mut Vec<u32>) {
         let now = now.as_millis();
         let before = out.len();
@@ -83,8 +83,8 @@ impl Wheel {
         near.or_else(|| self.far.keys().next().copied()).map(Timestamp::from_millis)
     }
 
-    /// Moves the start of the ring to `horizon`. The ring must have no entries before `horizon`. Appends the entries of
-    /// the overflow map that are now overdue to `out`.
+    /// Moves the start of the ring to `horizon`. The ring must have no entries before `horizon`. Moves the entries of
+    /// `far` that are due before `horizon` to `out`, and the entries of `far` that fit into the ring to the ring.
     fn advance(&mut self, horizon: i64, out: &mut Vec<u32>) {
         self.horizon = horizon;
         while let Some(entry) = self.far.first_entry().filter(|entry| *entry.key() < horizon + SLOTS) {

@@ -2,8 +2,8 @@
 //! poller.
 //!
 //! The window does no I/O and reads no clock. The owner reports reads and outcomes to the window, and the window
-//! returns the reads, positions and keys that are due. Each poller has four positions. Each position is at or before
-//! the previous position in this list:
+//! returns the reads, positions and keys that are due. Each poller has the following four positions, where
+//! `done` <= `checked` <= `closed`:
 //!
 //! - `read_to`: the owner has read the rows up to this position into the window.
 //! - `closed`: this position is durable. No creator leaves a row at or before it.
@@ -15,8 +15,8 @@
 //! Invariants: the window contains a key only once, even if the owner reads its row several times. The window retains
 //! the key until the key is resolved and `checked` has passed it. `done` never passes an open key.
 //!
-//! The owner gains and releases shards. After a release, the window retains only those numbers of keys that the owner
-//! still uses. See [`Window::release`].
+//! The owner gains and releases shards. After a release, the window removes the keys of the shard, and retains only the
+//! key numbers that the owner still uses. See [`Window::release`].
 
 mod closing;
 mod reading;
@@ -42,9 +42,10 @@ const PAGE_KEYS: usize = 2_048;
 /// Smallest number of rows in one read, if the tenant has capacity for them.
 const PAGE_KEYS_MIN: usize = 16;
 
-/// Number of a key in the window.
+/// Number that identifies a key in the window.
 pub(crate) type EntryId = u32;
-/// Number of a poller in the window. If the owner releases a poller and gains it again, the poller gets another number.
+/// Number that identifies a poller in the window. If the owner releases a poller and gains it again, the poller gets
+/// another number.
 pub(crate) type PollerIndex = u32;
 
 #[derive(Debug)]
@@ -91,7 +92,7 @@ enum State {
     /// The row of the key is durable at a later position.
     Deferred { to: Timestamp },
     /// The owner released the shard while the key was open. The wheel, a queue or a task still uses the number of the
-    /// key. The number becomes free when its user returns the key.
+    /// key. The number becomes free when the wheel, the queue or the task returns the key.
     Released,
 }
 
@@ -104,10 +105,11 @@ struct Poller {
     next: Option<Timestamp>,
     /// End of the range that the current read ahead covers.
     reading: Option<Timestamp>,
-    /// Position of the first row that a creator wrote during the current read, after the end of the range of this read.
-    /// The read may have missed this row.
+    /// Earliest position of a row that a creator wrote during the current read and that lies after the range of this
+    /// read. The read may have missed this row.
     written_during_read: Option<Timestamp>,
-    /// First row at or before `read_to` for which the window had no capacity when a creator wrote the row.
+    /// Position of the earliest row at or before `read_to` that a creator wrote while the window had no capacity for
+    /// it.
     missed: Option<Timestamp>,
     closed: Timestamp,
     closing: bool,
@@ -150,7 +152,8 @@ impl Window {
     pub(crate) fn new(options: &Options, now: Timestamp) -> Self {
         Window {
             ahead: options.window_ahead,
-            // The window has capacity for at least one page of one tenant and one page of all other tenants.
+            // The window has capacity for at least two pages: one page of one tenant, and one page of all other tenants
+            // together.
             keys_max: options.window_keys_max.max(2 * PAGE_KEYS),
             entries: Slab::new(),
             index: HashTable::new(),
@@ -162,7 +165,7 @@ impl Window {
         }
     }
 
-    /// Adds a poller. The owner reads the poller's rows from the poller's durable `done`.
+    /// Adds a poller. The owner then reads the poller's rows after the poller's durable position `done`.
     pub(crate) fn add_poller(&mut self, id: PollerId, shard_term: ShardTerm, positions: Positions) {
         assert!(positions.done <= positions.closed, "`done` is at or before `closed`");
         let index = self.next_index;
@@ -252,7 +255,7 @@ impl Window {
         &self.entries[id as usize]
     }
 
-    /// Returns the number of keys, including the resolved keys.
+    /// Returns the number of keys in the window, including the resolved keys and the released keys.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
@@ -426,8 +429,8 @@ impl Window {
         }
     }
 
-    /// Removes `finished` from the chain of keys that wait for each other. The key that waited for `finished` then
-    /// waits for the earlier key of `finished`, if any.
+    /// Removes `finished` from the chain of keys of its occurrence, in which each key waits for an earlier key. The key
+    /// that waited for `finished` then waits for the key for which `finished` waited, if any.
     fn pass_on(&mut self, finished: EntryId) {
         let Entry { key, earlier, .. } = self.entries[finished as usize];
         let same = |id: &EntryId| self.entries[*id as usize].key.occurrence == key.occurrence;

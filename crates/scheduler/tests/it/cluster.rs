@@ -237,7 +237,7 @@ fn members_lose_no_run_while_they_discover_new_pollers() {
         let mut ids = cluster.schedule("a", &a, cluster.in_ms(3_000), 100).await;
         let grown = domain::Tenant { version: 2, generations: vec![64, 128], ..tenant(TENANT) };
         put_tenant(&cluster.store, grown.clone()).await.unwrap();
-        // This member knows the new pollers before the owners know them.
+        // The member `b` creates schedules in the new pollers before the owners know these pollers.
         for n in 0..30 {
             let at = cluster.in_ms(400 + 10 * n);
             let request = Create {
@@ -399,7 +399,8 @@ fn member_that_stops_during_a_hand_over_repeats_no_attempt() {
         let ids = cluster.schedule("a", &a, cluster.in_ms(300), 100).await;
         cluster.sleep(Duration::from_millis(900)).await;
         assert_eq!(cluster.calls().len(), ids.len(), "all attempts have started");
-        // The member gives up all shards, because its clock is off. It stops owning them when the hand-over begins.
+        // The member `a` hands over all shards, because its clock is wrong. From the start of the hand-over, it owns
+        // none of them.
         sim.jump_clock("a", 3_600_000);
         while !a.owned().is_empty() {
             cluster.sleep(Duration::from_millis(1)).await;
@@ -486,7 +487,8 @@ fn owner_takes_back_shards_that_another_process_took() {
                     _ => {
                         let id = ScheduleId::new(&id).unwrap();
                         let response = cluster.at("b", async move { member.cancel(TENANT, id).await }).await;
-                        // The test repeats a pending cancellation. The schedule is then already cancelled.
+                        // The test repeats a pending cancellation. The repeated request may find that the schedule is
+                        // already cancelled.
                         matches!(response, Ok(CancelResponse::Cancelled | CancelResponse::NotFound))
                     }
                 };

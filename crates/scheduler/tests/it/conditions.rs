@@ -23,7 +23,8 @@ async fn get(scheduler: &Scheduler) -> Option<Arc<Schedule>> {
     scheduler.get(TENANT, ScheduleId::new(ID).unwrap()).await.unwrap()
 }
 
-/// Adds a label to the schedule, and retries if another change came first. Returns `None` if the schedule is cancelled.
+/// Adds a label to the schedule, and repeats the request if another change took effect first. Returns `None` if the
+/// schedule is cancelled.
 async fn add_label(scheduler: Scheduler, request: Create, label: String) -> Option<PutResponse> {
     loop {
         let found = get(&scheduler).await.unwrap();

@@ -32,7 +32,7 @@ impl Harness {
         assert!(created.iter().all(Result::is_ok));
     }
 
-    /// Reads a value of `/metrics`.
+    /// Returns the current value of the metric `name`.
     fn metric(&self, name: &str) -> u64 {
         let text = self.scheduler.metrics_text();
         let line = text.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
@@ -53,8 +53,8 @@ fn assert_each_called_once(calls: &[Call], count: usize) {
     assert_eq!((times.len(), times.values().max()), (count, Some(&1)), "lost or duplicate calls");
 }
 
-/// Asserts that the number of calls in every minute is at most twice the rate. A tenant can use the tokens of the
-/// minute and the tokens of an idle time before the minute.
+/// Asserts that the number of calls in every minute is at most twice the rate. In one minute, a tenant can use the
+/// tokens of that minute and the tokens that its bucket collected before that minute.
 fn assert_rate(calls: &[Call], per_minute: usize) {
     for (at, call) in calls.iter().enumerate() {
         let minute = calls[at..].iter().take_while(|later| later.at.since(call.at) < Duration::from_secs(60)).count();
@@ -69,8 +69,8 @@ fn tenant_above_its_rate_quota_gets_late_callbacks_but_loses_none() {
         let busy = harness.set_quotas(2, Quotas::NONE.with(Quota::CallbacksPerMinute, 600)).await;
         harness.runtime.sleep(Duration::from_secs(1)).await;
         let start = harness.in_ms(3_000);
-        // In one minute, ten times as many schedules are due as the quota permits. The tokens of one minute are
-        // available at once.
+        // In one minute, ten times as many schedules are due as the quota permits. At the start, the tenant's bucket
+        // contains the tokens of one minute.
         harness.create_spread(&busy, start, Duration::from_millis(10), 6_000, "http://receiver.test/a").await;
         harness.create_spread(&tenant(OTHER), start, Duration::from_millis(100), 3_000, "http://receiver.test/b").await;
         harness.runtime.sleep(Duration::from_secs(60)).await;
@@ -130,8 +130,8 @@ fn all_due_rows_fire_even_if_their_number_exceeds_the_window_size() {
         let calls = harness.calls();
         assert_each_called_once(&calls, 20_000);
         assert!(calls[15_000].at.since(at) < Duration::from_secs(20), "{:?}", calls[15_000]);
-        // The rows need forty seconds at the tenant's rate. If this small window has no capacity for a row, the owner
-        // defers the row by up to a minute.
+        // The tenant's bucket permits 6,000 callbacks at once, and the other 4,000 callbacks take forty seconds. If
+        // this small window has no capacity for a row, the owner defers the row by up to a minute.
         assert!(lateness(&calls[19_999]) < Duration::from_secs(100), "{:?}", calls[19_999]);
         harness.scheduler.stop().await;
     });

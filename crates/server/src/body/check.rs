@@ -114,9 +114,9 @@ impl<'de> Fields<'de> for RetryFields<'de> {
     }
 }
 
-/// Converts and checks the fields. The function records the error of an invalid field and continues with a valid value,
-/// so that it also checks the other fields. The result is meaningful only without errors. The result has the headers
-/// `headers_kept` in addition to those of the body.
+/// Converts and checks the fields. For an invalid field, the function records an error and continues with a valid
+/// substitute, so that it also checks the other fields. The caller may use the result only if the function recorded no
+/// error. The result contains `headers_kept` and the headers of the body.
 pub(super) fn check(
     fields: ScheduleFields<'_>,
     named: Option<&ScheduleId>,
@@ -163,7 +163,7 @@ fn required<T, U>(
     check(field, &mut errors)
 }
 
-/// Records a missing field, unless the field already has an error.
+/// Records that a required field is missing, unless the list already contains an error of this field.
 fn note_missing(errors: &mut Errors<'_>) {
     if !errors.has_error_here() {
         note(errors, "missing_field", "the field is required", None);
@@ -228,8 +228,8 @@ fn check_at(text: &str, errors: &mut Errors<'_>) -> Option<Timestamp> {
     }
 }
 
-/// Checks the form of RFC 3339, section 5.6. The calendar library checks whether the date exists, but would also accept
-/// shorter forms.
+/// Returns true if the text has the form of RFC 3339, section 5.6. The calendar library checks whether the date exists,
+/// but would also accept shorter forms.
 fn is_rfc3339(text: &[u8]) -> bool {
     let is_shape = |text: &[u8], shape: &[u8]| {
         let fits = |(byte, expected): (&u8, &u8)| match expected {
@@ -253,7 +253,7 @@ fn is_rfc3339(text: &[u8]) -> bool {
     is_shape(start, b"0000-00-00T00:00:00") && is_offset
 }
 
-/// Rounds the instant up, so that no callback is early.
+/// Rounds the instant up to a whole millisecond, so that no callback is early.
 fn rounded_up(instant: jiff::Timestamp) -> Timestamp {
     let nanos = instant.as_nanosecond();
     let millis = nanos.div_euclid(1_000_000) + i128::from(nanos.rem_euclid(1_000_000) != 0);
@@ -307,8 +307,8 @@ fn stand_in_target() -> HttpTarget {
     }
 }
 
-/// Converts headers and checks them for duplicates. The comparison takes quadratic time, so the function rejects too many
-/// headers before it compares them.
+/// Converts headers and checks their names for duplicates. The comparison of the names takes quadratic time, so the
+/// function rejects too many headers before it compares them.
 fn check_headers(headers: Pairs<'_>, limits: &Limits, errors: &mut Errors<'_>) -> Vec<(String, Secret)> {
     if headers.len() > limits.headers_max {
         note_text_of(&Violation::HeaderCount { count: headers.len(), count_max: limits.headers_max }, errors);
@@ -349,7 +349,7 @@ fn check_retry(fields: &RetryFields<'_>, errors: &mut Errors<'_>) -> RetryPolicy
     };
     let backoff = duration(&fields.backoff, "backoff");
     let backoff_max = duration(&fields.backoff_max, "backoff_max");
-    // A number outside the limits becomes a number that is also outside the limits.
+    // A number that does not fit into `u16` becomes 0 or `u16::MAX`, so that it remains outside the limits.
     let attempts_max = fields.attempts_max.map(|number| u16::try_from(number.max(0)).unwrap_or(u16::MAX));
     RetryPolicy {
         attempts_max: attempts_max.unwrap_or(default.attempts_max),
@@ -360,7 +360,8 @@ fn check_retry(fields: &RetryFields<'_>, errors: &mut Errors<'_>) -> RetryPolicy
     }
 }
 
-/// Checks the URL against the tenant's policy. Each attempt checks the addresses of a host name after their resolution.
+/// Checks the URL against the tenant's egress policy. If the URL contains a host name, each attempt resolves the name
+/// and checks its addresses.
 fn check_egress(url: &str, egress: &Egress, errors: &mut Errors<'_>) {
     let Ok(url) = url.parse() else { return }; // Another check reports an invalid URL.
     if let Err(rejection) = egress.check_url(&url) {

@@ -24,7 +24,8 @@ pub(crate) async fn collect(app: &AppState, headers: &HeaderMap, mut body: Body)
     if expects_continue && content_length.is_some_and(|bytes| bytes > bytes_max as u64) {
         return Err(too_large(bytes_max));
     }
-    // Most bodies arrive in one piece directly after their head. This case needs no copy and no timer.
+    // Most bodies arrive in one piece directly after the head of the request. The server needs no copy and no timer for
+    // such a body.
     match at_once(&mut body).await {
         Some(Some(Ok(frame))) if body.is_end_stream() && frame.is_data() => {
             let piece = frame.into_data().unwrap_or_default();
@@ -57,8 +58,8 @@ async fn gather(first: Option<Piece>, body: &mut Body, bytes_max: usize) -> Resu
     }
 }
 
-/// Reads and discards the rest of a body, of which the caller has discarded `discarded` bytes. Stops after more than
-/// [`DISCARD_FACTOR`] times `bytes_max` discarded bytes.
+/// Reads and discards the rest of a body, of which the caller has discarded `discarded` bytes. Stops when the number of
+/// discarded bytes exceeds [`DISCARD_FACTOR`] times `bytes_max`.
 ///
 /// Without this function, a client that still sends its body would receive a connection reset and might lose the
 /// response.
@@ -84,8 +85,8 @@ pub(crate) type Piece = Result<Frame<Bytes>, axum::Error>;
 /// Returns the next piece of a body if the piece is available without waiting. Returns `Some(None)` at the end of the
 /// body.
 ///
-/// The connection reads a body only after a request for it, so the first poll never returns a piece. The second poll
-/// happens after the connection has run.
+/// The task of the HTTP connection reads a body only after a first poll of the body, so the first poll never returns a
+/// piece. This function polls the body a second time after the task has run.
 pub(crate) async fn at_once(body: &mut Body) -> Option<Option<Piece>> {
     let mut is_second_poll = false;
     poll_fn(|cx| match Pin::new(&mut *body).poll_frame(cx) {

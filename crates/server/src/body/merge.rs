@@ -22,16 +22,16 @@ use super::{malformed, not_utf8};
 use crate::rejection::{Code, Rejected, reject, to_json};
 use crate::wire;
 
-/// Result of a merge that the server has not yet checked.
+/// Unchecked result of a merge.
 pub(crate) struct Merged {
-    /// Text in the form of a PUT body, without the headers in `headers_kept`.
+    /// Merged schedule as the text of a PUT body, without the headers in `headers_kept`.
     pub(super) text: String,
     pub(super) headers_kept: Vec<(String, Secret)>,
     pub(crate) names_timing: bool,
 }
 
-/// Limit of the nesting of a change. For each level, the merge parses all inner levels again, so its time grows with
-/// the depth.
+/// Largest nesting depth of a change, in levels. For each level, the merge parses all inner levels again, so the time
+/// of a merge grows with the depth.
 const DEPTH_MAX: usize = 64;
 
 const TIMING: [&str; 4] = ["at", "cron", "every", "zone"];
@@ -75,7 +75,8 @@ fn stored(schedule: &Schedule, change: &Object<'_>) -> Result<String, Rejected> 
             if !is_timing_named {
                 timing.insert("cron", to_text(&cron.expression()));
             }
-            // The merge keeps the zone, because a zone is valid for every cron expression.
+            // If `change` sets only another cron expression, the merge keeps the stored zone, because a zone is valid
+            // for every cron expression.
             if !names("at") && !names("every") {
                 timing.insert("zone", to_text(&cron.zone()));
             }
@@ -120,7 +121,8 @@ fn headers_kept(schedule: &Schedule, change: &Object<'_>) -> Vec<(String, Secret
     for name in ["target", "http", "headers"] {
         match at.last(name).map(Object::of) {
             None => return http.headers.clone(),
-            // This value is not an object: `null` removes all headers, and the parser rejects any other value.
+            // The value of `target`, `http` or `headers` is not an object. The value `null` removes all headers, and
+            // the parser rejects any other value.
             Some(None) => return Vec::new(),
             Some(Some(inner)) => at = Cow::Owned(inner),
         }

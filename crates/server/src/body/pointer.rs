@@ -7,7 +7,7 @@ pub(super) const ERRORS_MAX: usize = 32;
 /// Maximum bytes of a name in a pointer. A pointer contains only the start of a longer name, followed by an ellipsis.
 pub(super) const NAME_BYTES_MAX: usize = 64;
 
-/// List of errors, together with one location in the body. The list writes a location as a pointer only for an error.
+/// List of errors, together with one location in the body. A new error in the list gets a pointer to this location.
 pub(super) struct Errors<'e> {
     list: &'e mut Vec<FieldError>,
     location: Option<Location<'e>>,

@@ -50,8 +50,8 @@ pub(super) fn note_null(errors: &mut Errors<'_>) {
     }
 }
 
-/// Reads a text. Like the functions below, it returns `None` after an error. It also returns `None` for `null`, which
-/// has the same meaning as a missing field.
+/// Reads the field `name` as a text. Like [`whole`], [`object`] and [`pairs`], this function returns `None` after an
+/// error. It also returns `None` for `null`, which has the same meaning as a missing field.
 pub(super) fn text<'de, A: MapAccess<'de>>(
     map: &mut A,
     name: &str,
@@ -84,8 +84,8 @@ pub(super) fn pairs<'de, A: MapAccess<'de>>(
     map.next_value_seed(Any(PairsReader(errors.at(name))))
 }
 
-/// Reader of one JSON value. The default method of each kind of value records a wrong type. An implementation overrides
-/// the methods of the kinds that it accepts.
+/// Reader of one JSON value. The methods `text`, `whole` and `object` each read one kind of value. By default, they
+/// record a wrong type. An implementation overrides the methods of the kinds that it accepts.
 trait Reader<'de>: Sized {
     type Value;
     const EXPECTED: &'static str;
@@ -173,7 +173,8 @@ impl<'de> Reader<'de> for PairsReader<'_> {
     }
 }
 
-/// Reader of a text that rejects `null`. A client that wants to omit a header or label omits its name.
+/// Reader of the value of a header or label. It rejects `null`, because a client can omit a header or label only by
+/// omitting the name.
 struct PairValueReader<'e>(TextReader<'e>);
 
 impl<'de> Reader<'de> for PairValueReader<'_> {
@@ -247,8 +248,8 @@ fn note_unknown(errors: &mut Errors<'_>, key: &str, names: &[&'static str]) {
     });
 }
 
-/// Returns the known name of which `key` is probably a misspelling. A key longer than [`NAME_BYTES_MAX`] is no
-/// misspelling, and the comparison takes time in proportion to the key's length for each name.
+/// Returns the known name of which `key` is probably a misspelling. Returns `None` for a key longer than
+/// [`NAME_BYTES_MAX`], because the comparison with the names takes time in proportion to the length of the key.
 fn nearest(key: &str, names: &[&'static str]) -> Option<&'static str> {
     if key.len() > NAME_BYTES_MAX {
         return None;

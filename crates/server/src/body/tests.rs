@@ -67,9 +67,10 @@ fn too_many_headers_and_labels_are_counted_but_not_compared() {
     assert!(errors.iter().all(|error| error.detail.contains("100000")), "{errors:?}");
 }
 
-/// Class of an error. It shows whether serde's derived parser of the wire types also rejects the body.
+/// Class of an error of this crate's parser. It shows whether serde's derived parser of the wire types also rejects the
+/// body.
 enum Shape {
-    /// Both parsers reject the body.
+    /// This crate's parser and serde's derived parser reject the body.
     Wrong,
     /// Only this crate's parser rejects the body. The derived parser accepts arrays for structs, repeated keys, and
     /// values outside the limits.
@@ -82,7 +83,7 @@ fn shape(error: &FieldError) -> Shape {
     match &*error.code {
         "missing_field" if error.pointer.as_deref() == Some("") => Shape::Right,
         "wrong_type" if error.detail.ends_with("but found an array") => Shape::Stricter,
-        // The code `out_of_range` also occurs for a number that does not fit into a `u16`.
+        // The derived parser also rejects a body with the code `out_of_range` if its number does not fit into a `u16`.
         "duplicate_field" | "out_of_range" => Shape::Stricter,
         "wrong_type" | "unknown_field" | "missing_field" => Shape::Wrong,
         _ => Shape::Right,

@@ -1,10 +1,10 @@
-//! Examples in the document. A request that is sent as in its example succeeds.
+//! Examples in the OpenAPI document. If a client sends the example of a request unchanged, the request succeeds.
 
 use serde_json::{Value, json};
 
 use crate::rejection::{Code, reject};
 
-/// Returns an example of the body of an operation.
+/// Returns an example of the request body of `operation`.
 pub(super) fn request(operation: &str) -> Option<Value> {
     let schedule = || {
         json!({
@@ -26,7 +26,7 @@ pub(super) fn request(operation: &str) -> Option<Value> {
     })
 }
 
-/// Returns the name and the example of a rejection.
+/// Returns the text of a problem code, and an example of its problem document.
 pub(super) fn problem(code: Code) -> (String, Value) {
     let problem = reject(code, code.title()).into_problem(Some("5c3a1e7f-12".to_owned()));
     (code.code().to_owned(), json!({ "summary": code.title(), "value": problem }))

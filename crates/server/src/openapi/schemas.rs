@@ -16,7 +16,8 @@ use super::simplify::simplify;
 const ID: &str = "^[A-Za-z0-9_-]+$";
 
 pub(super) struct Schemas {
-    /// Requests may lack fields that have a default. Responses always contain them.
+    /// Generator for the schemas of requests. Requests may lack fields that have a default, but responses always
+    /// contain these fields.
     pub(super) requests: SchemaGenerator,
     pub(super) responses: SchemaGenerator,
     limits: Limits,
@@ -114,7 +115,7 @@ impl Schemas {
 
     /// Returns all schemas by name. `codes` are the problem codes.
     pub(super) fn finish(mut self, codes: &[&str]) -> Map<String, Value> {
-        // Other schemas mention these types only in text, but clients need their definitions.
+        // Other schemas mention `BatchLine` and `Egress` only in text, but clients need the definitions of these types.
         schema_of::<api::BatchLine<'_>>(&mut self.responses);
         schema_of::<api::Egress>(&mut self.requests);
         let mut schemas = self.responses.take_definitions(true);
@@ -153,12 +154,12 @@ impl Schemas {
     }
 }
 
-/// Schema of a list of tags (RFC 9110).
+/// Schema of a list of entity tags (RFC 9110).
 fn tags() -> Value {
     json!({ "type": "string", "pattern": condition::PATTERN })
 }
 
-/// Adds properties to the schema of a field.
+/// Adds the keywords in `more` to the schema of the field `field` of the type `name`.
 fn extend_field(schemas: &mut Map<String, Value>, name: &str, field: &str, more: Value) {
     let known = &mut schemas[name]["properties"][field];
     assert!(known.is_object(), "{name} has the field {field}");
@@ -184,7 +185,8 @@ fn limit_schedules(schemas: &mut Map<String, Value>, limits: &Limits) {
         "additionalProperties": { "type": "string", "maxLength": limits.label_bytes_max },
     });
     extend_field(schemas, "ScheduleRequest", "labels", labels);
-    // Client generators misread the standard form, which is `oneOf` beside `properties`.
+    // A request must contain exactly one of `at`, `cron` and `every`. Client generators misread the standard form of
+    // this rule, which is `oneOf` beside `properties`.
     schemas["ScheduleRequest"]["x-exactly-one-of"] = json!(["at", "cron", "every"]);
     let url = json!({ "format": "uri", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://", "maxLength": limits.url_bytes_max });
     extend_field(schemas, "TargetRequestHttp", "url", url);
@@ -201,7 +203,7 @@ fn limit_schedules(schemas: &mut Map<String, Value>, limits: &Limits) {
     make_patch(schemas);
 }
 
-/// Adds the schemas of merge patches. All fields are optional, and `null` removes a field, also in objects of strings.
+/// Adds the schemas of merge patches. All fields of a patch are optional, and `null` removes a field, label or header.
 fn make_patch(schemas: &mut Map<String, Value>) {
     for (of, patch) in [
         ("ScheduleRequest", "SchedulePatch"),
@@ -234,7 +236,7 @@ fn limit_tenants(schemas: &mut Map<String, Value>) {
     let networks =
         json!({ "maxItems": domain::egress::NETWORKS_MAX, "items": { "type": "string", "examples": ["10.1.0.0/16"] } });
     extend_field(schemas, "Egress", "allow_networks", networks);
-    // In a patch, `null` restores the default of a field or of the whole object.
+    // In a patch, `null` restores the default of one field of `Egress` or of the whole object.
     let mut patch = schemas["Egress"].clone();
     if let Some(fields) = patch["properties"].as_object_mut() {
         for field in fields.values_mut() {

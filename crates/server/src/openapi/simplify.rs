@@ -7,9 +7,9 @@ use serde_json::{Map, Value, json};
 
 /// Keywords of JSON Schema whose value is an object that contains a schema for each name.
 const BY_NAME: [&str; 3] = ["properties", "$defs", "patternProperties"];
-/// Keywords whose value is a schema.
+/// Keywords of JSON Schema whose value is a schema.
 const ONE: [&str; 3] = ["items", "additionalProperties", "not"];
-/// Keywords whose value is a list of schemas.
+/// Keywords of JSON Schema whose value is a list of schemas.
 pub(super) const LISTS: [&str; 3] = ["oneOf", "anyOf", "allOf"];
 
 /// Rewrites a schema and all schemas within it.
@@ -39,7 +39,8 @@ pub(super) fn visit(schema: &mut Value, rewrite: &mut impl FnMut(&mut Map<String
         }
     }
     for keyword in ONE {
-        // `additionalProperties: true` is valid in every version of OpenAPI, and generators understand it.
+        // The function keeps `additionalProperties: true`, because this keyword is valid in every version of OpenAPI
+        // and generators understand it.
         if let Some(schema) = fields.get_mut(keyword).filter(|schema| schema.is_object()) {
             visit(schema, rewrite);
         }
@@ -52,7 +53,7 @@ pub(super) fn visit(schema: &mut Value, rewrite: &mut impl FnMut(&mut Map<String
     rewrite(fields);
 }
 
-/// Replaces a `oneOf` whose alternatives are all texts by one `enum`. The description lists the meaning of each value.
+/// Replaces a `oneOf` by one `enum` if all its alternatives are texts. The description lists the meaning of each value.
 fn merge_enum(schema: &mut Map<String, Value>) {
     let Some(alternatives) = schema.get("oneOf").and_then(Value::as_array) else { return };
     let mut values = Vec::new();

@@ -4,10 +4,10 @@ use serde_json::{Map, Value, json};
 
 use super::simplify::{LISTS, visit};
 
-/// Renders `document`, which is OpenAPI 3.1.
+/// Renders `document`, an OpenAPI 3.1 document, as OpenAPI 3.0.3.
 pub(super) fn render(mut document: Value) -> Value {
     document["openapi"] = json!("3.0.3");
-    // Version 3.0 has neither webhooks nor these fields of `info`.
+    // OpenAPI 3.0 has no webhooks, and in `info` neither `summary` nor the license's `identifier`.
     let fields = document.as_object_mut().expect("an OpenAPI document is a JSON object");
     fields.remove("webhooks");
     if let Some(info) = fields.get_mut("info").and_then(Value::as_object_mut) {
@@ -46,7 +46,7 @@ fn rewrite(schema: &mut Map<String, Value>) {
     if let Some(types) = types {
         let (nulls, others): (Vec<_>, Vec<_>) = types.into_iter().partition(|name| name == "null");
         schema.insert("nullable".to_owned(), json!(!nulls.is_empty()));
-        // The schemas of this service combine only `null` with one other type.
+        // In this service's schemas, a list of types contains `null` and at most one other type.
         schema.insert("type".to_owned(), others.into_iter().next().unwrap_or(json!("string")));
     }
     for keyword in LISTS {

@@ -1,20 +1,22 @@
 //! Batches: many schedules in one request. The server reads NDJSON lines and writes NDJSON results at the same time.
 //!
-//! Lines go to the scheduler in groups, which share its commits. Several groups run concurrently, and their results
-//! leave in the order of the lines. A task of its own reads the lines and adds the results to a spool, so the client may
-//! write all lines before it reads the first result. Memory is bounded: it contains the current piece of the body, the
-//! current groups and their results, and the part of the spool that is in memory.
+//! The server passes the lines to the scheduler in groups. The lines of a group share commits. Several groups run
+//! concurrently, and the server sends their results in the order of the lines. For each batch, a separate task reads
+//! the lines and adds the results to a spool, so the client may write all lines before it reads the first result. The
+//! memory of a batch is bounded: it contains the current piece of the body, the current groups and their results, and
+//! the part of the spool that is in memory.
 //!
 //! A client that declares the length of its body or uses HTTP/1.0 receives the response after the server has read the
 //! body, because nginx stops sending a body when the response starts (`ngx_http_upstream_send_request_handler`). Any
 //! other client receives results while it sends lines.
 //!
-//! Invariants: the server writes one result for each line, after its schedule is durable or rejected. An invalid line
-//! does not affect other lines. The server checks the key repeatedly and accepts no line with a revoked or expired key,
-//! because a batch may run for days. With an `Idempotency-Key`, all batches with this key create each line once.
+//! Invariants: the server writes one result for each line, after the line's schedule is durable or rejected. An invalid
+//! line does not affect other lines. The server checks the API key repeatedly and accepts no line with a revoked or
+//! expired key, because a batch may run for days. All batches with the same `Idempotency-Key` together create the
+//! schedule of each line once.
 //!
-//! docs/decisions/0198-spool-unread-results-of-a-batch.md and docs/decisions/0199-derive-ids-of-batch-lines-from-the-key.md
-//! give the reasons for the design.
+//! docs/decisions/0198-spool-unread-results-of-a-batch.md and
+//! docs/decisions/0199-derive-ids-of-batch-lines-from-the-key.md give the reasons for the design.
 
 mod group;
 mod lines;
@@ -46,7 +48,7 @@ use group::{Checked, Entry, Group};
 use lines::{Line, Lines};
 use record::{Delivery, Record};
 
-/// Media types of a batch. Some client generators support only the last one.
+/// Media types of a batch. Some client generators support only `application/octet-stream`.
 const NDJSON: &[&str] =
     &[api::NDJSON_CONTENT_TYPE, "application/ndjson", "application/jsonl", "application/octet-stream"];
 
@@ -83,7 +85,7 @@ pub(super) async fn batch(
     let mut response = Response::new(Body::from_stream(results));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(api::NDJSON_CONTENT_TYPE));
     if let (Start::AfterBody, Some(bytes)) = (start, bytes) {
-        // HTTP/1.0 has no other sign by which a client detects an incomplete response.
+        // Without `Content-Length`, an HTTP/1.0 client could not detect an incomplete response.
         response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(bytes));
     }
     Ok(response)
@@ -93,19 +95,19 @@ pub(super) async fn batch(
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Start {
     AtOnce,
-    /// The response starts after the results of all lines, or when the client sends nothing for [`PAUSE`]. The client
-    /// possibly waits for results then.
+    /// The response starts after the results of all lines. If the client sends nothing for [`PAUSE`], the response
+    /// starts early, because the client may be waiting for results.
     AfterPause,
     /// The response starts after the results of all lines.
     AfterBody,
 }
 
-/// Longest pause of a client that possibly does not read yet.
+/// Time without data from the client after which the server assumes that the client waits for results.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Number of lines after which the task yields, so that other tasks and sockets of this thread run. The executor
-/// limits the number of polls, not their duration. If each poll processed a whole group, single requests and callbacks
-/// would wait for dozens of groups.
+/// Number of lines after which the task yields, so that the thread runs other tasks and handles its sockets. Between
+/// two checks of the sockets, the executor limits the number of polls but not their duration. If each poll processed a
+/// whole group, single requests and callbacks would wait for dozens of groups.
 const LINES_PER_TURN: u64 = 32;
 
 /// Time limit for discarding the rest of a body after the last result.
@@ -135,7 +137,7 @@ impl Batch {
             match self.writer.push(results, is_disk_full).await {
                 Ok(()) => {}
                 Err(PushError::ReaderGone) => {
-                    // The groups run to their end. The record counts their lines.
+                    // The client is gone. The task waits for the running groups, because the record counts their lines.
                     while self.under_way.next().await.is_some() {}
                     return;
                 }
@@ -170,8 +172,8 @@ impl Batch {
                 return self.under_way.next().await;
             }
             if self.under_way.is_empty() {
-                // No group is running, so the task waits for the body. Lines that have arrived do not wait for
-                // further lines.
+                // No group is running. The task starts a group with the lines that have arrived. If no line has
+                // arrived, the task waits for the body.
                 if !self.lines.fill_at_once().await && self.group.entries.is_empty() {
                     self.wait_for_body().await;
                 } else if !self.group.entries.is_empty() {
@@ -234,7 +236,8 @@ impl Batch {
                 Line::Text(text) if self.key.is_some() => Ok(Checked::Text(text)),
                 Line::Text(text) => self.check(&text, now).await.map(Checked::Request),
                 Line::Rejected(rejected) => {
-                    // The line counts, but its own error helps the client more than an error about the rate.
+                    // The rejected line counts toward the tenant's rate. If the line also exceeds the rate, the result
+                    // contains the line's own error, because this error helps the client more.
                     drop(self.app.count_create(&self.caller.tenant));
                     Err(rejected)
                 }
@@ -243,7 +246,7 @@ impl Batch {
         }
     }
 
-    /// Checks a line and adds its request to the group. Returns the pointer to its timing field.
+    /// Checks a line and adds its request to the group. Returns the JSON pointer to the line's timing field.
     async fn check(&mut self, text: &[u8], now: Timestamp) -> Result<&'static str, Rejected> {
         let (limits, tenant) = (&self.app.options.limits, &self.caller.tenant);
         self.app.count_create(tenant)?;

@@ -1,8 +1,8 @@
 //! Routes that replace, patch and cancel one schedule.
 //!
 //! The handler reads the schedule, checks preconditions and merges the change. The schedule's owner applies the change
-//! only if the schedule is still the same. Otherwise the handler starts again with the new schedule, so no concurrent
-//! change is lost.
+//! only if no other request has changed the schedule since the read. Otherwise the handler reads the schedule again and
+//! repeats these steps, so no concurrent change is lost.
 
 use api::{CancelResult, Cancelled, ScheduleSummary};
 use axum::extract::State;
@@ -43,8 +43,8 @@ pub(super) async fn put(
     if condition.is_none() && !is_dry_run {
         let when = timing_pointer(&request);
         let response = app.scheduler.put(request).await?;
-        // If the request replaces an ended schedule, the quota does not count the schedule until the next read of the
-        // count, up to one second later.
+        // If the request replaces an ended schedule, the schedule becomes active again. The count of active schedules
+        // then omits the schedule until the server next reads the count from the store, up to one second later.
         let is_one_more = response.as_ref().map_or(true, |put| put.created);
         app.stored.finish(&reservation, written(&response, is_one_more));
         return put_response(response, when);
@@ -65,7 +65,8 @@ async fn put_if(
         let found = app.scheduler.get(request.tenant.id, id.clone()).await?;
         if let Err(unmet) = condition.check(found.as_deref()) {
             if let (Unmet::NoneMatch, Some(found), false) = (unmet, &found, is_dry_run) {
-                // An earlier try of the same request may have created the schedule.
+                // An earlier try of the same request may have created the schedule without confirming its placement, so
+                // this try confirms the placement.
                 app.scheduler.confirm(found.incarnation).await?;
             }
             app.stored.finish(reservation, Written::Nothing);
@@ -113,7 +114,7 @@ pub(super) async fn patch(
             return Err(reject(Code::ScheduleOver, "the schedule is cancelled; create another schedule with PUT"));
         }
         condition.check(Some(&found)).map_err(Unmet::reject)?;
-        // Count each request once, even after several tries.
+        // The request rate counts each request once, even if the handler needs several tries.
         if attempt == 0 {
             app.count_create(&tenant)?;
         }

@@ -27,7 +27,7 @@ pub(super) fn schedule_response(
     response
 }
 
-/// Returns the pointer to the timing field. The error for a schedule that never fires names this field.
+/// Returns the JSON pointer to the request's timing field. The error for a schedule that never fires names this field.
 pub(super) fn timing_pointer(request: &Create) -> &'static str {
     match request.spec.when {
         When::At(_) => "/at",

@@ -10,7 +10,7 @@ use crate::rejection::HandlerResult;
 use crate::state::AppState;
 use crate::wire;
 
-/// Number of upcoming instants in a response.
+/// Maximum number of upcoming instants in a response.
 const UPCOMING_MAX: usize = 5;
 
 /// Responds with the result that `request` would have. `existing` is the schedule that has the request's id.

@@ -58,7 +58,8 @@ impl Filter {
         }
     }
 
-    /// Hash of the filter in a page token. A token is valid only for the same filter.
+    /// Returns a hash of the filter. A page token contains this hash, because the token is valid only for the same
+    /// filter.
     fn fingerprint(&self) -> u32 {
         domain::id::fnv1a(format!("{self:?}").as_bytes())
     }
@@ -249,7 +250,7 @@ fn due_range(from: Option<&str>, until: Option<&str>, errors: &mut Vec<FieldErro
 }
 
 const TOKEN_VERSION: u8 = 1;
-// Kinds of listings. The kind determines the place in a token.
+// Kinds of listings. The kind determines the meaning of the place in a page token.
 const OLDEST: u8 = 0;
 const DUE: u8 = 1;
 const NEWEST: u8 = 2;

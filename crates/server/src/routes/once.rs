@@ -1,12 +1,14 @@
-//! POST requests with an `Idempotency-Key`, which a client may repeat: single requests and batches.
+//! POST requests with an `Idempotency-Key`: single requests and batches. A client may repeat these requests.
 //!
-//! The key determines the schedule's id: the id is a digest of tenant and key, and for a batch also of the line's number.
-//! Therefore all requests with one key go to one owner, which creates a schedule only if no schedule with this id ever existed. A fingerprint of the body
-//! replaces some random bits of the incarnation, so that the owner detects another body with the same key. The server
+//! The key determines the schedule's id. The id is a digest of the tenant and the key, and in a batch also of the
+//! line's number. Therefore all repetitions of a request, or of a line of a batch, go to one owner. This owner creates
+//! a schedule only if the store contains no schedule with this id, not even a cancelled one. A fingerprint of the body
+//! replaces some random bits of the incarnation, so that the server detects another body with the same key. The server
 //! stores no state other than the schedule. The mechanism works on every engine, across crashes and hand-overs, while
 //! the store retains the schedule. The server can compute the first response again from the body and the creation time.
 //!
-//! Invariant: of all requests with one key, exactly one creates a schedule until the store deletes this schedule.
+//! Invariant: at most one of the requests with one key creates a schedule until the store deletes this schedule. In a
+//! batch, this holds for each line.
 //!
 //! docs/decisions/0067-derive-the-schedule-id-from-the-key.md gives the reasons for the design.
 
@@ -39,7 +41,7 @@ pub(super) async fn create(
     body: &Bytes,
     is_dry_run: bool,
 ) -> HandlerResult {
-    // Earlier builds derived another id from the same key.
+    // The second id is the id that earlier builds derived from the same key.
     let ids = [key.id(tenant.id), key.id_old(tenant.id)];
     if is_dry_run {
         return would_create(app, tenant, &ids, body).await;
@@ -113,8 +115,8 @@ async fn would_create(app: &AppState, tenant: Arc<Tenant>, ids: &[ScheduleId], b
     dry_run::preview(app, request, None, Timing::Restarted)
 }
 
-/// Returns the schedule that an earlier request with this body created, in the state after its creation, and its
-/// incarnation.
+/// Returns the incarnation of the schedule that an earlier request with this body created, and the schedule in the
+/// state after its creation.
 async fn find_first(
     app: &AppState,
     tenant: &Tenant,

@@ -18,8 +18,8 @@ pub(super) async fn health() -> Response<Body> {
     wire::json(StatusCode::OK, &json!({ "status": "ok" }))
 }
 
-/// Responds that the server accepts requests. A nearly full disk does not change the response, because it affects only
-/// new schedules.
+/// Responds with status 200 while the server accepts requests. A nearly full disk changes only the body of the response
+/// and not its status, because the server then rejects only requests that write data.
 pub(super) async fn ready(State(app): App) -> HandlerResult {
     if app.readiness.is_withdrawn() {
         return Err(reject(Code::Stopping, "the server is stopping; send new requests to another server"));

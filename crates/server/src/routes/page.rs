@@ -84,7 +84,7 @@ fn file(media: &'static str, bytes: Bytes) -> Response<Body> {
         (CONTENT_SECURITY_POLICY, POLICY),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (REFERRER_POLICY, "no-referrer"),
-        // Another build of the server may contain other files.
+        // Browsers must revalidate cached files, because another build of the server may contain other versions.
         (CACHE_CONTROL, "no-cache"),
     ] {
         response.headers_mut().insert(name, HeaderValue::from_static(value));

@@ -77,7 +77,8 @@ pub(super) async fn get(
             response
         }
     };
-    // The response forbids caching. A cache would compare only the tag, but some fields change without a new tag.
+    // The response forbids caching. A cache would compare only the `ETag`, but some fields of a schedule change without
+    // a new `ETag`.
     Ok(no_store(with_etag(response, found.edition())))
 }
 

@@ -6,7 +6,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use runtime::{Runtime, TaskSet};
 use tokio::sync::{mpsc, oneshot};
 
-/// Maximum number of queued calls. Further callers wait.
+/// Maximum number of disk calls in the queue. Callers wait while the queue is full.
 const QUEUE: usize = 64;
 
 pub(crate) struct DiskThread {

@@ -439,7 +439,8 @@ async fn server_rejects_request_without_a_valid_key() {
     world.stop().await;
 }
 
-/// The sender of an unknown parameter expects an effect, for example of `dry_run` in a cancellation.
+/// A client that sends an unknown query parameter expects an effect. For example, a client may expect that `dry_run`
+/// prevents a cancellation.
 #[tokio::test]
 async fn server_rejects_unknown_query_parameter() {
     let world = World::start().await;

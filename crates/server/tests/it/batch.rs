@@ -122,7 +122,8 @@ async fn server_reads_the_remaining_lines_of_a_rejected_batch() {
          content-type: application/x-ndjson\r\ncontent-length: {length}\r\n\r\n{batch}"
     );
     connection.write(head.as_bytes()).await;
-    // The client sent the length, but the response starts before the rest of the body.
+    // The request contains the length of its body. The server starts the response before the client sends the rest of
+    // the body.
     connection.http.read_head().await.unwrap();
     let first = connection.http.read_chunk().await.unwrap();
     assert!(String::from_utf8_lossy(&first).contains("batch_too_long"), "{first:?}");
@@ -160,7 +161,8 @@ async fn batch_ends_when_its_api_key_is_revoked_or_expires() {
             if number == 0 {
                 connection.http.read_head().await.unwrap();
             }
-            // One chunk may contain both the last accepted line and the rejection that ends the batch.
+            // One chunk of the response may contain both the result of the last accepted line and the rejection that
+            // ends the batch.
             for result in
                 serde_json::Deserializer::from_slice(&connection.http.read_chunk().await.unwrap()).into_iter::<Value>()
             {
@@ -337,7 +339,7 @@ async fn batch_with_a_key_creates_each_line_once_after_a_cut_connection() {
         assert_eq!((&third["schedule"], &third["replayed"]), (&second["schedule"], &true.into()));
     }
 
-    // Other lines under the key are errors of these lines only.
+    // If a line differs from the same line of the first batch with this key, the server rejects only this line.
     let others = [line(7), line(1), body(r#","id":"a""#), "{".to_owned()].join("\n");
     let others = lines(&world.send_if("POST", "/v1/schedules:batch", &key, &others.replace("\n\n", "\n")).await);
     let codes: Vec<_> = others.iter().map(|result| result["problem"]["code"].as_str().unwrap_or("-")).collect();

@@ -235,7 +235,7 @@ async fn server_disconnects_client_that_does_not_read_its_batch_results() {
     let sending = world.runtime.spawn("client", async move { drop(to_server.write_all(&request).await) });
     let left = async {
         while !world.send("GET", "/metrics", "").await.body.contains("connections_idle_closed_total 1") {
-            // The server serves other clients.
+            // The server still serves other clients.
             assert_eq!(world.send("POST", "/v1/schedules", &body("")).await.status, 201);
         }
     };

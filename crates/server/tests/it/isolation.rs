@@ -24,7 +24,7 @@ fn routes() -> Vec<&'static str> {
     names
 }
 
-/// World with one object of each kind that belongs to the tenant `tenant-2`.
+/// Ids of one object of each kind that belongs to the tenant `tenant-2`.
 struct OtherTenant {
     run: String,
     key: String,
@@ -67,7 +67,7 @@ impl OtherTenant {
     async fn everything(&self, world: &World) -> Vec<(u16, String)> {
         let mut seen = Vec::new();
         for route in routes() {
-            // Some routes need parameters and reject this request. For a rejection, the test records only the status.
+            // Some routes reject a request without parameters. For a rejection, the test records only the status.
             if route.starts_with("GET /v1/") {
                 let mut path = self.path(route);
                 if path == "/v1/runs" {
@@ -89,7 +89,7 @@ fn schedule(id: &str, at: &str, response: &str) -> Value {
     })
 }
 
-/// Returns a body that the route would accept from the tenant itself.
+/// Returns a valid body for a request to the route.
 fn body(route: &str) -> String {
     let own = json!({ "at": "2035-01-02T03:04:05Z", "target": { "http": { "url": "http://127.0.0.1:9/mine" } } });
     match route {

@@ -15,7 +15,7 @@ async fn post(world: &World, key: &str, sent: &str) -> Response {
     world.send_if("POST", POST, &[("idempotency-key", key)], sent).await
 }
 
-/// Returns the parts of a response that are equal in all responses to one request.
+/// Returns the parts of a response that stay the same when the client repeats the request.
 fn visible_parts(response: &Response) -> (u16, String, Option<String>, Option<String>) {
     let header = |name: &str| response.header(name).map(str::to_owned);
     (response.status, response.body.clone(), header("location"), header("etag"))
@@ -40,7 +40,7 @@ async fn repeated_request_with_same_idempotency_key_gets_the_same_response() {
     assert_ne!(other.text("/id"), first.text("/id"), "another key creates another schedule");
     let path = first.header("location").unwrap();
 
-    // Later changes of the schedule do not change the response.
+    // Later changes of the schedule do not change the response to a repeated request.
     world.send("PATCH", path, r#"{"cron":"0 7 * * *"}"#).await;
     assert_eq!(visible_parts(&post(&world, "key-1", sent).await), visible_parts(&first));
     world.send("DELETE", path, "").await;
@@ -81,7 +81,7 @@ async fn server_rejects_idempotency_key_with_another_body() {
         assert_eq!((rejected.status, rejected.text("/code")), (422, "idempotency_key_reused".to_owned()), "{other}");
     }
     assert_eq!(world.send("GET", first.header("location").unwrap(), "").await.text("/revision"), "0");
-    // After a rejected request, a client can use the key again.
+    // A client can use the idempotency key of a rejected request again.
     assert_eq!(post(&world, "key-2", "{}").await.text("/code"), "invalid_schedule");
     assert_eq!(post(&world, "key-2", &body("")).await.status, 201);
     world.stop().await;

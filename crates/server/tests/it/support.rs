@@ -145,7 +145,7 @@ fn tenant(number: u32, key: &str) -> Tenant {
     Tenant { keys: vec![admin(key)], egress, ..Tenant::new(TenantId(number), &format!("tenant-{number}"), 4, secret) }
 }
 
-/// Test double for targets. The last part of the path is the status of its response.
+/// Test double for targets. The response has the status that the last part of the target's path contains.
 struct DeliverByPath;
 
 impl Deliver for DeliverByPath {
@@ -180,7 +180,7 @@ impl Connection {
         Response { status, headers: response.headers, body: String::from_utf8(response.body).unwrap() }
     }
 
-    /// Returns the status of a request that needs a key.
+    /// Sends a request that needs a key, and returns the status of the response.
     pub(crate) async fn status_with_key(&mut self) -> u16 {
         let headers = format!("authorization: Bearer {KEY}\r\n");
         self.request("GET", "/v1/schedules:count", &headers, b"").await.status

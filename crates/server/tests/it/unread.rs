@@ -63,7 +63,7 @@ async fn unread_pages_of_one_connection_are_bounded() {
     let mut client = SlowClient::connect(&world).await;
     let mut sent: FuturesUnordered<_> = (0..PAGES).map(|_| client.get("/v1/schedules")).collect();
     let mut unread = vec![sent.next().await.unwrap().unwrap()];
-    // Each of these requests passes all handlers that can run.
+    // During these requests, the server also runs all handlers of pages that need not wait for bytes.
     for _ in 0..200 {
         assert_eq!(client.get("/healthz").await.unwrap().status(), 200, "small responses do not wait");
         assert_eq!(world.send("GET", "/v1/schedules?limit=1", "").await.status, 200, "other connections do not wait");
@@ -95,7 +95,7 @@ async fn unread_pages_of_one_connection_are_bounded() {
 
 #[tokio::test]
 async fn unread_pages_of_one_tenant_leave_bytes_to_other_tenants() {
-    // Each tenant has 1 MiB, and the pages of this tenant have about 1 MiB.
+    // Each tenant has a budget of 1 MiB, and each page of this tenant has about 1 MiB.
     let world = World::start_with(Options { response_bytes_max: 4 << 20, ..Options::default() }).await;
     let _bytes = create_page(&world).await;
     let mut clients = Vec::new();

@@ -112,7 +112,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Creates a schedule with the same id through two members at the same time.
+    /// Sends two create requests with the same id at the same time, each to a random member.
     async fn create_twice_at_once(&mut self) {
         let id = self.new_id();
         let (one, other) = (self.request(Some(id.clone())), self.request(Some(id.clone())));

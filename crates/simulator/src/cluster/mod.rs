@@ -33,8 +33,8 @@ use test_cluster::{TestCluster, tenant};
 
 /// Time during which users send requests and the nemesis injects faults.
 const FAULT_TIME: Duration = Duration::from_secs(12);
-/// Longest time after the faults until the last due instant, its retries, and the repetition of attempts whose outcome
-/// got lost.
+/// Time for which the scenario waits after all faults have ended. In this time, the last rows become due, and the
+/// members complete the retries and repeat the attempts whose outcome got lost.
 const RECOVERY_TIME: Duration = Duration::from_secs(35);
 /// Longest time until every shard has an owner and all members own equal shares.
 const BALANCING_TIME_MAX: Duration = Duration::from_secs(25);
@@ -113,8 +113,8 @@ async fn with_checks<T>(cluster: &TestCluster, work: impl Future<Output = T>) ->
     }
 }
 
-/// Lets one member join, and another member leave. The join may move at most one share of the shards, and the leave may
-/// move only the shards of the leaving member.
+/// Lets one member join, and then lets one member leave. The join may move at most one member's share of the shards,
+/// and the leave may move only the shards of the leaving member.
 async fn join_and_leave(cluster: &TestCluster) {
     let before = cluster.owners();
     let count = cluster.serving().len();

@@ -38,7 +38,7 @@ async fn inject_faults(cluster: &TestCluster) {
 /// Ends all faults and starts all members.
 pub(super) async fn stop(cluster: &TestCluster) {
     cluster.net.heal();
-    // A pause of the longest duration may have begun just before this call.
+    // The nemesis may have paused a member just before this call. The longest pause takes 4 s.
     cluster.sim.sleep(Duration::from_secs(4)).await;
     for name in cluster.names() {
         cluster.set_clock(&name, 0);
@@ -100,7 +100,7 @@ async fn inject_fault(cluster: &TestCluster) {
 }
 
 /// Cuts the link between a member and the store or the coordination engine, in one or both directions. As a result, the
-/// member's lease may end, at most one lease duration after the cut.
+/// member's lease may end during the cut, or up to one lease duration after the end of the cut.
 fn cut_off(cluster: &TestCluster, name: &str, server: &str) {
     let duration = millis(cluster, 200, 4_000);
     let way = cluster.sim.draw(|random| random.below(3));

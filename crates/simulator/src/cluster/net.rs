@@ -14,9 +14,9 @@ use scheduler::{CancelResponse, PeerError, Peers, Scheduler};
 use super::mutant::Mutant;
 use crate::Handle;
 
-/// Longest time that a message needs.
+/// Longest travel time of a message, in microseconds.
 const TRAVEL_MICROS_MAX: u64 = 2_000;
-/// Shortest and longest time for which the sender of a lost message waits for a response.
+/// Shortest and longest time, in milliseconds, for which the sender of a lost message waits for a response.
 const GIVE_UP_MILLIS: (u64, u64) = (200, 900);
 
 pub(super) const STORE: &str = "store";
@@ -30,7 +30,7 @@ pub(super) struct Net {
 
 #[derive(Default)]
 struct State {
-    /// End of each cut, by the sender and the destination of the messages.
+    /// Instant at which the cut of a link ends. The key consists of the sender and the destination of the messages.
     cuts: BTreeMap<(String, String), Duration>,
     lossy_until: Duration,
     members: BTreeMap<String, Scheduler>,
@@ -125,7 +125,8 @@ impl Peers for Wire {
             return Box::pin(std::future::ready(Ok(cancelled)));
         }
         let (net, runtime, here, there) = (self.net.clone(), self.runtime.clone(), self.name.clone(), to.name.clone());
-        // The bug has an effect only if the cancellation does not reach the owner, so the network loses the request.
+        // The bug `RenewsWithoutCancellations` has an effect only if the cancellation does not reach the owner.
+        // Therefore the network loses the request to cancel.
         let drops_cancels = self.mutant == Some(Mutant::RenewsWithoutCancellations) && is_cancel;
         Box::pin(async move {
             let lost = |reason: &str| PeerError::Unreachable { member: there.clone(), reason: reason.to_owned() };

@@ -93,8 +93,8 @@ impl Record {
         let mut entries = self.entries();
         match entries.sessions.insert(member.to_owned(), id) {
             Some(known) if known == id => return,
-            // The member has lost the shards of its previous session that it did not release, because the store or the
-            // coordination engine did not respond in time.
+            // The member's previous session ended without an orderly stop, for example because the store or the
+            // coordination engine did not respond in time. The member has lost the shards that it had not released.
             Some(_) => {
                 let lost = now.saturating_sub(2 * self.lease)..=now;
                 entries.interruptions.entry(member.to_owned()).or_default().push(lost);
@@ -138,7 +138,8 @@ impl Record {
     pub(super) fn check_start(&self, member: &str, shard: ShardId) {
         let now = self.sim.elapsed();
         let off_since = self.entries().clocks_off.get(member).copied();
-        // Every renewal measures the clock, and without a renewal the lease ends.
+        // A member measures its clock at every renewal of its lease. Therefore it can start callbacks for at most one
+        // lease duration after the offset exceeds the bound.
         if off_since.is_some_and(|since| now > since + self.lease) {
             let since = format!("but its clock offset has exceeded the bound since {off_since:?}");
             self.record_violation(format!("clock: {member} fires at {now:?}, {since}"));
@@ -197,14 +198,16 @@ impl Record {
                 let until = next.saturating_add(self.lease);
                 let known = self.sim.interruptions(&take.member);
                 let more = entries.interruptions.get(&take.member).cloned().unwrap_or_default();
-                // If a take completes after the take of another member, the shard moves back to the first member.
+                // If the response to a member's request for a shard arrives after another member has requested the
+                // shard, the shard may move back to the first member.
                 if let Some(took_at) = take.took_at.filter(|took_at| *took_at >= next) {
                     let again = takes.iter().find(|later| later.at > took_at);
                     let again_at = again.map_or(Duration::MAX, |again| again.at + self.lease);
                     history.allow_duplicates(*incarnation, take.at..=again_at);
                 }
-                // A member may take a shard twice without a recorded take between. This is valid if another member's
-                // take got no response: that take had an effect between the two, and its response got lost.
+                // A member may take a shard twice in a row. This is valid if another member requested the shard earlier
+                // and got no response. The store may have executed that request between the two takes, and the response
+                // got lost.
                 let unanswered = takes[..number].iter().any(|one| one.member != take.member && one.took_at.is_none());
                 if unanswered && takes.get(number + 1).is_some_and(|next| next.member == take.member) {
                     history.allow_duplicates(*incarnation, take.at..=until);

@@ -167,7 +167,7 @@ impl TestCluster {
         let started = self.sim.outside().timeout(BOOT_TIME_MAX, self.sim.call(name, joining)).await;
         match started.flatten().flatten() {
             Some(scheduler) => self.net.attach(name, Some(scheduler)),
-            // The start took too long. The next call of this function starts the member again.
+            // The start failed or took too long. The next call of this function starts the member again.
             None => self.sim.kill(name),
         }
     }
@@ -308,7 +308,7 @@ impl TestCluster {
 enum Pace {
     Quick,
     Slow,
-    /// The steps are so slow that an owner may close a range between two steps of a creator.
+    /// The store's steps are so slow that an owner may advance `closed` between two steps of a creator.
     Sluggish,
 }
 

@@ -2,7 +2,7 @@ use super::*;
 use crate::{Coverage, Incident, assert_caught, run_seeds};
 
 const SEEDS: u64 = 20;
-/// Seeds that once made the scenario fail.
+/// Seeds with which an earlier version of the code failed. The tests run the cluster scenario with them again.
 const FAILED: [u64; 2] = [9_066, 9_219];
 
 fn run_seeds_of(name: &str, kind: StoreKind) -> Coverage {

@@ -7,7 +7,7 @@ const PAGE_LEN: usize = 4096;
 const PAGE: u64 = PAGE_LEN as u64;
 type Page = [u8; PAGE_LEN];
 
-/// Length of a file, and those pages of the file that contain a nonzero byte.
+/// Length of a file, and the pages of the file. A missing page contains only zeros.
 #[derive(Clone, Default)]
 pub(crate) struct Contents {
     len: u64,
@@ -26,7 +26,7 @@ impl Contents {
             if remaining > 0
                 && let Some(page) = self.pages.get_mut(&(len / PAGE))
             {
-                // If the file grows again, a read of the bytes after the old end must return zeros.
+                // If the file grows again after this truncation, a read of the removed bytes must return zeros.
                 Arc::make_mut(page)[remaining..].fill(0);
             }
         }
@@ -60,7 +60,8 @@ impl Contents {
     }
 }
 
-/// Splits a range of the file into pages. Returns for each page the offset in the file and the range in the buffer.
+/// Splits a range of a file at the page boundaries. Returns for each part its offset in the file and its range in the
+/// caller's buffer.
 fn split(offset: u64, len: usize) -> impl Iterator<Item = (u64, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {

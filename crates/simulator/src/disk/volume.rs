@@ -1,10 +1,10 @@
 //! State of one member's disk. It consists of the cached contents and the durable contents, and defines the effect of a
 //! loss of power.
 //!
-//! The volume loses more data than most file systems: it loses all data that the contract of [`runtime::Disk`] permits
-//! it to lose. After a loss of power, each sector of an unsynced write survives or vanishes independently of other
-//! sectors, of other writes and of their order. Unsynced names of files and folders also survive or vanish
-//! independently. A sync of a file does not make its name durable.
+//! The volume loses more data than most file systems: it may lose any data that the contract of [`runtime::Disk`]
+//! permits a disk to lose. After a loss of power, each sector of an unsynced write survives or vanishes independently
+//! of other sectors, of other writes and of the order of the writes. Unsynced names of files and folders also survive
+//! or vanish independently. A sync of a file does not make its name durable.
 //!
 //! docs/decisions/0021-simulate-every-allowed-crash-result.md gives the reasons for the design.
 
@@ -31,13 +31,14 @@ pub(crate) struct Volume {
     pub(crate) capacity: u64,
     /// Number of operations since the start of the simulation.
     pub(crate) operations: u64,
-    /// Number of the operation in which the power fails. `None` if the power does not fail.
+    /// Ordinal of the disk operation, since the start of the simulation, in which the power fails. `None` if the
+    /// scenario has not requested a loss of power in an operation.
     pub(crate) crash_at: Option<u64>,
 }
 
 #[derive(Default)]
 struct Inode {
-    /// Contents that a read returns.
+    /// Contents of the file in the page cache. Reads return these contents.
     cached: Contents,
     durable: Contents,
     unsynced: Vec<(u64, Write)>,
@@ -183,7 +184,7 @@ impl Volume {
             }
             Naming::Rename { from_folder, from, to, inode } => {
                 let source = &mut self.folders.entry(from_folder).or_default().durable_names;
-                // Another file may have the old name now.
+                // The old name may already refer to another file, which must retain the name.
                 if source.get(&from) == Some(&inode) {
                     source.remove(&from);
                 }
@@ -279,8 +280,8 @@ impl Volume {
         }
     }
 
-    /// Applies a failed sync. As on a real system, the kernel may discard the dirty pages. The volume treats these
-    /// pages as clean from now on, and a read may return the written bytes or the bytes on the disk.
+    /// Simulates a failed sync of all writes up to `until`. As in a real kernel, any part of these writes may be lost,
+    /// and a later sync does not write them again. A read may return the written bytes or the bytes on the disk.
     pub(crate) fn fail_sync(&mut self, inode: InodeId, until: u64) -> Vec<(Incident, String)> {
         let mut random = self.random.fork();
         let file = self.inode(inode);

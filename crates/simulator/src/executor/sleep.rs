@@ -1,4 +1,4 @@
-//! Future that waits for an instant.
+//! Future that waits until an instant of simulated time.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -8,7 +8,7 @@ use super::state::{MemberIndex, TimerKey};
 use super::{POLLS_PER_INSTANT_MAX, Shared};
 use crate::random::nanos;
 
-/// Future that is ready at `at`. If this start of the member has ended, the future is pending forever.
+/// Future that becomes ready at the instant `at`. If the member goes down first, the future stays pending forever.
 pub(crate) struct Sleep {
     shared: Arc<Shared>,
     member: MemberIndex,
@@ -19,7 +19,7 @@ pub(crate) struct Sleep {
 
 impl Sleep {
     pub(crate) fn new(shared: Arc<Shared>, member: MemberIndex, boot: u64, at: Duration) -> Self {
-        // This time is longer than any simulation, but representable.
+        // The cap of 584 years exceeds the length of every simulation, and prevents an overflow in later additions.
         let at = at.min(Duration::from_nanos(nanos(Duration::MAX)));
         Sleep { shared, member, boot, at, timer: None }
     }

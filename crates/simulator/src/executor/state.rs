@@ -201,8 +201,8 @@ impl Core {
         if let Some(down) = member.interruptions.last_mut().filter(|last| *last.end() == Duration::MAX) {
             *down = *down.start()..=self.now;
         }
-        // A reading of the monotonic clock is valid only during one start of the member, so each start has another
-        // base.
+        // A reading of the monotonic clock is invalid after the member has gone down, so each start of the member gives
+        // the clock another base.
         member.monotonic_base = Duration::from_millis(1_000 + member.random.below(1_000_000_000));
         self.trace.record(self.now, &Event::Boot { member: &member.name });
     }
@@ -232,7 +232,7 @@ impl Core {
     }
 }
 
-/// Operations of the executor's loop.
+/// Functions that the executor calls.
 impl Core {
     /// Advances time, and returns the wakers of the due timers.
     pub(super) fn advance_to(&mut self, until: Duration) -> Vec<Waker> {
@@ -269,7 +269,8 @@ impl Core {
         wakers
     }
 
-    /// Takes a member down. The caller must drop the returned value outside the lock.
+    /// Takes a member down. The caller must call [`DownedMember::drop_and_notify`] on the returned value outside the
+    /// lock.
     pub(super) fn take_down(&mut self, index: MemberIndex, reason: DownReason) -> DownedMember {
         let (incident, detail) = match reason {
             DownReason::Crash => (Incident::Crash, String::new()),
@@ -288,7 +289,7 @@ impl Core {
         let watchers = std::mem::take(&mut member.watchers);
         let losses = match reason {
             DownReason::Crash => member.volume.lose_power(),
-            // The page cache outlives the process.
+            // The page cache survives the end of the process, so unsynced writes are not lost.
             DownReason::Kill | DownReason::Halt => {
                 member.volume.forget_handles();
                 Vec::new()

@@ -76,9 +76,9 @@ impl Tasks {
     }
 }
 
-/// List of runnable tasks, in the order of their creation. The order in which they were woken would not depend on the
-/// seed alone, because some channels wake their waiters in a random order. For example, tokio's `watch` assigns each
-/// waiter to a random list out of eight.
+/// List of runnable tasks, in the order of their creation. The list does not use the order of the wake-ups, because
+/// this order does not depend on the seed alone: some channels wake their waiters in a random order. For example,
+/// tokio's `watch` assigns each waiter to a random list out of eight.
 pub(super) struct Ready(pub(super) Mutex<Vec<TaskId>>);
 
 impl Ready {

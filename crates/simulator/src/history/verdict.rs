@@ -191,8 +191,8 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Checks that each occurrence has only one outcome, that final outcomes do not change, and that an event explains
-    /// each outcome.
+    /// Checks that each occurrence has only one outcome, and that final outcomes do not change. Also checks that each
+    /// success has an accepted callback, and that a client's request explains each cancellation.
     fn judge_outcomes(&self, found: &mut Vec<Violation>) {
         for (occurrence, before, after) in &self.entries.outcomes_changed {
             let (occurrence, before, after) = (*occurrence, *before, *after);
@@ -249,7 +249,7 @@ impl<'a> Case<'a> {
         }
         let Some(schedule) = self.schedule(&occurrence) else { return };
         let superseded_at = schedule.revisions.get(&occurrence.revision).and_then(|revision| revision.superseded_at);
-        // A redriven run uses the current revision of the schedule, so its own revision does not matter.
+        // A redriven run uses the current revision of the schedule, so the revision of its occurrence does not matter.
         let superseded_at = superseded_at.filter(|_| occurrence.replay == 0);
         if let Some(acknowledged_at) = superseded_at.filter(|acknowledged_at| *acknowledged_at < began_at) {
             found.push(Violation::OldRevision { occurrence, began_at, acknowledged_at });
@@ -287,8 +287,8 @@ impl<'a> Case<'a> {
             found.push(Violation::MissedAndCalled(*occurrence));
             return;
         }
-        // Another check reports an expected occurrence as lost. An occurrence after the end of the expected instants
-        // may be in progress.
+        // `judge_losses` reports an expected occurrence without an outcome, so this check ignores it. This check also
+        // ignores an occurrence after the end of the expected instants, because it may still be in progress.
         let judged = self.schedule(occurrence).is_some_and(|schedule| !schedule.is_beyond(occurrence));
         if judged && !self.expected.contains(occurrence) && !self.is_final(occurrence) {
             found.push(Violation::Unresolved(*occurrence));
@@ -344,8 +344,8 @@ impl<'a> Case<'a> {
         callback.end.map_or(Duration::MAX, |end| end.at.saturating_add(self.entries.outcome_lag))
     }
 
-    /// Returns true if, at some time from the callback's start to `until`, the callback's member was interrupted or
-    /// duplicates were permitted.
+    /// Returns true if, at some time from the callback's start to `until`, the callback's member was paused or down, or
+    /// the scenario permitted duplicates.
     fn is_interrupted(&self, callback: &Callback, until: Duration) -> bool {
         let overlaps = |one: &RangeInclusive<Duration>| *one.start() <= until && *one.end() >= callback.began_at;
         let exemptions = self.entries.exemptions.get(&callback.occurrence.incarnation);
@@ -379,8 +379,8 @@ impl AcknowledgedSchedule {
 
 impl Callback {
     fn was_accepted(&self) -> bool {
-        // A receiver may accept a callback although its member has gone down. The receiver then reports the end of the
-        // callback.
+        // A receiver may accept a callback even after the callback's member has gone down. The receiver then reports
+        // the end of the callback to the history.
         self.end.is_some_and(|end| end.accepted)
     }
 

@@ -100,8 +100,8 @@ impl<'a> Client<'a> {
             Some(Ok(Ok(response))) => {
                 assert!(!response.created, "lost: the schedule {id} was acknowledged, but a put did not find it");
                 if response.too_late {
-                    // The history knows only the start of the attempt in flight, so the client waits for the attempt's
-                    // end.
+                    // The attempt in flight may reach its receiver after this response. The history rejects an attempt
+                    // that starts after a reported change, so the client waits before it reports the change.
                     self.sim.outside().sleep(IN_FLIGHT).await;
                 }
                 let Schedule { incarnation, revision, .. } = *response.schedule;

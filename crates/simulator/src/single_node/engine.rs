@@ -151,7 +151,7 @@ impl Engine {
     fn memory_store(&self, runtime: &Runtime) -> MemoryStore {
         let options = match self.kind {
             EngineKind::Weak => MemoryOptions {
-                // With the slow store, an owner may close a range between two steps of a creator.
+                // With delays of up to 300 ms, an owner may advance `closed` between two steps of a creator.
                 latency: Some(
                     Duration::ZERO..=Duration::from_millis(if self.sim.seed().is_multiple_of(2) { 300 } else { 5 }),
                 ),

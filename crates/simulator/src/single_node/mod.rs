@@ -1,8 +1,8 @@
 //! Single-node scenario. The real scheduler runs over a real store, under load, while the machine fails.
 //!
-//! Clients create, replace, cancel and redrive schedules. A receiver accepts, fails, times out and panics. The scenario
-//! kills the member, cuts its power, pauses it, makes its clock jump and makes its disk fail. Then all faults end, and
-//! the [`History`] checks every promise.
+//! Clients create, replace, cancel and redrive schedules. A receiver accepts a callback, rejects it, times out or
+//! panics. The scenario kills the member, cuts its power, pauses it, makes its clock jump and makes its disk fail. Then
+//! all faults end, and the [`History`] checks every promise.
 
 mod client;
 mod engine;
@@ -24,7 +24,7 @@ pub use mutant::Mutant;
 
 /// Time during which clients send requests and the scenario injects faults.
 const FAULT_TIME: Duration = Duration::from_secs(12);
-/// Longest time after the faults until the last due instant and its retries.
+/// Time that the scenario waits after the faults, so that the expected runs and their retries can end.
 const RECOVERY_TIME: Duration = Duration::from_secs(60);
 const CLIENTS: usize = 5;
 /// Name of the only member.
@@ -32,7 +32,7 @@ const MEMBER: &str = "a";
 /// Largest offset of the member's clock from true time, in milliseconds.
 const JUMP_MILLIS_MAX: u64 = 4_000;
 
-/// Returns the last instant up to which the history expects all instants of a recurring schedule.
+/// Returns the time up to which the history expects every instant of a recurring schedule.
 fn series_end() -> Timestamp {
     EPOCH + FAULT_TIME + RECOVERY_TIME / 2
 }

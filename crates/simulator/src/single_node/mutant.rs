@@ -23,9 +23,9 @@ use store::{
 pub enum Mutant {
     /// The journal's fsync has no effect.
     AcknowledgesBeforeFsync,
-    /// `done` advances with `closed`, even without outcomes.
+    /// The owner advances `done` to `closed`, even if some occurrences up to `closed` have no outcome.
     DoneBeforeOutcome,
-    /// The owner does not read a range again after `closed` is durable.
+    /// The owner does not read a range of due rows a second time after `closed` is durable.
     SkipsTheSecondRead,
     /// A creator reads `closed` before its row is durable, and not afterwards.
     ReadsClosedBeforeItsRow,
@@ -33,9 +33,10 @@ pub enum Mutant {
     IgnoresTheRevision,
 }
 
-/// Delay between two steps of a creator. It is so long that an owner may close a range between the steps.
+/// Delay between two steps of a creator. It is so long that an owner may advance `closed` between the steps.
 const CREATOR_SLOW: Duration = Duration::from_millis(400);
-/// Delay of reads of the insert log. It is so long that the owner needs the second read.
+/// Delay of reads of the insert log. It is so long that the owner needs its second read of the due rows to find all
+/// rows.
 const INSERT_LOG_LATE: Duration = Duration::from_millis(1_500);
 
 /// Store with a deliberate bug.
@@ -46,7 +47,7 @@ pub(crate) struct Mutated {
     pub(crate) memory: Arc<Mutex<Memory>>,
 }
 
-/// State of the bug. It outlives a crash of the member.
+/// Data that the deliberate bugs need. A crash of the member does not delete the data.
 #[derive(Default)]
 pub(crate) struct Memory {
     closed_written: BTreeMap<PollerId, Timestamp>,
@@ -59,7 +60,8 @@ impl Mutated {
         self.memory.lock().expect("no holder of this lock panics")
     }
 
-    /// Returns true if the read is a second read. Such a read ends exactly at a written `closed`.
+    /// Returns true if the read is the owner's second read of a range of due rows. A second read ends exactly at the
+    /// `closed` that the owner last wrote.
     fn is_second_read(&self, read: &DueRead) -> bool {
         self.memory().closed_written.get(&read.poller) == Some(&read.until)
     }
@@ -176,8 +178,8 @@ impl Store for Mutated {
     ) -> Answer<'_, (Vec<InsertLogEntry>, Cursor)> {
         Box::pin(async move {
             if self.mutant == Mutant::SkipsTheSecondRead {
-                // A late read of the insert log is permitted. Without the bug, the second read finds the rows that the
-                // insert log does not report in time.
+                // The owner may read the insert log late. Without the bug, the owner's second read of the due rows
+                // finds the rows that the insert log does not report in time.
                 self.runtime.sleep(INSERT_LOG_LATE).await;
             }
             self.store.insert_log(shards, cursor, limit).await

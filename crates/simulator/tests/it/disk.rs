@@ -13,7 +13,8 @@ fn contents(sim: &Simulation) -> Option<Vec<u8>> {
     sim.volume("a").read(LOG)
 }
 
-/// Writes `parts` in order, syncs the file after the first `synced` parts, and crashes the member.
+/// Writes `parts` in order to a file, syncs the file after the first `synced` parts, and crashes the member. Returns
+/// the bytes of the file after the crash.
 fn crash_after_writes(sim: &Simulation, parts: &[&[u8]], synced: usize) -> Vec<u8> {
     sim.run_until(async {
         let file = durable_file(&sim.member("a"), LOG).await;

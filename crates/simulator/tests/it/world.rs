@@ -17,7 +17,8 @@ fn panic_of(run: impl FnOnce()) -> String {
     }
 }
 
-/// Runs ten tasks with channels, timers and randomness. Returns the order of their writes.
+/// Runs ten tasks. Each task sends its number to a channel five times, after random delays. Returns the numbers in the
+/// order in which the receiver got them.
 fn busy(sim: &Simulation) -> Vec<u64> {
     let written = Arc::new(Mutex::new(Vec::new()));
     sim.run_until(async {

@@ -22,8 +22,8 @@ mod atomic {
     }
 }
 
-/// Runs of the suite with the weak engine. The steps of a call are separate in simulated time, so the seed determines
-/// how concurrent calls interleave.
+/// Runs of the conformance suite with the weak in-memory engine. The engine may wait for random simulated times between
+/// the steps of a call, so the seed determines how the steps of concurrent calls interleave.
 mod weak {
     use super::*;
 

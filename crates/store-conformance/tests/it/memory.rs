@@ -64,7 +64,7 @@ fn insert_whose_future_is_dropped_keeps_its_completed_steps() {
             let mut call = store.insert(vec![insert.clone()]);
             for _ in 0..polls {
                 if poll_immediate(&mut call).await.is_some() {
-                    return; // The call has already returned, so the test cannot drop it.
+                    return; // The insert has already ended, so the test cannot interrupt it.
                 }
             }
             drop(call);

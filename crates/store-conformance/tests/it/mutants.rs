@@ -25,7 +25,8 @@ use crate::support::{Memory, weak_and_slow};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bug {
-    /// The insert log numbers its entries from a sequence, and an entry with a later number can be committed first.
+    /// The cursor passes entries of inserts that are still under way. An engine has this bug if it numbers the entries
+    /// before it commits them, and commits a later number first.
     InsertLogCursorSkipsOpenInserts,
     InsertLogCursorSkipsEntries,
     ClosedIsReadBeforeTheRow,

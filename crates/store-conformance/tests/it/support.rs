@@ -29,7 +29,8 @@ impl Memory {
         Memory { runtime, data, wrap: Box::new(|store| Arc::new(store)), open: Mutex::new(false) }
     }
 
-    /// Function that wraps every store that this subject opens. A test adds a bug or a layer with it.
+    /// Sets the function `wrap`, which wraps every store that this subject opens. A test uses the function to add a bug
+    /// or a layer.
     pub(crate) fn broken(self, wrap: impl Fn(MemoryStore) -> Arc<dyn Store> + Send + Sync + 'static) -> Self {
         Memory { wrap: Box::new(wrap), ..self }
     }

@@ -69,8 +69,8 @@ impl Machine {
         }
     }
 
-    /// Applies a put. `may` decides whether the put may replace the schedule that has the id or may take the id from
-    /// it.
+    /// Applies a put. The function `may` receives the schedule that has the put's id, if any. It returns whether the
+    /// put may replace this schedule or take the id from it.
     fn put(
         &self,
         at: Sequence,
@@ -105,8 +105,9 @@ impl Machine {
         Ok(Ok(Written::Put { schedule, position: due.position, before }))
     }
 
-    /// Writes the next revision of a schedule. The key of its row is the incarnation that the caller chose for a new
-    /// schedule. Incarnations rise, so new rows are always at the end of their family.
+    /// Writes the next revision of a schedule in a new row. The key of the row is the incarnation that the put
+    /// contains. The schedule keeps its own incarnation. Incarnations rise, so new rows are always at the end of their
+    /// family.
     fn replace(&self, at: Sequence, known: &Known, insert: &InsertItem<'_>) -> Result<Vec<u8>, StoreError> {
         let before = schedule::head(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
         let mut state = insert.head.state;
@@ -220,7 +221,7 @@ impl Machine {
     fn move_positions(&self, at: Sequence, poller: PollerId, to: Positions) {
         let mut memory = self.memory();
         let known = memory.positions(poller);
-        // `closed` stays below the last instant, because the poller could not accept another row otherwise.
+        // `closed` stays below `Timestamp::MAX`. Otherwise the poller could not accept another row.
         let closed = known.closed.max(to.closed).min(Timestamp::from_millis(Timestamp::MAX.as_millis() - 1));
         let moved = Positions { closed, done: known.done.max(to.done).min(closed) };
         if moved == known {

@@ -18,8 +18,8 @@ use crate::index::{Family, Sequence};
 use crate::read::{damaged, take_name};
 
 impl Machine {
-    /// Deletes the rows of `item` if they have not changed. Returns whether it deleted them. The caller removes the
-    /// schedules in `deleted` from the listings.
+    /// Deletes the rows of `item` if they have not changed since the sweep read them. Returns whether it deleted them.
+    /// Adds a deleted schedule to `deleted`. The caller removes the schedules in `deleted` from the listings.
     pub(super) fn forget(&self, at: Sequence, item: &ForgetItem, deleted: &mut Deleted) -> Result<bool, StoreError> {
         match item {
             ForgetItem::Tick(now) => {
@@ -70,8 +70,8 @@ impl Machine {
         let Some(known) = self.rows.known(incarnation, at)? else { return Ok(false) };
         let (head, id) =
             schedule::head_and_id(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
-        // The schedule stays until `done` reaches `before`. An owner that restarts reads the due rows after `done`, and
-        // needs the run records to recognise the rows that have fired.
+        // The schedule stays until its poller's `done` reaches `before`. An owner that restarts reads the due rows
+        // after `done`, and needs the run records to recognise the rows that have fired.
         let is_done = self.memory().positions(head.poller).done >= before;
         if known.changed.state.status == Status::Active || !is_done || self.has_run(incarnation, at)? {
             return Ok(false);

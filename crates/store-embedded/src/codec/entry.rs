@@ -285,7 +285,8 @@ pub(crate) struct TenantItem<'a> {
 /// `seen`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ForgetItem {
-    /// Records the current time of the clock. The last write of a row with a later sequence happened after this time.
+    /// Records the current time of the clock. Every write with a later sequence than this operation happened after the
+    /// recorded time.
     Tick(Timestamp),
     /// Deletes a clock record that the sweep no longer needs.
     DropTick(Timestamp),

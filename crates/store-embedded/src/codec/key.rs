@@ -263,7 +263,7 @@ pub(crate) fn tenant(tenant: TenantId) -> [u8; 5] {
     key
 }
 
-/// Returns the key of a recorded clock reading.
+/// Returns the key of the history sweep's clock record with the time `at`.
 pub(crate) fn tick(at: Timestamp) -> [u8; 9] {
     let mut key = [TICK; 9];
     key[1..].copy_from_slice(&instant(at));

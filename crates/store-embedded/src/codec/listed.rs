@@ -1,6 +1,6 @@
 //! Rows of the listings of schedules. One row, or a few rows, list all schedules of a tenant that were created within
-//! the same 16 ms. With one row for each schedule, these rows would cause half the cost of all small rows at a high
-//! rate of creates.
+//! the same 16 ms. If each schedule had a listing row of its own, the listing rows would cause half the cost of all
+//! small rows at a high rate of creates.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ const LOW_LEN: usize = 11;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Bucket {
     pub tenant: TenantId,
-    /// Time of creation in steps of 16 ms since 1970.
+    /// Creation time of the bucket's schedules, as the number of 16 ms steps since 1970.
     pub number: u64,
 }
 
@@ -31,7 +31,8 @@ impl Bucket {
         Bucket { tenant, number }
     }
 
-    /// Returns the first and the last bucket (both inclusive) that can contain schedules of the tenant after `after`.
+    /// Returns the first and the last bucket (both inclusive) that can contain schedules of the tenant after `after` in
+    /// the order `order`.
     pub(crate) fn after(tenant: TenantId, order: Order, after: Option<Incarnation>) -> (Self, Self) {
         let bound = |number| after.map_or(Bucket { tenant, number }, |after| Bucket::of(tenant, after));
         match order {
@@ -48,7 +49,7 @@ impl Bucket {
         start
     }
 
-    /// Returns the key of one of the bucket's rows.
+    /// Returns the key of the bucket's row with the number `part`.
     pub(crate) fn key(self, part: u64) -> [u8; 21] {
         let mut key = [0; 21];
         key[..13].copy_from_slice(&self.start());

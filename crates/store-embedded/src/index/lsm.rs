@@ -36,7 +36,8 @@ pub(crate) struct LsmIndex {
     trees: [Tree; 3],
     /// Bounds of the due rows that no caller reads any more.
     retired: Arc<Retired>,
-    /// Sequence from which merges keep every version of a small row.
+    /// Lowest sequence that a read may still name. Merges drop only versions that no read at or after this sequence
+    /// observes.
     keep_from: Arc<AtomicU64>,
 }
 
@@ -55,21 +56,21 @@ struct Tree {
     sealed: Mutex<VecDeque<Arc<Memtable>>>,
 }
 
-/// Upper bound of the manifests' numbers. Every row's sequence is higher. The library numbers manifests and rows from
-/// one number space. It drops the manifests and the versions of rows below a bound that the caller passes. With this
-/// bound the library drops no row (see [`versions`]).
+/// Upper bound of the manifests' numbers. The sequence of every row is higher than this bound. The library uses one
+/// range of numbers for manifests and rows. It drops the manifests and the row versions below a bound that the caller
+/// passes. With this bound the library drops no row version (see [`versions`]).
 const MANIFESTS_END: u64 = Sequence::new(0, 0).as_u64();
 
-/// Number of sealed memtables of one tree. Flushes and merges run without pauses while more memtables wait for a flush.
+/// Number of sealed memtables of one tree above which flushes and merges run without pauses.
 const SEALED_HURRY: usize = 1;
-/// Number of unmerged tables of one tree, as a multiple of the tables in one merge. Flushes and merges run without
-/// pauses while more tables wait for a merge.
+/// Number of unmerged tables of one tree above which flushes and merges run without pauses. The unit is the number of
+/// tables in one merge.
 const UNMERGED_HURRY: usize = 2;
 
-/// Number of schedule tables in one merge. Schedule tables hardly overlap, so earlier merges would only cause more
-/// writes.
+/// Number of schedule tables in one merge. The key ranges of schedule tables hardly overlap, so merges of fewer tables
+/// would only cause more writes.
 const ROWS_MERGED: u8 = 16;
-/// Number of tables of the other families in one merge.
+/// Number of tables in one merge of due rows or of small rows.
 const OTHERS_MERGED: u8 = 4;
 
 /// Maximum number of open files. A tree of 10,000,000 rows has about 200 files.
@@ -96,13 +97,14 @@ impl LsmIndex {
                 .filter_block_pinning_policy(PinningPolicy::new([true, true, false]));
             (family, config, manifests)
         };
-        // The last level needs no filter, because most look-ups find a row. The other look-ups search for an
-        // incarnation that is higher than all rows. The key ranges of the tables exclude such an incarnation.
+        // The last level of the schedules' tree needs no filter, because most look-ups find a row. The other look-ups
+        // search for an incarnation above all stored incarnations. The key ranges of the tables exclude such an
+        // incarnation.
         let (family, rows, manifests) = config(Family::Rows);
         let rows = rows.data_block_size_policy(BlockSizePolicy::all(8 << 10)).expect_point_read_hits(true);
         let filter: Arc<dyn Factory> = Arc::new(RemovedRowsFactory(keep_from.clone()));
         let rows = Tree::open(dir, family, rows, manifests, Some(filter), 64 << 20, ROWS_MERGED)?;
-        // The store only scans due rows, so their tree needs no filter.
+        // The store reads due rows only by scans, so the tree of due rows needs no filter.
         let (family, due, manifests) = config(Family::Due);
         let due = due.filter_policy(FilterPolicy::disabled());
         let filter: Arc<dyn Factory> = Arc::new(RetiredFactory(retired.clone()));
@@ -188,11 +190,11 @@ impl Tree {
         self.tree.register_tables(&tables, None, None, &ids, MANIFESTS_END).map_err(failed)
     }
 
-    /// Makes one step of merging tables. Returns false if no table needs a merge.
+    /// Performs one merge step on the tree's tables. Returns false if no table needs a merge.
     fn merge_step(&self) -> Result<bool, IndexError> {
         self.manifests.set(0);
-        // This handle delays the deletion of merged tables until this function returns. Otherwise the library would
-        // delete them under a lock that reads take.
+        // This handle of the tree's version delays the deletion of merged tables until this function returns. Otherwise
+        // the library would delete the tables while it holds a lock that reads take.
         let before = self.tree.current_version();
         let merged = self.tree.compact(self.strategy.clone(), MANIFESTS_END);
         merged.map_err(|error| damage(self.family, "rows being merged", &error))?;
@@ -339,7 +341,8 @@ impl Index for LsmIndex {
 
     fn remove(&self, family: Family, key: &[u8], at: Sequence) {
         assert!(family != Family::Due, "callers remove due rows only with `retire`");
-        // In `Family::Rows`, the length of a value identifies a removal, because the value of every row is longer.
+        // In `Family::Rows`, the length of a value identifies a removal, because the value of every row is longer than
+        // a removal.
         self.tree(family).tree.insert(key, versions::wrap(None, at), at.as_u64());
     }
 

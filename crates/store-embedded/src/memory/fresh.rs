@@ -9,7 +9,8 @@ use store::Order;
 use crate::codec::listed::Bucket;
 
 /// Number of fresh schedules at which the state machine writes them to listing rows. At a high rate of creates, this
-/// number of schedules spans several buckets of 16 ms. It is small enough for a listing to search.
+/// number of schedules spans several buckets of 16 ms. The number is small enough for every listing to search the fresh
+/// schedules.
 pub(crate) const FRESH_MAX: usize = 4_096;
 
 /// Set of the fresh schedules. Only the applying task changes it, and every thread may read it.
@@ -19,7 +20,7 @@ pub(crate) struct Fresh(Mutex<Buckets>);
 #[derive(Default)]
 struct Buckets {
     of: BTreeMap<Bucket, BTreeSet<Incarnation>>,
-    /// Number of schedules added since the last write to rows.
+    /// Number of schedules that the state machine added since it last wrote the fresh schedules to listing rows.
     count: usize,
 }
 
@@ -54,8 +55,8 @@ impl Fresh {
         }
     }
 
-    /// Returns the tenant's fresh schedules after `after`. Returns either all these schedules, or more than `enough` of
-    /// them. In the second case no schedule is missing among the first `enough` in this order.
+    /// Returns all fresh schedules of the tenant after `after`, or more than `enough` of these schedules. An incomplete
+    /// result contains the first `enough` schedules in the order `order`.
     pub(crate) fn of(
         &self,
         tenant: TenantId,
@@ -78,7 +79,7 @@ impl Fresh {
     }
 }
 
-/// Collects the matching incarnations of the first buckets, until there are more than `enough`.
+/// Collects the matching incarnations bucket by bucket, until their number exceeds `enough`.
 fn first_of<'a>(
     buckets: impl Iterator<Item = &'a BTreeSet<Incarnation>>,
     matches: impl Fn(&Incarnation) -> bool,

@@ -51,7 +51,8 @@ impl InsertLog {
         self.shards.get(usize::from(shard.0)).is_some_and(|shard| shard.taken)
     }
 
-    /// Returns whether the log has more than its maximum number of rows, because an owner has not read them.
+    /// Returns whether the log has more rows than its maximum. The log exceeds the maximum if an owner does not read
+    /// the rows of its shard.
     pub(crate) fn is_full(&self) -> bool {
         self.rows.len() > self.rows_max
     }

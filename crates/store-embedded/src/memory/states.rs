@@ -1,5 +1,5 @@
-//! Cache of the states of recently loaded schedules. An owner that loads a schedule to fire it writes the outcome soon
-//! after. The cache saves the state machine a second look-up of the schedule's state.
+//! Cache of the states of recently loaded schedules. An owner loads a schedule, fires it and soon writes the outcome.
+//! With the cache, the state machine need not look up the schedule's state in the index again.
 //!
 //! docs/decisions/0044-cache-states-of-loaded-schedules.md gives the reasons for the design.
 
@@ -26,7 +26,7 @@ struct Shard {
     slots: Box<[Option<(Incarnation, Changed)>]>,
 }
 
-/// Number of changes of a shard of the cache at the time when a read of the index began.
+/// Number of changes that a shard of the cache had received when a read of the index began.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Begun(u64);
 
@@ -61,7 +61,8 @@ impl States {
         shard.slots[slot(incarnation)] = Some((incarnation, changed));
     }
 
-    /// Removes a deleted schedule. The caller calls this method after it has changed the index.
+    /// Removes the state of a deleted schedule from the cache. The caller calls this method after it has changed the
+    /// index.
     pub(crate) fn forget(&self, incarnation: Incarnation) {
         let mut shard = self.shard(incarnation);
         shard.changes += 1;
@@ -77,7 +78,8 @@ impl States {
     }
 }
 
-/// Returns the slot of an incarnation. The low bits of an incarnation are random, so they spread over all slots.
+/// Returns the slot of an incarnation. The low bits of an incarnation are random, so the incarnations spread over all
+/// slots.
 fn slot(incarnation: Incarnation) -> usize {
     usize::try_from(incarnation.0 / SHARDS as u128 % SLOTS as u128).unwrap_or(0)
 }

@@ -257,8 +257,8 @@ fn power_loss_never_leaves_a_partly_deleted_schedule() {
                     check(&owned, &of, false).await;
                     owned.pass(HISTORY).await;
                 });
-                // The second sweep is the first sweep that finds an old enough clock record. In most runs the crash
-                // happens during this sweep.
+                // The second sweep is the first sweep that finds a clock record older than `HISTORY`. The crash happens
+                // at a random time between the first sweep and shortly after the start of the second sweep.
                 let wait = Duration::from_micros(10_000_000 + sim.draw(|random| random.below(10_050_000)));
                 let _cut = sim.outside().timeout(wait, worked).await;
                 if sim.is_up("a") {

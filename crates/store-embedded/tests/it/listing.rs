@@ -15,11 +15,12 @@ use crate::support::{Home, TENANT, one_shot, small};
 
 const DIR: &str = "/data";
 const OTHER: TenantId = TenantId(8);
-/// Number of schedules. It is more than twice the maximum number of fresh schedules.
+/// Number of schedules that the test inserts. It is more than twice the maximum number of fresh schedules, which are
+/// the schedules that no listing row contains yet.
 const COUNT: u64 = 9_000;
 
-/// Returns the insert of schedule `number`. Each group of five consecutive schedules has the same time of creation, in
-/// milliseconds. Every tenth schedule belongs to another tenant.
+/// Returns the insert of schedule `number`. The incarnations in each group of five consecutive schedules contain the
+/// same millisecond. Every tenth schedule belongs to the tenant `OTHER`.
 fn new_schedule(number: u64) -> Insert {
     let at = Timestamp::from_millis(1_700_000_000_000 + i64::try_from(number / 5).unwrap());
     let incarnation = Incarnation::new(at, u128::from(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)) << 16);
@@ -35,7 +36,8 @@ fn new_schedule(number: u64) -> Insert {
     insert
 }
 
-/// Lists the schedules in both orders. Returns the schedules with the oldest first.
+/// Lists the schedules with the oldest first and with the newest first, and asserts that both lists contain the same
+/// schedules. Returns the list with the oldest first.
 async fn listed(store: &dyn Store, tenant: TenantId, by: ListBy, limit: usize) -> Vec<Incarnation> {
     let oldest = listed_in(store, tenant, by, Order::Oldest, limit).await;
     let mut newest = listed_in(store, tenant, by, Order::Newest, limit).await;

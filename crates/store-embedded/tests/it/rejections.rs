@@ -61,7 +61,7 @@ fn fast_writes_never_use_the_disk_space_that_must_stay_free() {
     sim.run_until(async {
         let a = sim.member("a");
         sim.volume("a").set_capacity(CAPACITY);
-        // The period is so long that only the count of taken bytes can stop the writer.
+        // The store reads the free space so rarely that only its count of written bytes can stop the writer.
         let options =
             Options { free_bytes_floor: FLOOR, free_bytes_period: Duration::from_secs(3_600), ..small(IndexKind::Map) };
         let tasks = TaskSet::new(&a);

@@ -15,7 +15,7 @@ use runtime::{Runtime, TaskSet};
 use store::Insert;
 use store_embedded::{EmbeddedStore, IndexKind, OpenError, Options};
 
-/// Open store with its tasks.
+/// Opened store, together with its tasks.
 pub(crate) struct Home {
     pub(crate) store: Arc<EmbeddedStore>,
     tasks: TaskSet,

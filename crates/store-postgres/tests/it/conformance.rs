@@ -11,7 +11,7 @@ use store_conformance::{Case, Subject, differential};
 
 use crate::support::{Home, database, on_real};
 
-/// Subject of the suite: a store in a separate database.
+/// Subject of the conformance suite: a PostgreSQL store in a new database.
 struct InDatabase {
     runtime: Runtime,
     url: String,
@@ -66,8 +66,8 @@ proptest! {
     fn postgres_store_matches_memory_model(operations in differential::operations(30)) {
         let url = database();
         on_real(async |runtime| {
-            // The options give the model the behavior of this engine: the creator moves a row that is at or before
-            // `closed`, and a cancellation takes effect at once.
+            // With these options the model behaves like the PostgreSQL engine: the creator moves a row that is at or
+            // before `closed`, and a cancellation takes effect at once.
             let options = MemoryOptions { applies_marks: true, ..MemoryOptions::weak() };
             let model = MemoryStore::new(runtime.clone(), options);
             let subject = InDatabase::new(runtime, url);

@@ -1,5 +1,5 @@
-//! Tests of a server that restarts, crashes or freezes, and of an owner that continues after another member took its
-//! shard.
+//! Tests of a PostgreSQL server that restarts, crashes or freezes, and of an owner that still writes after another
+//! member took its shard.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -37,8 +37,8 @@ impl Load {
     }
 }
 
-/// Creates and finishes schedules until the test sets `load.stop`. Returns the schedules whose creates the store
-/// acknowledged, and the schedules whose outcomes it acknowledged.
+/// Creates and finishes schedules until the test sets `load.stop`. Returns the schedules whose creation the store
+/// acknowledged, and the schedules whose outcome the store acknowledged.
 async fn create_and_finish(
     runtime: &Runtime,
     store: &PostgresStore,
@@ -121,7 +121,7 @@ fn server_restarts_under_load_lose_no_acknowledged_write() {
 
         postgres.kill().unwrap();
         postgres.restart().unwrap();
-        // Until the store notices the restart, its reads fail. The test therefore repeats the read.
+        // Reads fail until the store notices that the server has restarted. The test therefore repeats the read.
         let loaded = loop {
             match store.load(created.clone()).await {
                 Ok(loaded) => break loaded,
@@ -252,7 +252,8 @@ fn dropping_the_future_of_a_write_releases_its_shard_lock() {
     });
 }
 
-/// The old owner behaves like a process that pauses, or loses the network, between two statements of its transaction.
+/// The old owner of the shard behaves like a process that pauses, or loses its connection, between two statements of a
+/// transaction.
 #[test]
 fn owner_paused_in_a_transaction_does_not_block_a_new_owner() {
     let url = database();
@@ -263,7 +264,8 @@ fn owner_paused_in_a_transaction_does_not_block_a_new_owner() {
         let old = old_home.store.take(vec![POLLER.shard()]).await.unwrap()[0];
         let insert = one_shot(&runtime, runtime.now() + Duration::from_secs(60));
         old_home.store.insert(vec![insert.clone()]).await.unwrap();
-        // At least one of the writes stops while it holds the lock on the shard's row.
+        // The test stops polling these writes at different points, so that at least one of them still holds the lock on
+        // the shard's row.
         let mut stopped: Vec<_> = (0..3).map(|_| old_home.store.write(vec![owned(old, outcome(&insert))])).collect();
         for (write, polls) in stopped.iter_mut().zip([2, 5, 8]) {
             poll_some(&runtime, write, polls).await;

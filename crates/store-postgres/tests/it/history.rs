@@ -15,7 +15,7 @@ use crate::support::{Home, OtherSession, POLLER, TENANT, database, name_of, on_r
 const DAY: Duration = Duration::from_secs(86_400);
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Store, and the term of its only shard.
+/// Store, and the term under which the test owns the shard of [`POLLER`].
 struct Owned<'a> {
     store: &'a dyn Store,
     term: Term,
@@ -75,7 +75,7 @@ fn store_deletes_only_old_history_of_ended_schedules() {
         let home = Home::open(&runtime, &url).await;
         let owned = Owned::take(&*home.store).await;
         let now = runtime.now();
-        // Each of these schedules is due on a different day.
+        // The first seven schedules of this test are due on seven different days in the past.
         let due = |days: u32| one_shot(&runtime, now - DAY * days);
         let [fired, retrying, redriven, late, put_off, put_far_off, old] = [3, 4, 5, 6, 7, 8, 300].map(due);
         let [cancelled, pending] = [one_shot(&runtime, now + HOUR), one_shot(&runtime, now + HOUR)];
@@ -124,14 +124,14 @@ fn store_deletes_only_old_history_of_ended_schedules() {
         }
         assert_eq!(asked_rows(&url), "0");
 
-        // The deletion freed the id, so that a new schedule can take it.
+        // The deletion of the schedule `name` freed its id, so that a new schedule can take the id.
         let renamed = named(one_shot(&runtime, now + HOUR), "name");
         let inserted = owned.store.insert(vec![renamed.clone()]).await.unwrap();
         assert!(matches!(inserted[0], Inserted::Placed(_)), "{inserted:?}");
         let named = owned.store.get(vec![(TENANT, ScheduleId::new("name").unwrap())]).await.unwrap();
         assert_eq!(named[0].as_ref().map(|schedule| schedule.incarnation), Some(renamed.due.occurrence.incarnation));
 
-        // The test now ends the remaining schedules, so that the store deletes them too.
+        // The test writes the missing outcomes and raises `done`, so that the store deletes more schedules.
         let outcome_of_replay = Run { occurrence: replay, ..run(&redriven, RunState::Succeeded) };
         owned.write(Change::Run { run: outcome_of_replay, then: None, ends: true }).await;
         owned.write(outcome(&retrying)).await;
@@ -148,7 +148,7 @@ fn store_deletes_only_old_history_of_ended_schedules() {
     });
 }
 
-/// The owner of the older row needs the run record to recognise that the row has fired.
+/// While a due row is after `done`, its owner needs the run record to find out whether it has already fired the row.
 #[test]
 fn store_keeps_history_until_watermark_reaches_every_older_due_row() {
     let url = database();
@@ -211,7 +211,7 @@ fn history_deletion_skips_locked_or_reactivated_schedule() {
         let before = between(&runtime).await;
         let tasks = TaskSet::new(&runtime);
         let other_session = OtherSession::new(&runtime, &tasks, &url);
-        // An earlier build sets only the status and does not clear `ended_at`.
+        // The statement reactivates the schedule `live` like an earlier build, which does not clear `ended_at`.
         other_session.execute("update reveille.schedule set status = 0 where id = 'live'").await;
         other_session.execute("begin; select from reveille.schedule where id = 'held' for update").await;
         let [over, held, live] = &all;
@@ -241,7 +241,7 @@ fn history_deletion_does_not_delay_creates_and_outcomes() {
         };
         let working = async {
             runtime.sleep(Duration::from_millis(200)).await;
-            // The writes of both schedules need partitions that do not exist yet.
+            // The rows of `far` and `fired` need partitions that do not exist yet.
             let (far, fired) = (one_shot(&runtime, now + DAY * 400), one_shot(&runtime, now - DAY * 2));
             owned.store.insert(vec![far, fired.clone()]).await.unwrap();
             owned.write(outcome(&fired)).await;
@@ -255,7 +255,7 @@ fn history_deletion_does_not_delay_creates_and_outcomes() {
     });
 }
 
-/// The test locks the default partition. A dump of the database holds such a lock for hours.
+/// The test locks the default partition of the runs, as a dump of the database may do for hours.
 #[test]
 fn run_without_day_partition_goes_to_the_default_partition() {
     let url = database();
@@ -271,7 +271,8 @@ fn run_without_day_partition_goes_to_the_default_partition() {
         runtime.timeout(Duration::from_secs(5), writing).await.expect("the write does not wait for the lock");
         assert_eq!(runs_in(&url, "run_rest"), "1");
         other_session.execute("rollback").await;
-        // Later runs of this day also go to the default partition, and reads find these runs.
+        // After `other_session` has released its lock, later runs of today still go to the default partition, and reads
+        // find these runs.
         let later = one_shot(&runtime, runtime.now());
         owned.store.insert(vec![later.clone()]).await.unwrap();
         owned.write(outcome(&later)).await;
@@ -371,8 +372,8 @@ fn migration_keeps_the_history_of_an_older_schema() {
     });
 }
 
-/// The partition of a day has no statistics when the store writes its first runs. PostgreSQL keeps the plans that it
-/// makes at that time.
+/// When the store writes the first runs of a day, the day's partition has no statistics. PostgreSQL keeps the query
+/// plans that it makes at that time.
 #[test]
 fn query_of_run_outcomes_reads_only_the_rows_of_the_requested_runs() {
     let url = database();
@@ -392,7 +393,7 @@ fn query_of_run_outcomes_reads_only_the_rows_of_the_requested_runs() {
         // A check of the usage would read all rows.
         home.stop().await;
     });
-    // A connection reports its statistics to the server when it ends.
+    // A connection reports its statistics to the PostgreSQL server when the connection ends.
     let read = "select coalesce(sum(idx_tup_read + seq_tup_read), 0) from (
         select pg_stat_get_tuples_returned(c.oid) seq_tup_read,
             (select sum(pg_stat_get_tuples_returned(i.indexrelid)) from pg_index i where i.indrelid = c.oid) idx_tup_read

@@ -17,7 +17,7 @@ async fn read_log(store: &dyn Store, cursor: &mut Cursor, limit: usize) -> Vec<D
     arrivals.into_iter().map(|arrival| arrival.key).collect()
 }
 
-/// Returns the insert statement of a due row that a creator would execute.
+/// Returns the SQL statement with which a creator inserts the due row of `insert`.
 fn insert_statement(insert: &Insert) -> String {
     let key = insert.due;
     format!(
@@ -44,7 +44,8 @@ fn open_transaction_does_not_delay_insert_log_entries_of_others() {
         store.insert(vec![before.clone()]).await.unwrap();
         assert_eq!(read_log(store, &mut cursor, 10).await, [before.due]);
 
-        // The session `bystander` has a long transaction without a due row. The two creators commit or roll back late.
+        // The session `bystander` has a long transaction that writes no due row. The sessions `creator` and `slower`
+        // each write a due row, and end their transactions late.
         let bystander = OtherSession::new(&runtime, &tasks, &url);
         bystander.execute("begin; create table unrelated ()").await;
         let (slow, slowest) = (soon(), soon());

@@ -1,4 +1,4 @@
-//! Tests of the label rows in the database. The conformance suite does not cover these properties.
+//! Tests of the database rows that the store writes for labels. The conformance suite does not test these rows.
 
 use std::sync::Arc;
 use std::time::Duration;

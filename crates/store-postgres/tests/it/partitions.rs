@@ -1,4 +1,5 @@
-//! Tests of partitions. The store creates them on demand, and drops them when no poller needs them.
+//! Tests of the partitions of due rows. The store creates a partition on demand, and drops it when no poller needs its
+//! rows.
 
 use std::time::Duration;
 
@@ -33,7 +34,8 @@ fn store_creates_partitions_for_new_rows_and_drops_completed_partitions() {
         assert_eq!(created.iter().filter(|name| name.starts_with("due_far_")).count(), 2, "{created:?}");
         assert_eq!(due_after(store, Timestamp::MIN).await, inserts.iter().map(|insert| insert.due).collect::<Vec<_>>());
 
-        // The day of the first row has passed, but its poller has no positions, so the row is not done.
+        // At `later`, the day of the first row has passed. The store still keeps the row, because its poller has no
+        // `done` yet.
         let later = now + DAY * 5;
         assert_eq!(store.maintain(later, Timestamp::MIN).await, Ok(0));
         assert_eq!(due_after(store, Timestamp::MIN).await.len(), 4);
@@ -54,7 +56,7 @@ fn store_creates_partitions_for_new_rows_and_drops_completed_partitions() {
         assert_eq!(store.maintain(later, Timestamp::MIN).await, Ok(1));
         assert_eq!(due_after(store, Timestamp::MIN).await.len(), 2);
 
-        // The store also drops wide partitions when all their rows are done.
+        // The store also drops a partition that covers several weeks when all its rows are at or before `done`.
         done(inserts[2].due.position).await;
         let empty = store.maintain(now + DAY * 290, Timestamp::MIN).await.unwrap();
         assert!(empty >= 8, "only {empty} empty partitions of past days were dropped");
@@ -89,8 +91,8 @@ fn member_recreates_partition_that_another_member_dropped() {
     });
 }
 
-/// A member can write a row long before its time and place it again shortly before its time. Such a row is in a wide
-/// partition and in the partition of its day.
+/// A member can write a due row long before its position, and place the row again shortly before its position. Such a
+/// row is in a partition that covers several weeks and in the partition of its day.
 #[test]
 fn read_returns_a_row_once_if_two_partition_families_contain_it() {
     let url = database();

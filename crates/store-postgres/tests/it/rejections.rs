@@ -1,4 +1,4 @@
-//! Tests of failed opens. The error must name the reason and the next step.
+//! Tests of the errors of a store that cannot open. Each error must state the reason and the operator's next step.
 
 use std::time::Duration;
 

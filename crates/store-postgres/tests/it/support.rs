@@ -45,7 +45,7 @@ pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     tokio.block_on(async { test(Runtime::real()).await })
 }
 
-/// Open store with its tasks.
+/// Store that is open, and its background tasks.
 pub(crate) struct Home {
     pub(crate) store: Arc<PostgresStore>,
     tasks: TaskSet,
@@ -113,7 +113,8 @@ impl Home {
 pub(crate) const TENANT: TenantId = TenantId(7);
 pub(crate) const POLLER: PollerId = PollerId { tenant: TENANT, generation: 0, number: 3 };
 
-/// Returns the insert of a one-shot schedule of [`POLLER`] with a server-made id, which is due at `at`.
+/// Returns an insert of a one-shot schedule of [`POLLER`], which is due at `at`. The function derives the schedule's id
+/// from the incarnation.
 pub(crate) fn one_shot(runtime: &Runtime, at: Timestamp) -> Insert {
     let now = runtime.now();
     let incarnation = Incarnation::new(now, runtime.random_u128());
@@ -166,7 +167,7 @@ pub(crate) fn outcome(insert: &Insert) -> Change {
     Change::Run { run, then: None, ends: true }
 }
 
-/// Session with a separate connection, which executes statements of a test.
+/// PostgreSQL session with a separate connection, in which a test executes SQL statements.
 pub(crate) struct OtherSession {
     link: Link,
     stop: CancellationToken,

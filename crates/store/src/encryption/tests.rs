@@ -118,8 +118,8 @@ fn store_key_parser_reads_generated_key_and_rejects_invalid_text() {
     assert!(!shown.contains(&text[5..20]), "{shown}");
 }
 
-/// Every later build must decrypt the values that this build stores. The key and the golden file therefore never
-/// change.
+/// Every build must decrypt the values that the first version stored. The key and the golden file of this test
+/// therefore never change.
 #[test]
 fn current_build_decrypts_ciphertext_of_the_first_version() {
     const KEY: &str = "rvsk_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";

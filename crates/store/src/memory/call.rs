@@ -19,7 +19,8 @@ pub(super) enum Access {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Failure {
     Never,
-    /// The call fails instead of making the step with this number, counted from the current step.
+    /// The call fails as soon as it begins this number of further steps. With the value 0, the call fails before its
+    /// first step.
     AfterSteps(u64),
     AfterEffect,
 }

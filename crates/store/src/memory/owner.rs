@@ -1,4 +1,4 @@
-//! Writes of the owner of a shard in the in-memory engine, step by step. Each step checks the owner's term again.
+//! Writes that a shard's owner makes to the in-memory engine, step by step. Each step checks the owner's term again.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::call::Call;
 use super::model::{Model, Writer};
 use crate::{Change, Insert, OwnerWrite, StoreError, WriteRejection, Written};
 
-/// Owner that makes a write, with its term.
+/// Term and poller of the owner that makes a write.
 #[derive(Clone, Copy)]
 struct Owner {
     term: Term,

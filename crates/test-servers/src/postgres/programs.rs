@@ -17,8 +17,8 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Finds the programs of the newest version in Debian's folder. If the folder has none, finds the programs in the
-    /// folder that `pg_config` prints.
+    /// Finds the programs of the newest PostgreSQL version in the folder in which Debian installs PostgreSQL. If that
+    /// folder contains no server, finds the programs in the folder that `pg_config` prints.
     pub(super) fn find() -> anyhow::Result<Programs> {
         let folder = newest_in(Path::new(FOLDER)).or_else(folder_from_pg_config);
         let folder = folder.context(

@@ -8,7 +8,7 @@ use super::Records;
 
 /// Time after the end of a fault during which the report still attributes callbacks to the fault.
 const AFTER_MS: u64 = 5_000;
-/// Maximum age of a poller's last callback that still shows which member owns the poller.
+/// Maximum age in milliseconds at which a poller's last callback still shows which member owns the poller.
 const RECENT_MS: u64 = 5_000;
 /// Maximum time from a fault to a rise of a poller's term that the fault causes. A later rise has another cause.
 const RECOVERY_MAX_MS: u64 = 30_000;
@@ -38,7 +38,7 @@ impl Sample {
 pub(in super::super) struct Lateness {
     pub(super) calm: Sample,
     pub(super) around: BTreeMap<Kind, Sample>,
-    /// Times from a fault's start until the pollers of its member fired under a newer term.
+    /// Times from a fault's start until each poller of the affected member fired under a newer term, by kind of fault.
     pub(super) recovery: BTreeMap<Kind, Sample>,
 }
 
@@ -53,7 +53,7 @@ impl Lateness {
                     continue;
                 }
                 seen.push(&callback.run);
-                // If the response to the request came after the due instant, the callback is late for this reason.
+                // Lateness counts from the due instant, or from the response to the client's request if it came later.
                 let acknowledged_ms = history.requested(callback.version).map_or(0, |request| request.answered_ms);
                 let due = callback.nominal_ms.max(acknowledged_ms);
                 let late = callback.arrived_ms.saturating_sub(due);

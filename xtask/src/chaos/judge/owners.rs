@@ -1,5 +1,5 @@
-//! Check that a shard never has two owners at the same time: in the callbacks of one poller, no attempt of an older
-//! term starts after an attempt of a newer term, and each term belongs to one member.
+//! Checks that a shard never has two owners at the same time. In the callbacks of one poller, no attempt of an older
+//! term may start after an attempt of a newer term, and all attempts of one term must belong to one member.
 //!
 //! A poller belongs to one shard, so each callback of the poller is evidence about the shard's owner.
 
@@ -50,7 +50,7 @@ fn judge_poller(poller: i64, callbacks: &[&Callback], verdict: &mut Verdict) {
                 });
             }
         }
-        // The check compares later callbacks of older terms with the first callback of this term.
+        // The check compares the later callbacks with the first callback of the newest term.
         if newest.is_none_or(|before| callback.term > before.term) {
             newest = Some(callback);
         }

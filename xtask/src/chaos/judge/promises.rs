@@ -1,13 +1,14 @@
-//! Checks of the guarantees for each schedule.
+//! Checks whether the history of each schedule violates a guarantee.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::log::{Answer, Callback, Fault, Operation, Request, RunRecord};
 use super::{History, Promise, Verdict, Violation};
 
-/// Time after the last fault within which a shard has an owner again: a lease of 2 s plus a margin for a slow machine.
+/// Maximum time in milliseconds after the last fault until a shard has an owner again: a lease of 2 s plus a margin for
+/// a slow machine.
 const RECOVERY_MS: u64 = 10_000;
-/// Maximum time from a due instant to the start of its callback if no fault is active.
+/// Maximum time in milliseconds from a due instant to the start of its callback if no fault is active.
 const PUNCTUAL_MS: u64 = 1_000;
 
 pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &mut Verdict) {
@@ -61,7 +62,7 @@ fn judge_callback(token: &str, history: &History, callback: &Callback, faults: &
     let mut delayed = 0;
     let mut undecided = 0;
     for request in &history.requests {
-        // Only a cancellation, or a request with a later version, can forbid this callback.
+        // A request can forbid the callback only if it is a cancellation or has a later version than the callback.
         let is_older = callback.version < request.version || request.operation == Operation::Cancel;
         let Some((promise, decided_ms, by_start)) = decided(request).filter(|_| is_older) else { continue };
         let is_after = if by_start { callback.started_ms } else { arrived } > decided_ms;
@@ -88,8 +89,9 @@ fn judge_callback(token: &str, history: &History, callback: &Callback, faults: &
     verdict.undecided += undecided;
 }
 
-/// Returns the guarantee, and the instant after which no callback of an older request may arrive. The last value is
-/// true if the instant limits only the start of the callback, because an attempt was in flight.
+/// Returns the guarantee that the response gives, and the instant after which no callback of an older request may
+/// arrive. The last value is true if this instant limits only the start of such a callback, because an attempt may have
+/// been in flight.
 fn decided(request: &Request) -> Option<(Promise, u64, bool)> {
     match (request.operation, request.answer) {
         (Operation::Cancel, Answer::Cancelled) => Some((Promise::NothingAfterCancel, request.answered_ms, false)),
@@ -104,9 +106,9 @@ fn decided(request: &Request) -> Option<(Promise, u64, bool)> {
     }
 }
 
-/// Returns true if this is the attempt that `too_late` reports. An attempt counts as in flight before the owner reads
-/// its schedule. Therefore it may start a moment after the response, if no other attempt was in flight at that time or
-/// has started since.
+/// Returns true if the callback is the attempt that a response with `too_late` reports as in flight. The owner counts
+/// an attempt as in flight even before it reads the schedule. Therefore the attempt may start up to 1 s after the
+/// response, if no other attempt was in flight at the response or has started since.
 fn is_reported_attempt(history: &History, callback: &Callback, decided_ms: u64) -> bool {
     let is_other = |other: &&Callback| (&other.run, other.started_ms) != (&callback.run, callback.started_ms);
     let counts = |other: &Callback| {
@@ -131,7 +133,8 @@ pub(super) fn is_lost(history: &History) -> bool {
 pub(super) fn unaccounted(history: &History, faults: &[Fault]) -> Vec<u64> {
     let Some((at, put)) = history.confirmed() else { return Vec::new() };
     let (Some(every), Some(first)) = (put.every_ms, put.next_ms) else { return Vec::new() };
-    // The order in which the owner applies several requests without a response is unknown.
+    // The check skips a schedule if one of its create or put requests received no response, because the owner may have
+    // applied the requests in any order.
     let is_clear = !history.requests.iter().any(|other| history.is_unknown(other.version));
     let Some(cancel) = history.requests[at..].iter().find(|later| later.operation == Operation::Cancel) else {
         return Vec::new();
@@ -154,9 +157,8 @@ pub(super) fn unaccounted(history: &History, faults: &[Fault]) -> Vec<u64> {
     nominals.filter(|nominal| !came.contains(nominal) && !is_explained(*nominal)).collect()
 }
 
-/// Returns true if the recorded run explains why this instant's callback did not arrive. The occurrence is missed, or
-/// none of the attempts arrived before the owner abandoned them. A run without attempts does not explain a missing
-/// callback.
+/// Returns true if the recorded run explains why no callback arrived for this instant: the run is missed, or it failed
+/// or was cancelled after at least one attempt. None of these attempts reached the receiver.
 fn explains(run: &RunRecord, nominal: u64) -> bool {
     match run.state.as_str() {
         "missed" => (run.nominal_ms..=run.missed_last_ms.unwrap_or(run.nominal_ms)).contains(&nominal),

@@ -1,4 +1,4 @@
-//! Report of a verdict as text for people.
+//! Formats the verdict on a chaos test as text for people.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use super::{Promise, Records, Verdict, Violation};
 
 /// Maximum number of histories that the report contains for each violated guarantee.
 const HISTORIES_MAX: usize = 3;
-/// Time around a history within which the report lists faults.
+/// Maximum time in milliseconds between the history of a schedule and a fault that the report lists with this history.
 const NEAR_MS: u64 = 15_000;
 
 impl Verdict {

@@ -96,8 +96,8 @@ fn check_reports_callback_that_arrives_after_its_schedule_is_cancelled() {
     check(cancelled(), late(), vec![fault(Kind::CutOff, "a", DUE - 10, DUE + 2_500)], &[]);
     let too_late = vec![create(), cancel(DUE + 100, Answer::TooLate)];
     check(too_late.clone(), vec![callback(DUE + 99, "a")], vec![], &[]);
-    // The first attempt is in flight at the cancellation. The other attempts are a second attempt and an attempt that
-    // starts much later.
+    // The check accepts the attempt that is in flight at the cancellation. It rejects a second attempt, and an attempt
+    // that starts more than 1 s after the cancellation.
     check(too_late.clone(), vec![callback(DUE + 150, "a")], vec![], &[]);
     let failed = || Callback { answered_with: 500, answered_after_ms: 100, ..callback(DUE + 50, "a") };
     let again = vec![failed(), Callback { attempt: 2, ..callback(DUE + 400, "a") }];
@@ -162,14 +162,16 @@ fn check_reports_occurrence_with_neither_callback_nor_outcome() {
     check(requests(), vec![at(DUE), at(DUE + 2_000), at(DUE + 4_000)], vec![], &[]);
     check(requests(), vec![at(DUE), at(DUE + 4_000)], vec![], &[Promise::EveryInstantAccountedFor]);
     check(requests(), vec![at(DUE), at(DUE + 2_000)], vec![], &[Promise::EveryInstantAccountedFor]);
-    // The shard has no owner at the instant. A client cancels the schedule before the shard has an owner again.
+    // The shard has no owner at the third due instant, and a client cancels the schedule before the shard has an owner
+    // again.
     check(
         requests(),
         vec![at(DUE), at(DUE + 2_000)],
         vec![fault(Kind::KilledAndLeftDead, "a", DUE + 3_000, DUE + 3_000)],
         &[],
     );
-    // Only a recorded outcome explains the missing callback, and only if the run has attempts or is missed.
+    // A missed run explains the missing callback. A failed or cancelled run explains it only if the run has attempts.
+    // Other runs do not explain it.
     let run_record = |state: &str, attempts| RunRecord {
         token: "t".to_owned(),
         id: "s".to_owned(),

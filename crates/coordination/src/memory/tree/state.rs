@@ -1,5 +1,5 @@
-//! The tree as plain maps. This module defines the exact meaning of each change of the port. Its functions are
-//! deterministic. The same calls give the same state.
+//! Tree in plain maps. This module defines the exact effect of each change that the port allows. Its functions are
+//! deterministic: the same calls give the same state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -82,8 +82,8 @@ impl Row {
             modified: self.modified,
             children_modified: self.children_modified,
             version: self.version,
-            // ZooKeeper uses the same formula, because it stores only the number of creations and no version of the
-            // children.
+            // ZooKeeper computes the version of the children by the same formula, because it stores only the number of
+            // creations.
             children_version: self.creations.wrapping_mul(2).wrapping_sub(self.children),
             acl_version: self.acl_version,
             owner: self.owner,

@@ -1,4 +1,5 @@
-//! Tests of the example `cronulla`. One of three replicas calls the service, and the next replica takes over.
+//! Tests of the example `cronulla`. One of three replicas calls a service. When the test kills, pauses or interrupts
+//! this replica, another replica takes over.
 
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,17 +15,18 @@ const SESSION: Duration = Duration::from_secs(4);
 /// Call that the service has received.
 #[derive(Clone, Debug)]
 struct Call {
-    /// Instant of the firing, in milliseconds. `came` is the time of arrival, in milliseconds.
+    /// Instant at which the firing was due, as Unix time in milliseconds. `came` is the arrival time of the call, in
+    /// the same unit.
     due: i64,
     came: i64,
     replica: String,
     term: u64,
 }
 
-/// Service that the replicas call. It drops a call whose name it already knows.
+/// Service that the replicas call. It drops a call if it has already received a call with the same idempotency key.
 struct Service {
     address: String,
-    /// First call of each name, in the order of arrival.
+    /// First call with each idempotency key, in the order of arrival.
     calls: Arc<Mutex<Vec<Call>>>,
     /// Number of dropped calls.
     again: Arc<AtomicUsize>,
@@ -133,7 +135,7 @@ fn check_takeovers(url: &str) {
     until("the resumed replica notices the end of its leadership", || output().contains("no longer leads"));
     service.next_call("the third replica schedules again", |call| call.replica == third.replica);
 
-    // Part 4: the test interrupts the leader, which hands over to a waiting candidate.
+    // Part 4: the test interrupts the leader, which hands the leadership over to a waiting candidate.
     let [ann, bob, cyd] = replicas;
     let mut replicas = [Some(ann), Some(bob), Some(cyd)];
     let ended = replicas[at(&third.replica)].take().unwrap().interrupt();

@@ -35,7 +35,7 @@ fn shard(url: &str, count: usize) {
     });
 }
 
-/// Learnt observation with its shard. The order of these values is the order of the engine's changes.
+/// Observation that a shard has learnt. These values sort in the order in which the engine made the changes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Learnt {
     at: Zxid,
@@ -48,7 +48,7 @@ struct Learnt {
     by: String,
 }
 
-/// Access of the test to the nodes of a model.
+/// View through which the test reads the nodes of one model.
 struct ModelView {
     name: &'static str,
     nodes: Nodes,
@@ -64,7 +64,7 @@ impl ModelView {
         self.path.join(name).unwrap()
     }
 
-    /// Returns the names, texts and creation numbers of the nodes below `place`.
+    /// Returns the name, the text and the creation zxid of each node below `place`.
     async fn texts(&self, place: &str) -> Vec<(String, String, Zxid)> {
         let place = self.place(place);
         let mut nodes = Vec::new();
@@ -78,7 +78,7 @@ impl ModelView {
     async fn learnt(&self) -> Vec<Learnt> {
         let learnt = |(name, text, at): (String, String, Zxid)| {
             let (key, number) = name.rsplit_once('.').unwrap();
-            // The text is `SHARD of SHARDS TERM BY`, where BY is the name of the process.
+            // The node's text is `SHARD of SHARDS TERM BY`. BY is the name of the process that learnt the observation.
             let words: Vec<&str> = text.split(' ').collect();
             Learnt {
                 at,
@@ -108,7 +108,8 @@ impl ModelView {
         assignments.into_values().map(|held| String::from_utf8(held.holder.to_vec()).unwrap()).collect()
     }
 
-    /// Checks the promises after the inbox has become empty. Returns the learnt observations.
+    /// Checks that the processes learnt every observation once and in the required order. The inbox must be empty.
+    /// Returns the learnt observations.
     async fn check(&self) -> Vec<Learnt> {
         let learnt = self.learnt().await;
         let mut numbers: Vec<usize> = learnt.iter().map(|learnt| learnt.number).collect();
@@ -120,8 +121,9 @@ impl ModelView {
             "{}: every observation is learnt once",
             self.name
         );
-        // The last observation of one shard count comes before the first observation of the next count. For each shard,
-        // the last observation of one holder comes before the first observation of the next holder.
+        // The processes learn all observations with one shard count before they learn an observation with the next
+        // count. For each shard, a holder learns its last observation before the next holder learns its first
+        // observation.
         let mut shards: Vec<usize> = learnt.iter().map(|learnt| learnt.shards).collect();
         shards.dedup();
         assert_eq!(shards, [4, 8, 2], "{}: {learnt:?}", self.name);
@@ -134,7 +136,8 @@ impl ModelView {
     }
 }
 
-/// Subscriber of the test to both models. It stores the last count that it received for each parameter `MODEL KEY`.
+/// Subscriber that the test adds to both models. For each parameter `MODEL KEY`, it stores the last count that it
+/// received.
 struct Subscriber {
     address: String,
     received: Arc<Mutex<BTreeMap<String, usize>>>,
@@ -197,8 +200,8 @@ fn check_shards_under_load(url: &str) {
         shard(url, 8);
         learnt_by(8).await;
 
-        // The test kills a process. The processes that it followed learn this within the session's timeout. Other
-        // processes take its shards.
+        // The test kills a process. The processes to which it subscribed learn of its end within the session's timeout.
+        // Other processes take its shards.
         bob.kill();
         let killed = Instant::now();
         for model in MODELS {

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use super::*;
 
 const LEASE: Duration = Duration::from_millis(1_500);
-/// Timeout of the sessions of electors on a tree, which is two leases.
+/// Timeout of the session of an elector on a tree. It is twice the duration of a lease.
 const SESSION: Duration = Duration::from_secs(3);
 const TASKS: usize = 40;
-/// Largest number of tasks of a replica, as in the example.
+/// Largest number of tasks that the leader gives to one replica at a time, as in the example `tasks`.
 const GIVEN_MAX: usize = 4;
 
 fn start(folder: &Path, url: &str, replica: &str, elector: &[&str]) -> Process {
@@ -52,7 +52,7 @@ fn wait_for(event: &str, find: impl Fn() -> Option<usize>) -> usize {
     found.unwrap()
 }
 
-/// Returns the number of tasks in a place.
+/// Returns the number of tasks below the node `/tasks/PLACE` of the tree.
 async fn count(nodes: &Nodes, place: &str) -> usize {
     nodes.names(&NodePath::new("/tasks").unwrap().join(place).unwrap()).await.len()
 }
@@ -72,8 +72,8 @@ async fn kill_replicas(nodes: &Nodes, url: &str, elector: &[&str]) {
     };
     wait_for("a replica leads", || replicas.iter().position(leads));
 
-    // A started task runs until the test creates the file `end`. The number of rounds is limited, so the task also ends
-    // if the test fails earlier.
+    // A started task runs until the test creates the file `end`. The number of rounds of its loop is limited, so the
+    // task also ends if the test fails earlier.
     let end = folder.path().join("end");
     let wait = format!("until [ -e {} ] || [ $((i += 1)) -gt 4000 ]; do sleep 0.02; done", end.display());
     let task = |at| format!("echo {at} >> {}; {wait}", log.display());
@@ -110,8 +110,8 @@ async fn kill_replicas(nodes: &Nodes, url: &str, elector: &[&str]) {
         started(&log).len() == TASKS && count(nodes, "waiting").await == 0 && count(nodes, "done").await >= TASKS
     })
     .await;
-    // Only two kinds of tasks may run twice: tasks that the two killed replicas had started, and tasks of a replica
-    // that lost contact while this machine was paused.
+    // Only three kinds of tasks may run twice: tasks that the two killed replicas had started, tasks of a replica that
+    // lost contact while this machine was paused, and tasks that the tree may contain twice.
     let twice: usize = started(&log).values().map(|times| times - 1).sum();
     let is_stall = |line: &&str| line.ends_with(" follows") || line.ends_with(" is gone") && **line != *gone;
     let stalls = |replica: &Process| replica.output().lines().filter(is_stall).count();

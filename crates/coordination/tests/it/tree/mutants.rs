@@ -141,7 +141,7 @@ struct Broken {
     bug: Bug,
     runtime: Runtime,
     inner: Arc<dyn Tree>,
-    /// First node that the session read at each path since the last reset.
+    /// Node at each path, as the session first read it after the last reset of this map.
     seen: Mutex<BTreeMap<NodePath, Node>>,
 }
 
@@ -199,7 +199,7 @@ impl Broken {
     }
 }
 
-/// Request to set a node, whose result a caller awaits.
+/// Request that sets the data of a node. A caller awaits the result of the request.
 struct Waited<'a> {
     broken: &'a Broken,
     set: Option<(NodePath, Bytes)>,

@@ -228,7 +228,7 @@ fn cron_computes_the_shortest_distance_between_its_instants() {
     }
 }
 
-/// Simple model of an expression: the set of numbers of each field.
+/// Simple model of a cron expression: for each field, the set of the numbers that match.
 #[derive(Clone, Debug)]
 struct Model {
     seconds: Vec<u8>,
@@ -259,7 +259,7 @@ impl Model {
         day && has(&self.seconds, time.second()) && has(&self.minutes, time.minute()) && has(&self.hours, time.hour())
     }
 
-    /// Finds the instants in `from..to` by reading the wall clock every `step` seconds.
+    /// Finds the instants in `from..to` at which the expression fires. Reads the wall clock every `step` seconds.
     fn walk(&self, zone: &TimeZone, from: i64, to: i64, step: i64) -> BTreeSet<i64> {
         let clock = |at: i64| {
             let instant = jiff::Timestamp::from_second(at).expect("the year is representable");
@@ -308,30 +308,31 @@ fn model(seconds: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = Model
     })
 }
 
-/// Time zones, each with an instant at or near a change of its clock.
+/// Time zones, each with an instant. In most of these zones, the clock changes at or near the instant.
 const CHANGES: [(&str, &str); 14] = [
     ("UTC", "2026-03-29T00:00:00Z"),
     ("Europe/Berlin", "2026-03-29T01:00:00Z"),
     ("Europe/Berlin", "2026-10-25T01:00:00Z"),
     ("America/New_York", "2026-03-08T07:00:00Z"),
     ("America/New_York", "2026-11-01T06:00:00Z"),
-    // The clock changes by half an hour.
+    // On Lord Howe Island, the clock changes by half an hour.
     ("Australia/Lord_Howe", "2026-04-04T15:00:00Z"),
     ("Australia/Lord_Howe", "2026-10-03T15:30:00Z"),
-    // The clock changes by two hours.
+    // At Troll station in Antarctica, the clock changes by two hours.
     ("Antarctica/Troll", "2026-03-29T01:00:00Z"),
     ("Antarctica/Troll", "2026-10-25T01:00:00Z"),
-    // The clock changes at midnight.
+    // In Brazil, the clock changed at midnight.
     ("America/Sao_Paulo", "2018-11-04T03:00:00Z"),
     ("America/Sao_Paulo", "2018-02-18T02:00:00Z"),
-    // The clock changes around Ramadan.
+    // In Morocco, the clock changes before and after Ramadan.
     ("Africa/Casablanca", "2026-02-15T02:00:00Z"),
-    // The clock skips a whole day.
+    // In Samoa, the clock skipped a whole day.
     ("Pacific/Apia", "2011-12-30T10:00:00Z"),
     ("Asia/Kathmandu", "2026-01-01T00:00:00Z"),
 ];
 
-/// Collects instants with [`Cron::next_after`], and compares them with the results of the other search functions.
+/// Collects instants with [`Cron::next_after`], and compares them with the results of [`Cron::latest_at`] and
+/// [`Cron::count_between`].
 fn searched(cron: &Cron, from: i64, to: i64) -> Result<BTreeSet<i64>, TestCaseError> {
     let millis = |secs: i64| Timestamp::from_millis(secs * 1_000);
     let mut found = BTreeSet::new();

@@ -1,5 +1,5 @@
-//! Tests with messages that no member should send. The receiver drops messages that it recognises as invalid. It
-//! handles other messages and continues. Only a message that contradicts a decided slot stops the receiver.
+//! Tests with messages that no member should send. The receiver drops the messages that it recognises as invalid, and
+//! handles all other messages. Only a message that contradicts a decided slot stops the receiver.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -247,7 +247,7 @@ impl World {
             Action::Begin { step: Step::Handover(_), of, within } => {
                 self.begins(of, within);
                 self.hand_overs += 1;
-                // A node that receives a step retains the limit of the step.
+                // A node that obeys a step finishes the step before the time limit of the step.
                 let at = self.now + self.random.below(u64::try_from(within.as_micros()).unwrap());
                 if !self.has_faults || self.random.percent(70) {
                     self.wire.push((at, Event::Become(of)));
@@ -268,7 +268,8 @@ impl World {
             assert!(other <= fence, "fence {fence} begins a step after the later fence {other}");
             assert!(other == fence || until < self.now, "steps of the fences {other} and {fence} overlap");
         }
-        // A node that obeys a step acts for a shorter time: it subtracts the possible clock drift.
+        // A node that obeys a step acts for less than the time limit of the step, because it subtracts the possible
+        // clock drift.
         let until = self.now + u64::try_from(within.as_micros()).unwrap() * 99 / 100;
         let before = self.under_way.filter(|(other, _)| other.fence == of.fence);
         self.under_way = Some((of, before.map_or(until, |(_, before)| until.max(before))));
@@ -298,7 +299,7 @@ proptest! {
         let mut world = World::new(seed, groups, None);
         world.run(60);
         world.stop_faults(NodeId(drained));
-        // This time is sufficient for the last pause of a process, the wait for a token, the longest backoff, and the
+        // The run is long enough for the last pause of a process, the wait for a token, the longest backoff, and the
         // moves.
         world.run(8 + 4 + 8 + 2 * u64::from(groups));
         prop_assert!(world.misplaced().is_empty(), "{:?}", world.masters);
@@ -312,7 +313,7 @@ proptest! {
         let failing = NodeId(failing);
         let mut world = World::new(seed, groups, Some((failing, visible)));
         world.has_faults = false;
-        // A move to the failing node may use all its time limits before the other moves begin.
+        // A move to the failing node may last until all its time limits are over before the other moves begin.
         world.run(4 * u64::from(groups));
         let is_excused = |(from, to): &(NodeId, NodeId)| *to == failing || visible && *from == failing;
         prop_assert!(world.misplaced().iter().all(is_excused), "{:?}", world.masters);

@@ -32,7 +32,8 @@ const CONCURRENT: usize = 64;
 pub(super) struct FileOptions {
     /// True if the server only checks the requests and creates no schedule.
     pub(super) is_dry_run: bool,
-    /// Text that distinguishes equal requests of this call from those of other calls.
+    /// Text that is part of each idempotency key of this call of the command. With a different text, the server creates
+    /// the schedules of equal requests again.
     pub(super) key: String,
     pub(super) output: Output,
 }
@@ -100,7 +101,7 @@ async fn check_all(
                     show::json(&LineResult { status: Some(201), dry_run: Some(&dry_run), ..line })?;
                 }
             }
-            // A schedule that an earlier call created may have this id.
+            // An earlier call may have created the schedule with this request's id, so the request counts as valid.
             Ok(Err(error)) if error.code() == Some("schedule_exists") => checked.accepted += 1,
             Ok(Err(error)) if is_about_request(&error) => {
                 checked.rejected += 1;
@@ -156,7 +157,7 @@ async fn send_all(
     let mut results = pin!(results.buffered(CONCURRENT));
     while let Some((entry, created)) = results.next().await {
         let line = LineResult { line: entry.line, id: entry.id(), ..LineResult::default() };
-        // If no process reads standard output any more, the creation continues.
+        // The command creates the remaining schedules even if no process reads its standard output.
         let _unwritten = match created {
             Ok(Created { schedule, is_replay }) => {
                 *(if is_replay { &mut counts.replayed } else { &mut counts.created }) += 1;
@@ -250,15 +251,15 @@ impl LineResult<'_> {
     }
 }
 
-/// JSON value of the input.
+/// One JSON value of the input, with the request that it contains.
 struct Entry {
-    /// Line on which the value starts, from 1.
+    /// Number of the input line on which the JSON value starts, from 1.
     line: u64,
-    /// The request, or the reason why the value is not a request.
+    /// Request that the JSON value contains, or the reason why the value is not a request.
     request: Result<ScheduleRequest, String>,
-    /// SHA-256 of the value's text.
+    /// SHA-256 hash of the JSON value's text.
     digest: [u8; 32],
-    /// Number of equal values before this value.
+    /// Number of equal JSON values before this value in the input.
     ordinal: u64,
 }
 
@@ -267,7 +268,8 @@ impl Entry {
         self.request.as_ref().ok()?.id.as_deref()
     }
 
-    /// Returns the idempotency key, a hash of the value, the ordinal of the value and `key`.
+    /// Returns the request's idempotency key: a hash of the JSON value's digest, the value's ordinal and the text
+    /// `key`.
     fn key(&self, key: &str) -> IdempotencyKey {
         let digest = Sha256::new()
             .chain_update(self.digest)
@@ -303,7 +305,7 @@ fn entries(mut input: &File) -> anyhow::Result<impl Iterator<Item = Entry>> {
     }))
 }
 
-/// Describes a defect without its position, because the position is relative to the JSON value.
+/// Describes a defect without its position, because the position is relative to the JSON value and not to the input.
 fn invalid(error: &serde_json::Error) -> String {
     let position = format!(" at line {} column {}", error.line(), error.column());
     let text = error.to_string();

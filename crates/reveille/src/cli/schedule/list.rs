@@ -19,13 +19,13 @@ pub(crate) struct List {
     /// State of the schedules to list [default: active]
     #[arg(long, conflicts_with_all = ["label", "due_from"])]
     state: Option<State>,
-    /// Schedules at the start of the list: the oldest or the newest by creation [default: newest]
+    /// Order of the list by time of creation: the oldest or the newest schedule first [default: newest]
     #[arg(long, conflicts_with = "due_from")]
     order: Option<ListOrder>,
     /// Label of the schedules to list, as NAME:VALUE
     #[arg(long, value_name = "NAME:VALUE", value_parser = label, conflicts_with = "due_from")]
     label: Option<(String, String)>,
-    /// Earliest due instant of the schedules to list (RFC 3339); the list starts with the next due schedule
+    /// Earliest due instant of the schedules to list (RFC 3339); the list is in the order of due instants
     #[arg(long, value_name = "INSTANT", value_parser = instant, requires = "due_until")]
     due_from: Option<Time>,
     /// End of the period that begins at --due-from; the period has at most 24 hours
@@ -85,7 +85,7 @@ impl List {
         match self.order {
             Some(ListOrder::Oldest) => Order::Oldest,
             Some(ListOrder::Newest) => Order::Newest,
-            // A list by due time has only one order, for which the API requires [`Order::Oldest`].
+            // For a list by due time, the API accepts only [`Order::Oldest`].
             None if self.due_from.is_some() => Order::Oldest,
             None => Order::Newest,
         }

@@ -19,16 +19,16 @@ pub(super) struct RequestArguments {
     /// Id of the schedule, of letters, digits, `_` and `-` [default: chosen by the server]
     #[arg(long)]
     id: Option<String>,
-    /// Instant of a single callback: 2030-01-02T03:04:05Z, with any offset
+    /// Instant of a single callback, such as 2030-01-02T03:04:05Z, with any UTC offset
     #[arg(long, group = "when")]
     at: Option<String>,
-    /// Delay of a single callback by this machine's clock: 30s, 10m, 1h30m
+    /// Delay of a single callback from now, by this machine's clock, such as 30s, 10m or 1h30m
     #[arg(long = "in", group = "when", value_name = "DURATION", value_parser = duration::parse)]
     after: Option<Duration>,
     /// Cron expression of five fields, or of six fields with the seconds first
     #[arg(long, group = "when", value_name = "EXPRESSION")]
     cron: Option<String>,
-    /// Interval between callbacks: 30s, 10m, 1h30m
+    /// Interval between callbacks, such as 30s, 10m or 1h30m
     #[arg(long, group = "when", value_name = "DURATION")]
     every: Option<String>,
     /// Time zone of --cron, such as Europe/Berlin [default: UTC]
@@ -55,10 +55,10 @@ pub(super) struct RequestArguments {
     /// Label of the schedule; may be repeated
     #[arg(long = "label", value_name = "NAME:VALUE", value_parser = pair)]
     labels: Vec<(String, String)>,
-    /// Maximum attempts of a run [default: 5]
+    /// Maximum number of attempts of a run [default: 5]
     #[arg(long, value_name = "NUMBER")]
     attempts_max: Option<u16>,
-    /// Longest wait after the first attempt; the limit doubles after each further attempt [default: 1s]
+    /// Longest wait after the first attempt; the longest wait doubles after each further attempt [default: 1s]
     #[arg(long, value_name = "DURATION")]
     backoff: Option<String>,
     /// Longest wait between two attempts [default: 10m]
@@ -66,7 +66,7 @@ pub(super) struct RequestArguments {
     backoff_max: Option<String>,
 }
 
-/// Parses `name:value` and removes the white space around both.
+/// Parses `name:value` and removes the white space around the name and around the value.
 pub(super) fn pair(text: &str) -> Result<(String, String), &'static str> {
     let (name, value) = text.split_once(':').ok_or("the value does not have the form NAME:VALUE")?;
     Ok((name.trim().to_owned(), value.trim().to_owned()))

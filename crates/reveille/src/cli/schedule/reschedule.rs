@@ -17,16 +17,16 @@ use crate::cli::explain::explain;
 pub(crate) struct Reschedule {
     /// Id of the schedule
     id: String,
-    /// Instant of a single callback: 2030-01-02T03:04:05Z, with any offset
+    /// Instant of a single callback, such as 2030-01-02T03:04:05Z, with any UTC offset
     #[arg(long, group = "when")]
     at: Option<String>,
-    /// Delay of a single callback by this machine's clock: 30s, 10m, 1h30m
+    /// Delay of a single callback from now, by this machine's clock, such as 30s, 10m or 1h30m
     #[arg(long = "in", group = "when", value_name = "DURATION", value_parser = duration::parse)]
     after: Option<Duration>,
     /// Cron expression of five fields, or of six fields with the seconds first
     #[arg(long, group = "when", value_name = "EXPRESSION")]
     cron: Option<String>,
-    /// Interval between callbacks, counted from now: 30s, 10m, 1h30m
+    /// Interval between callbacks, counted from now, such as 30s, 10m or 1h30m
     #[arg(long, group = "when", value_name = "DURATION", value_parser = duration::parse)]
     every: Option<Duration>,
     /// Time zone of the cron expression, such as Europe/Berlin [default: unchanged]

@@ -1,4 +1,4 @@
-//! Tests of members that use a ZooKeeper for coordination.
+//! Tests of members that use a ZooKeeper ensemble for coordination.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ fn members_recover_after_a_zookeeper_outage() {
     let mut client = a.client();
     for n in 0..50_u64 {
         let schedule = one_shot(&format!("n{n}"), from, &receiver.url(), &json!(n));
-        // The server rejects a schedule while the owner is unknown, so the client sends the request again.
+        // The server rejects a schedule while the owner of its shard is unknown, so the client sends the request again.
         until("the schedule is created", || matches!(client.create(&schedule).status, 201 | 409));
         if n == 25 {
             servers.restart(0).unwrap();

@@ -1,5 +1,5 @@
-//! Tests of the command `elect`. Its command runs only while the process leads, even if a test kills, pauses or signals
-//! processes.
+//! Tests of `reveille elect`, which runs another command. This other command runs only while the process of `elect`
+//! leads, even if a test kills, pauses or signals processes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ struct Candidate {
     log: PathBuf,
 }
 
-/// Shell script that repeatedly writes its term and its process id to the log.
+/// Shell script that repeatedly appends a line with the term of the leadership and its own process id to the log.
 const NOTES: &str = "while :; do echo $REVEILLE_TERM $$ >> \"$0\"; sleep 0.02; done";
 
 impl Candidate {
@@ -34,7 +34,7 @@ impl Candidate {
         Candidate { elect: command.stderr(Stdio::null()).spawn().unwrap(), log: log.to_owned() }
     }
 
-    /// Returns the child process of `elect` whose command line contains this word.
+    /// Returns the id of the child process of `elect` that has `word` as an argument in its command line.
     fn child(&self, word: &str) -> u32 {
         let own = self.elect.id().to_string();
         let is_its = |stat: &str| stat.rsplit_once(')').and_then(|(_, rest)| rest.split(' ').nth(2)) == Some(&own);
@@ -138,8 +138,8 @@ fn elected_command_runs_only_while_its_elect_process_is_leader() {
     }
 }
 
-/// Deletes the node of the group. The engine may already have deleted the node, because the engine deletes empty
-/// containers.
+/// Deletes the node `/group`, which is the parent of the candidates' nodes. The engine may already have deleted the
+/// node, because the engine deletes empty containers.
 fn remove_group(url: &str) {
     let output = run(url, &["tree", "rm", "/group", "--recursive"]);
     let error = String::from_utf8_lossy(&output.stderr);
@@ -151,7 +151,7 @@ fn command_ends_if_elect_or_its_supervisor_is_killed() {
     let url = zookeeper();
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
-    // In this script, the worker is a child process of the command.
+    // In this script, the process that writes the log is a child process of the command of `elect`.
     let script = "sh -c 'while :; do echo $REVEILLE_TERM $$ >> \"$0\"; sleep 0.02; done' \"$0\"; true";
     for victim in ["elect", "supervise"] {
         let mut candidate = Candidate::start(&url, &log, LONG, script);
@@ -189,7 +189,8 @@ fn stopped_elect_sends_sigterm_then_sigkill_to_command_and_its_children() {
             fs::remove_file(&log).unwrap();
         }
     }
-    // The test sends SIGTERM to all processes, as a service manager may do for the processes of a unit.
+    // The test sends SIGTERM to `elect`, its supervisor and its command, as a service manager may do for the processes
+    // of a unit.
     let polite = "trap 'sleep 0.3; echo 7 7 >> \"$0\"; exit 3' TERM; echo $REVEILLE_TERM $$ >> \"$0\"; while :; do sleep 0.02; done";
     let mut candidate = Candidate::start(&url, &log, LONG, polite);
     let (command, supervisor) = (candidate.worker(), candidate.child("supervise"));
@@ -209,7 +210,7 @@ fn second_sigterm_to_elect_ends_the_grace_period_early() {
     let elect = command.arg(format!("trap '' TERM; {NOTES}")).arg(&log).stderr(Stdio::null()).spawn().unwrap();
     let mut candidate = Candidate { elect, log };
     let worker = candidate.worker();
-    // The kernel may merge two signals that arrive at the same time, so the test sends the signal repeatedly.
+    // The kernel may merge two signals that arrive at the same time, so the test sends SIGTERM repeatedly.
     until("`elect` ends", || {
         signal(candidate.elect.id(), Signal::TERM);
         candidate.elect.try_wait().unwrap().is_some()
@@ -263,7 +264,7 @@ fn elect_exits_with_the_code_of_its_command_and_leaves_no_process() {
     let (ended, child) = code("(trap '' TERM; sleep 600) > /dev/null 2>&1 & echo $!; exit 5");
     assert_eq!(ended, Some(5));
     assert!(!is_there(child.trim().parse().unwrap()), "a background process of the command has ended");
-    // The session is shorter than this grace period, because the ensemble limits the length of sessions.
+    // This grace period of 3,600 seconds is longer than every session that the ensemble allows.
     let long = ["elect", "--group", "/group", "--grace", "3600", "--session-seconds", "300", "--", "sleep", "0.5"];
     assert!(run(&url, &long).status.success());
     let missing = run(&url, &["elect", "--group", "/group", "--", "no-such-program"]);

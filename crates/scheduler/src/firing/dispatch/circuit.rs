@@ -34,7 +34,7 @@ pub(crate) enum TargetHealth {
 pub(super) struct Circuit {
     /// Number of failures in a row.
     failures: u32,
-    /// Number of times in a row that the circuit opened. 0 if the circuit is closed.
+    /// Number of times that the circuit has opened since it was last closed. 0 if the circuit is closed.
     opened: u32,
     open_until: Monotonic,
     failed_at: Monotonic,

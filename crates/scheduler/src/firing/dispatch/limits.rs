@@ -22,7 +22,7 @@ pub(crate) struct Limits {
     pub(super) rate: Option<Rate>,
     /// Largest number of callbacks per second to one target. `None` means no limit.
     pub(super) rate_per_target: Option<Rate>,
-    /// Number of the tenant's keys that the owner has in memory while the tenant waits for its rate.
+    /// Largest number of the tenant's keys that the owner reads into memory while the tenant waits for its rate.
     pub(super) ahead: usize,
 }
 
@@ -33,8 +33,8 @@ impl Limits {
     }
 
     /// Returns the limits of a tenant at a member that owns `owned` of the tenant's `all` pollers. The tenant's keys
-    /// are spread evenly over its pollers. The member therefore gets the same share of the tenant's rates and attempts
-    /// in flight as of its pollers, rounded up.
+    /// are spread evenly over its pollers, so the member gets the part `owned / all` of the tenant's quotas. This
+    /// function rounds up the part of a quota of attempts in flight.
     pub(crate) fn of(quotas: &Quotas, options: &Options, owned: u32, all: u32) -> Self {
         let part =
             |number: u32| usize::try_from((u64::from(number) * u64::from(owned)).div_ceil(u64::from(all.max(1))));

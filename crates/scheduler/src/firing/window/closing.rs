@@ -16,7 +16,8 @@ impl Window {
         now: Timestamp,
         demand: impl Fn(TenantId) -> usize,
     ) -> Vec<(PollerIndex, Positions)> {
-        // Creators still write rows into the bucket of `now`. Slow creators still write rows into the bucket before it.
+        // The owner does not close the bucket of `now` or the bucket before it, because creators may still write rows
+        // into these buckets.
         let last = bucket(now) - 2;
         let full: BTreeSet<TenantId> = self
             .keys_by_tenant
@@ -30,7 +31,8 @@ impl Window {
                 continue;
             }
             let checked = poller.checked_whole();
-            // If a closed range is not checked yet, the owner first reads that range again.
+            // If the second read of the closed range is incomplete, the owner completes this read before it closes
+            // another range.
             let is_behind = poller.closed > checked;
             // Only buckets after `checked` need a second read.
             let unchecked = bucket(checked) + 1..=last;
@@ -39,7 +41,7 @@ impl Window {
                     || poller.resolved.range(unchecked).next().is_some());
             let closed = if has_unchecked && !is_behind { poller.closed.max(bucket_end(last)) } else { poller.closed };
             let done = poller.done_candidate();
-            // If a second read failed or had no capacity, a later closing continues that read.
+            // If a second read failed, or if the window had no capacity for it, a later closing continues that read.
             let may_check =
                 (has_unchecked || is_behind) && (!full.contains(&poller.id.tenant) || !poller.resolved.is_empty());
             if may_check || (has_unchecked && !is_behind) || done > poller.done {
@@ -64,13 +66,14 @@ impl Window {
         self.check_on(index, demand)
     }
 
-    /// Returns the next page of the second read. Returns `None` if the read is complete, or if the window has no
-    /// capacity for the page. The page also creates capacity, because the window forgets the resolved keys that the
-    /// read passes. If the window has no capacity, a later closing continues the read.
+    /// Returns the read of the next page of the second read. Returns `None` if the second read is complete, or if the
+    /// window has no capacity for the page. In the latter case, a later closing continues the second read. A page also
+    /// frees capacity, because the window forgets the resolved keys up to the end of the page.
     pub(super) fn check_on(&mut self, index: PollerIndex, demand: impl Fn(TenantId) -> usize) -> Option<DueRead> {
         let id = self.pollers[&index].id;
         let capacity = self.capacity(id.tenant).min(demand(id.tenant));
-        // Each of the tenant's pollers gets an equal share, so that no poller runs ahead of the other pollers.
+        // Each of the tenant's pollers gets an equal share of the capacity, so that the owner reads no poller much
+        // further than the other pollers.
         let each = capacity / usize::try_from(self.pollers_of(id.tenant)).unwrap_or(usize::MAX).max(1);
         let poller = self.pollers.get_mut(&index).expect("the caller has checked that the poller exists");
         let resolved = poller.resolved.first_key_value().map_or(0, |(_, resolved)| resolved.len());
@@ -92,7 +95,8 @@ impl Window {
         let later = poller.resolved.split_off(&(bucket(poller.checked_whole()) + 1));
         let whole = std::mem::replace(&mut poller.resolved, later).into_values().flatten();
         let mut over: Vec<EntryId> = whole.collect();
-        // `to` may lie within the last bucket. The window then forgets only the keys of this bucket at or before `to`.
+        // If `to` lies within a bucket, the window forgets only those resolved keys of the bucket that are at or before
+        // `to`.
         if let Some(partly) = poller.resolved.get_mut(&bucket(instant_of(to))) {
             let entries = &self.entries;
             let is_over = |id: &EntryId| is_within(&entries[*id as usize].key, to);

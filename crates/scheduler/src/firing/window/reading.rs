@@ -25,7 +25,7 @@ impl Window {
             }
             // The second read has returned all rows at or before `checked`.
             if let Some(missed) = poller.missed.take().filter(|missed| *missed > poller.checked_whole()) {
-                // The owner reads the rows after this row again, and the window ignores the keys that it already
+                // The owner reads the missed row and all later rows again. The window ignores the keys that it already
                 // contains.
                 let before = Timestamp::from_millis(missed.as_millis() - 1);
                 if before < instant_of(poller.read_to) {
@@ -40,7 +40,8 @@ impl Window {
         self.plan_pages(wanted, until, demand)
     }
 
-    /// Plans one page for each poller, in the order of the positions, within the capacity of the window.
+    /// Plans the read of one page for each poller in `wanted`, within the capacity of the window. The pollers with the
+    /// earliest rows come first.
     fn plan_pages(
         &mut self,
         mut wanted: Vec<(Timestamp, PollerIndex, TenantId)>,
@@ -53,12 +54,13 @@ impl Window {
             *pollers.entry(*tenant).or_default() += 1;
         }
         let mut left_over = self.keys_max.saturating_sub(self.entries.len());
-        // Capacity and page size of each tenant.
+        // Remaining capacity of each tenant, and size of one page of the tenant, both in keys.
         let mut capacities: BTreeMap<TenantId, (usize, usize)> = BTreeMap::new();
         for (tenant, pollers) in pollers {
             let capacity = self.share(left_over, tenant).min(demand(tenant)).min(pollers * PAGE_KEYS);
             left_over -= capacity;
-            // Each of the tenant's pollers gets an equal share, so that no poller runs ahead of the other pollers.
+            // Each of the tenant's pollers gets an equal share of the capacity, so that the owner reads no poller much
+            // further than the other pollers.
             capacities.insert(tenant, (capacity, capacity.div_ceil(pollers).max(PAGE_KEYS_MIN)));
         }
         let mut reads = Vec::new();

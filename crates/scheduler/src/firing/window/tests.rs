@@ -278,8 +278,8 @@ fn window_that_was_full_reads_the_skipped_row_later() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Inserts a row that is due after this number of milliseconds. The window receives the row at once or in a later
-    /// step.
+    /// Inserts a row that is due after `in_millis` milliseconds. If `is_reported` is true, the window receives the row
+    /// at once. Otherwise, it receives the row in a later step.
     Insert {
         in_millis: i64,
         is_reported: bool,
@@ -311,8 +311,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Creators and the owner follow the protocol. Every row then fires and is resolved. No row fires early, and no row
-    /// fires twice at the same owner.
+    /// Creators and the owner take their steps in a random order. Every row eventually fires. No row fires early, and
+    /// no row fires twice at the same owner.
     #[test]
     fn every_row_fires_once_per_owner(steps in prop::collection::vec(step(), 1..120)) {
         let mut bench = Bench::new(100_000);
@@ -382,8 +382,8 @@ proptest! {
                     bench.window = Window::new(&Options::default(), at(now));
                     bench.window.add_poller(POLLER, shard_term(2), durable);
                     bench.rows = rows;
-                    // The owner recognises an occurrence with an outcome by the record of its run. The window does not
-                    // have this record, so the test removes the row.
+                    // A real owner reads the records of runs, and ignores the row of an occurrence with an outcome. The
+                    // window does not read these records, so the test removes the row.
                     bench.rows.0.retain(|row| !finished.contains(&row.occurrence.incarnation.0));
                     open.clear();
                     unreported.clear();

@@ -24,11 +24,11 @@ use crate::wire;
 /// Number of concurrent writes of a group with an idempotency key. The store makes concurrent writes durable together.
 const CONCURRENT: usize = 64;
 
-/// Lines that the batch has read but not yet sent to the scheduler.
+/// Lines of a batch that the server has read but not yet sent to the scheduler.
 #[derive(Default)]
 pub(super) struct Group {
     pub(super) requests: Vec<Create>,
-    /// Reservation of each request.
+    /// Reservations of the requests in `requests`, in the same order.
     pub(super) reservations: Vec<Reservation>,
     pub(super) entries: Vec<Entry>,
 }
@@ -40,17 +40,19 @@ pub(super) struct Entry {
 }
 
 pub(super) enum Checked {
-    /// The request goes to the scheduler. The text is the pointer to its timing field.
+    /// Valid line, whose request goes to the scheduler. The text is the JSON pointer to the line's timing field.
     Request(&'static str),
-    /// The batch has an idempotency key. The server reads the line after it has looked for an earlier schedule.
+    /// Unparsed line of a batch with an idempotency key. The server parses the line only after it has looked for a
+    /// schedule that an earlier batch with this key created.
     Text(Bytes),
 }
 
 type Outcome = Result<Once, Rejected>;
 
 impl Group {
-    /// Starts the group, and returns the result lines once every schedule is durable or rejected. The work continues if
-    /// the caller does not poll the returned future, because it holds locks of the scheduler.
+    /// Starts the group, and returns the result lines once every schedule is durable or rejected. A separate task does
+    /// the work, because the work holds locks of the scheduler and must continue even if the caller does not poll the
+    /// returned future.
     pub(super) fn start(
         self,
         app: Arc<AppState>,
@@ -74,7 +76,8 @@ impl Group {
         async move { outcomes(&app, entries, &reservations, results.await.unwrap_or_else(|| Err(failed()))) }.boxed()
     }
 
-    /// Creates each schedule separately, because the scheduler does not compare the fingerprints of a whole group.
+    /// Creates each schedule with a separate scheduler call, because the call that creates a whole group does not
+    /// compare fingerprints.
     fn create_once(
         self,
         app: Arc<AppState>,

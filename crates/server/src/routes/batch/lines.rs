@@ -16,7 +16,7 @@ pub(super) enum Line {
 /// Splits a body at line feeds. Buffers at most one line and one piece of the body.
 pub(super) struct Lines {
     body: Body,
-    /// Bytes that have arrived but that no call has returned yet.
+    /// Bytes that have arrived but that [`Lines::next`] has not returned yet.
     buffer: BytesMut,
     /// Number of bytes at the start of `buffer` that contain no line feed.
     searched: usize,
@@ -25,9 +25,9 @@ pub(super) struct Lines {
     is_skipping: bool,
     /// True if the body has ended or the splitter has stopped reading.
     is_body_done: bool,
-    /// Rejection of the unread part of the body. The splitter returns it as the last line.
+    /// Rejection that the splitter returns as the last line, in place of the unread part of the body.
     last: Option<Rejected>,
-    /// Reason of the last call of [`Lines::stop`].
+    /// Problem code of the rejection in the last call of [`Lines::stop`].
     stopped: Option<Code>,
     number: u64,
 }
@@ -152,7 +152,7 @@ impl Lines {
     /// Reads and discards the rest of the body with [`discard`].
     pub(super) async fn discard_rest(&mut self) {
         if !self.body.is_end_stream() {
-            // All lines already have their results, and an incomplete body does not change them.
+            // The function ignores an incomplete body, because all lines already have their results.
             drop(discard(&mut self.body, 0, self.line_bytes_max).await);
         }
     }

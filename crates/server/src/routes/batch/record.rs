@@ -1,4 +1,5 @@
-//! Record of one batch: the numbers of its lines. Both the task that reads lines and the response hold it.
+//! Record of one batch: the counts of its lines, and the reason for an early end. The response and the task that reads
+//! the lines share the record.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -48,7 +49,7 @@ impl Drop for Record {
     }
 }
 
-/// Results on their way to the client.
+/// Source of a batch's response: the reader of the spooled results, and the batch's record.
 pub(super) struct Delivery {
     pub(super) reader: Reader,
     pub(super) record: Arc<Record>,

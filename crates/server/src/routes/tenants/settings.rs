@@ -73,7 +73,7 @@ pub(super) fn egress_of(tenant: &Tenant) -> api::Egress {
     }
 }
 
-/// Changes the fields that `patch` names. `null` restores the default.
+/// Changes the fields of the tenant's egress policy that `patch` names. `null` restores the default.
 pub(super) fn merge_egress(tenant: &mut Tenant, patch: &Value) -> Result<(), Rejected> {
     let mut egress = serde_json::to_value(egress_of(tenant)).expect("an egress policy can be serialized to JSON");
     match patch {
@@ -86,8 +86,8 @@ pub(super) fn merge_egress(tenant: &mut Tenant, patch: &Value) -> Result<(), Rej
     Ok(())
 }
 
-/// Merges `patch` into `target`, which contains all settings. A name that is missing in `target` is an error, even with
-/// `null`.
+/// Merges `patch` into `target`, which contains all settings. Returns an error if `patch` contains a name that `target`
+/// lacks, even if the value is `null`.
 fn merge_into(target: &mut Value, patch: &Value, pointer: &str) -> Result<(), Rejected> {
     let Value::Object(target) = target else {
         *target = patch.clone();

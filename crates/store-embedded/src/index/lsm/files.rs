@@ -109,8 +109,8 @@ pub(super) fn copy(from: &Path, to: &Path, tables: &[Table]) -> Result<(), Index
             copy_file(path, &tables_dir.join(name))?;
         }
     }
-    // This function copies the manifest, because it is small and the library removes it when it writes the next
-    // manifest.
+    // This function copies the manifest instead of hard-linking it. The manifest is small, and the library removes it
+    // when it writes the next manifest.
     for name in [CURRENT.to_owned(), manifest_name(from)?] {
         fs::copy(from.join(&name), to.join(&name))?;
         File::open(to.join(&name))?.sync_all()?;
@@ -135,7 +135,7 @@ fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
     File::open(to)?.sync_all()
 }
 
-/// Copies a folder with its content. It hard-links tables if the file system allows that.
+/// Copies a folder with its content. Hard-links the tables if the file system allows hard links.
 pub(crate) fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {

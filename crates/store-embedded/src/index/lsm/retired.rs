@@ -25,8 +25,8 @@ impl Retired {
 
 pub(super) struct RetiredFactory(pub(super) Arc<Retired>);
 
-// The type is safe after a panic: if a thread panics while it holds the lock, the `expect` above panics in the next
-// thread that takes the lock.
+// `RetiredFactory` is safe after a panic. If a thread panics while it holds the lock, the next thread that takes the
+// lock panics too.
 impl std::panic::RefUnwindSafe for RetiredFactory {}
 
 impl Factory for RetiredFactory {

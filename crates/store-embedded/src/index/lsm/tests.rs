@@ -1,5 +1,5 @@
-//! Tests of damage and merges. Every flipped bit is harmless, or a read reports it. The index never returns missing or
-//! changed rows without an error.
+//! Tests of damage and merges. Every flipped bit is harmless, or the index reports the damage. A read never omits or
+//! changes a row without an error.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -147,8 +147,8 @@ fn due_positions(index: &LsmIndex) -> Vec<(u8, u16)> {
 async fn lsm_merges_drop_only_due_rows_that_no_caller_reads() {
     let dir = tempfile::tempdir().unwrap();
     let index = LsmIndex::open(dir.path(), &options()).unwrap();
-    // The test retires the whole first table of poller 1. The index only merges the other tables of poller 1. The rows
-    // of poller 2 do not change.
+    // The test retires all rows in the first table of poller 1, so the index drops this table. The index merges the
+    // other tables of poller 1. The rows of poller 2 do not change.
     for (round, positions) in [0..50, 50..100, 60..110, 70..120, 80..130].into_iter().enumerate() {
         for poller in [1, 2] {
             let at = at(round as u64 * 10 + u64::from(poller));
@@ -182,7 +182,8 @@ async fn lsm_merges_drop_row_versions_that_no_replay_reads() {
             index.put(Family::Points, key, &entry.to_le_bytes(), at(entry));
             flush(&index).await;
         }
-        // A replay would begin with entry 6, and must not observe the writes of the first application from entry 6 on.
+        // A replay would begin with entry 6. The replay must not observe the rows that the first application of entry 6
+        // and of later entries wrote.
         while index.merge_step(at(6)).unwrap() {}
         for before in 6..12 {
             assert_eq!(value_at(&index, before).as_deref(), Some(&(before - 1).to_le_bytes()[..]), "before {before}");
@@ -231,8 +232,8 @@ async fn merge_drops_removed_row_when_no_replay_reads_it() {
     let mut merge = async |keep_from| {
         for _ in 0..20 {
             index.put(Family::Rows, &key(1_000 + u16::try_from(entry).unwrap()), &ROW, at(entry));
-            // A merge includes all tables that overlap with the merged key range. This key is below all others, so
-            // every table overlaps.
+            // A merge includes all tables that overlap with the merged key range. This key is below all other keys, so
+            // the merged key range overlaps with every table.
             index.remove(Family::Rows, &[0], at(entry));
             entry += 1;
             flush(&index).await;

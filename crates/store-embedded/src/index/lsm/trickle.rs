@@ -24,7 +24,7 @@ const ROWS_PER_STEP: u32 = 128;
 /// Longest pause. A pause is as long as the step before it, up to this limit.
 const PAUSE_MAX: Duration = Duration::from_millis(10);
 
-/// Pacing of the writes to new tables of a tree. The writer of a table reports every row.
+/// Pacing of the writes to new tables of a tree. The writer of a table reports every row to this type.
 pub(super) struct Trickle {
     tables: PathBuf,
     /// Number of the next new table.

@@ -1,9 +1,9 @@
 //! Versions of small rows: which versions a replay may still read, and which versions a merge drops.
 //!
 //! The library drops a version when the version is older than the oldest read and *any* newer version exists. The newer
-//! version may even be one that a replay from the last checkpoint must not observe yet. This index therefore configures
-//! the library to drop nothing. Instead, each value starts with its sequence, and a removal is a value too. This
-//! module's filter drops the versions that no read needs.
+//! version may be a version that a replay from the last checkpoint must not observe yet. This index therefore
+//! configures the library to drop nothing. Instead, each value starts with its sequence, and a removal is a value too.
+//! This module's filter drops the versions that no read needs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -91,8 +91,8 @@ impl CompactionFilter for VersionsFilter {
     }
 }
 
-/// Factory of filters for rows that the store writes once and may remove. Their values have no sequence. The field has
-/// the same meaning as in [`VersionsFactory`].
+/// Factory of filters for rows that the store writes once and may remove. The values of these rows contain no sequence.
+/// The field is the lowest sequence that a read may still name.
 pub(super) struct RemovedRowsFactory(pub(super) Arc<AtomicU64>);
 
 impl Factory for RemovedRowsFactory {
