@@ -115,9 +115,12 @@ fn wrong_type(mut errors: Errors<'_>, expected: &str, found: &str) {
     if errors.is_full() {
         return;
     }
+    let hint = (expected == TextReader::EXPECTED && found == "a number")
+        .then(|| "put the value in quotation marks; a duration also has a unit, such as \"30s\"".to_owned());
     errors.note(FieldError {
         code: "wrong_type".into(),
         detail: format!("expected {expected}, but found {found}"),
+        hint,
         ..FieldError::default()
     });
 }
@@ -232,13 +235,21 @@ impl<'de, F: Fields<'de>> Reader<'de> for ObjectReader<'_, F> {
     }
 }
 
+/// Places of the fields that users often write into another object.
+const PLACES: [(&str, &[&str]); 2] = [
+    (r#""target": {"http": {…}}"#, &["url", "method", "headers", "timeout"]),
+    (r#""retry": {…}"#, &["attempts_max", "backoff", "backoff_max"]),
+];
+
 fn note_unknown(errors: &mut Errors<'_>, key: &str, names: &[&'static str]) {
     if errors.is_full() {
         return;
     }
-    let hint = match nearest(key, names) {
-        Some(name) => format!("did you mean `{name}`?"),
-        None => format!("known fields: {}", names.join(", ")),
+    let place = PLACES.iter().find(|(_, fields)| fields.contains(&key));
+    let hint = match (place, nearest(key, names)) {
+        (Some((place, _)), _) => format!("`{key}` is a field of {place}"),
+        (None, Some(name)) => format!("did you mean `{name}`?"),
+        (None, None) => format!("known fields: {}", names.join(", ")),
     };
     errors.at(key).note(FieldError {
         code: "unknown_field".into(),

@@ -55,6 +55,20 @@ fn long_names_are_shortened_and_get_no_spelling_hint() {
 }
 
 #[test]
+fn hint_names_the_place_of_a_misplaced_field_and_the_form_of_a_duration() {
+    let hint_of = |body: &str| {
+        let problem = read(body.as_bytes()).unwrap_err();
+        problem.errors[0].hint.clone().unwrap_or_default()
+    };
+    let misplaced = hint_of(r#"{"url":"http://h","every":"30s","target":{"http":{"url":"http://h"}}}"#);
+    assert_eq!(misplaced, r#"`url` is a field of "target": {"http": {…}}"#);
+    let misplaced = hint_of(r#"{"every":"30s","target":{"http":{"url":"http://h","backoff":"1s"}}}"#);
+    assert_eq!(misplaced, r#"`backoff` is a field of "retry": {…}"#);
+    let number = hint_of(r#"{"every":3600,"target":{"http":{"url":"http://h"}}}"#);
+    assert!(number.contains("quotation marks") && number.contains("30s"), "{number}");
+}
+
+#[test]
 fn too_many_headers_and_labels_are_counted_but_not_compared() {
     let pairs: Vec<String> = (0..100_000).map(|number| format!("\"{number:06}\":\"\"")).collect();
     let pairs = pairs.join(",");
