@@ -10,6 +10,7 @@ pub const PROBLEM_CONTENT_TYPE: &str = "application/problem+json";
 /// Problem details (RFC 9457) of a rejected request.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct Problem {
     /// Type of the problem: `urn:reveille:problem:` followed by the problem code.
     #[serde(rename = "type")]
@@ -36,6 +37,7 @@ pub struct Problem {
 /// Fault of one part of the request. Exactly one of `pointer`, `parameter` and `header` is present.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct FieldError {
     /// JSON Pointer (RFC 6901) into the body; the empty pointer means the whole body.
     #[serde(default, skip_serializing_if = "Option::is_none")]

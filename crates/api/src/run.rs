@@ -7,6 +7,7 @@ use crate::Time;
 /// Response of `GET /v1/schedules/{id}/runs` and `GET /v1/runs`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct RunPage {
     /// Runs of this page, at most `limit`.
     pub runs: Vec<Run>,
@@ -17,6 +18,7 @@ pub struct RunPage {
 /// Execution of one occurrence of a schedule.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct Run {
     /// Id of the run, equal to the callback's `webhook-id`.
     pub id: String,
@@ -63,6 +65,7 @@ pub enum RunState {
 /// One attempt of a run, with the `status` of the target's response or an `error`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct Attempt {
     /// Number of the attempt within its run, from 1.
     pub number: u16,
@@ -81,6 +84,7 @@ pub struct Attempt {
 /// Response of `DELETE /v1/schedules/{id}`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct Cancelled {
     /// Effect of the cancellation.
     pub result: CancelResult,
@@ -106,6 +110,7 @@ pub enum CancelResult {
 /// Response of `POST /v1/runs/{id}/redrive`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct Redriven {
     /// Id of the new run.
     pub run_id: String,

@@ -118,6 +118,7 @@ pub enum ScheduleState {
 /// the request.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct ScheduleSummary<'a> {
     /// Id of the schedule.
     #[serde(borrow)]
@@ -152,6 +153,7 @@ impl ScheduleSummary<'_> {
 /// Response of `GET /v1/schedules/{id}`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct Schedule {
     /// Id of the schedule.
     pub id: String,
@@ -194,6 +196,7 @@ pub struct Schedule {
 /// Response of `GET /v1/schedules:count`: counts of the tenant's schedules.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct ScheduleCount {
     /// Number of active schedules. The quota `pending_max` limits this number.
     pub active: u64,
@@ -208,6 +211,7 @@ pub struct ScheduleCount {
 /// Response of `GET /v1/schedules`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct SchedulePage {
     /// Schedules of this page. A page may be short or empty although more pages follow.
     pub schedules: Vec<Schedule>,
@@ -238,6 +242,7 @@ impl Target {
 /// HTTP target of a stored schedule.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct HttpTarget {
     /// URL of the callback.
     pub url: String,
@@ -252,6 +257,7 @@ pub struct HttpTarget {
 /// Retry policy of a stored schedule. Each wait before a retry is uniformly random below its upper bound.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct Retry {
     /// Number of attempts, including the first.
     pub attempts_max: u16,
@@ -265,6 +271,7 @@ pub struct Retry {
 /// Response of POST, PUT and PATCH with `dry_run=true`: the server checked the request and wrote nothing.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct DryRun {
     /// Always true.
     pub dry_run: bool,

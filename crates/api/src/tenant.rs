@@ -54,6 +54,7 @@ pub type Quotas = BTreeMap<Quota, Option<u32>>;
 /// Response of `GET` and `PATCH /v1/quotas`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct QuotaSheet {
     /// Current quotas.
     pub quotas: Quotas,
@@ -67,6 +68,7 @@ pub struct QuotaSheet {
 /// Data that the service stores for a tenant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct Usage {
     /// Number of active schedules. The quota `pending_max` limits this number.
     pub active: u64,
@@ -144,6 +146,7 @@ pub struct Egress {
 /// Tenant with its settings, without its keys and secrets.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct Tenant {
     /// Name of the tenant.
     pub name: String,
@@ -165,6 +168,7 @@ pub struct Tenant {
 /// Response of `POST /v1/tenants`. No other response contains the key's secret or the signing secret's value.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct TenantCreated {
     /// New tenant.
     pub tenant: Tenant,
@@ -177,6 +181,7 @@ pub struct TenantCreated {
 /// Response of `GET /v1/tenants`, sorted by name.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct TenantList {
     /// All tenants.
     pub tenants: Vec<Tenant>,
@@ -201,6 +206,7 @@ pub struct KeyRequest {
 /// Key of a tenant, without its secret.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct Key {
     /// Id of the key: the text before the dot in the key's secret.
     pub id: String,
@@ -217,6 +223,7 @@ pub struct Key {
 /// New key with its secret, which clients send after `Bearer`. No other response contains the secret.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct KeyCreated {
     /// Key without its secret.
     #[serde(flatten)]
@@ -228,6 +235,7 @@ pub struct KeyCreated {
 /// Response of `GET /v1/tenants/{tenant}/keys`, oldest key first.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct KeyList {
     /// All keys of the tenant.
     pub keys: Vec<Key>,
@@ -236,6 +244,7 @@ pub struct KeyList {
 /// Signing secret of a tenant, without its value.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct SigningSecret {
     /// Id of the signing secret. The id is not part of the secret's value.
     pub id: String,
@@ -246,6 +255,7 @@ pub struct SigningSecret {
 /// New signing secret with the text that receivers need (`whsec_…`, Standard Webhooks). No other response contains it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct SigningSecretCreated {
     /// Signing secret without its value.
     #[serde(flatten)]
@@ -258,6 +268,7 @@ pub struct SigningSecretCreated {
 /// every secret.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct SigningSecretList {
     /// Signing secrets of the tenant: one or two.
     pub signing_secrets: Vec<SigningSecret>,
@@ -266,6 +277,7 @@ pub struct SigningSecretList {
 /// Response of `GET /v1/tenants/{tenant}/audit`, oldest entry first.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct AuditPage {
     /// Entries of this page, at most `limit`.
     pub entries: Vec<AuditEntry>,
@@ -276,6 +288,7 @@ pub struct AuditPage {
 /// Change of a tenant, with the instant of the change and the key that authenticated the change.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct AuditEntry {
     /// Version of the tenant after the change.
     pub version: u64,
