@@ -246,7 +246,7 @@ pub enum Incident {
     HandedOver,
     /// A move made its target the master.
     Moved,
-    /// A healed core of nodes made progress.
+    /// A quorum of nodes without faults decided further entries.
     Healed,
 }
 

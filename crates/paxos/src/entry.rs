@@ -54,8 +54,8 @@ pub enum Value {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BeMaster {
     pub node: NodeId,
-    /// Liveness epoch of the node in the system group; 0 if the node has none. The epoch renews the lease while the
-    /// paxos group is idle.
+    /// Liveness epoch of the node in the system group; 0 if the node has none. While the paxos group is idle, a renewal of
+    /// this epoch also renews the master's lease.
     pub liveness: u64,
     pub claim: Claim,
     /// All members at this slot, in ascending order. A node that did not receive the first members at its start reads

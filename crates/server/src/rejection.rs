@@ -87,9 +87,11 @@ impl Code {
             Code::QuotaCeiling => {
                 (StatusCode::FORBIDDEN, "quota_ceiling", "The request sets a quota above its ceiling")
             }
-            Code::RateExceeded => {
-                (StatusCode::TOO_MANY_REQUESTS, "rate_exceeded", "The tenant exceeds its request rate")
-            }
+            Code::RateExceeded => (
+                StatusCode::TOO_MANY_REQUESTS,
+                "rate_exceeded",
+                "The tenant sends more requests per second than its quota allows",
+            ),
             Code::TenantNotFound => (StatusCode::NOT_FOUND, "tenant_not_found", "The tenant does not exist"),
             Code::KeyNotFound => (StatusCode::NOT_FOUND, "key_not_found", "The key or secret does not exist"),
             Code::TenantExists => (StatusCode::CONFLICT, "tenant_exists", "A tenant with this name exists"),

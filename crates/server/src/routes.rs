@@ -163,7 +163,7 @@ fn schedule_routes(routes: Routes) -> Routes {
                 "putSchedule",
                 Writer,
                 "Create or replace the schedule with this id",
-                ok("The schedule was replaced, or the result of a dry run", summary_or_dry_run),
+                ok("The replaced schedule, or the result of a dry run", summary_or_dry_run),
             )
             .or(ResponseSpec { headers: TAG_AND_LOCATION, ..created_response("The schedule was created", summary) })
             .with(CHANGE_PARAMETERS)
@@ -177,7 +177,7 @@ fn schedule_routes(routes: Routes) -> Routes {
                 "patchSchedule",
                 Writer,
                 "Change a schedule: replace the fields that the body contains (RFC 7396)",
-                ok("The schedule was changed, or the result of a dry run", summary_or_dry_run),
+                ok("The changed schedule, or the result of a dry run", summary_or_dry_run),
             )
             .with(CHANGE_PARAMETERS)
             .with_patch(schedule_patch)

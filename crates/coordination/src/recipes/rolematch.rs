@@ -1,6 +1,6 @@
 //! Role match, a recipe that gives each open job to one applicant, and one job to each applicant.
 //!
-//! The jobs are items of a [`Bag`]. The applicants wait in the line of a [`LeaderQueue`](super::LeaderQueue). To take
+//! The jobs are items of a [`Bag`]. The applicants wait in the queue of a [`LeaderQueue`](super::LeaderQueue). To take
 //! an open job, the applicant at the front creates an ephemeral node with the job's number. The applicant then holds
 //! the job and leaves the line. If the holder's session ends, the engine removes the node, and the job is open again.
 //! If another process removes the job, the holder removes the node.

@@ -55,7 +55,7 @@ impl Candidate {
     }
 }
 
-/// Candidate in the line of a leader group.
+/// Candidate that waits in the queue of a leader group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Participant {
     /// Text of the candidate, from [`Candidate::id`]. The character U+FFFD replaces bytes that are not UTF-8.

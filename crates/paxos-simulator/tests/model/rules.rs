@@ -61,7 +61,7 @@ pub(crate) struct Rules {
     /// A node may replace a master that serves by its liveness only once the system group has decided that the liveness
     /// is over.
     pub(crate) liveness_blocks: bool,
-    /// The liveness of a node expires only after the lease that this liveness last renewed has ended.
+    /// The liveness of a node expires only after the end of each lease that the node renewed by this liveness.
     pub(crate) expiry_waits: bool,
     /// A master serves by its liveness only if its last `BeMaster` entry names the liveness, even if this entry is
     /// undecided.
