@@ -58,6 +58,12 @@ def by_wget(batch: Path) -> bytes:
     return subprocess.run(wget, check=True, stdout=subprocess.PIPE, timeout=TIMEOUT_SECONDS).stdout
 
 
+def by_java(batch: Path) -> bytes:
+    source = Path(__file__).with_name("Batch.java")
+    java = ["java", str(source), URL + ROUTE, os.environ["REVEILLE_KEY"], str(batch)]
+    return subprocess.run(java, check=True, stdout=subprocess.PIPE, timeout=TIMEOUT_SECONDS).stdout
+
+
 def by_curl(batch: Path, url: str = URL) -> bytes:
     headers = [argument for name, value in HEADERS.items() for argument in ("-H", f"{name}: {value}")]
     curl = ["curl", "-sS", "--fail", url + ROUTE, *headers, "--data-binary", f"@{batch}"]
@@ -119,6 +125,7 @@ def main() -> None:
         check("requests", by_requests, batch, count)
         check("httpx", by_httpx, batch, count)
         check("wget", by_wget, batch, count)
+        check("HttpURLConnection", by_java, batch, count)
         check("curl", by_curl, batch, count)
         check("curl through nginx", by_curl_and_nginx, batch, count)
 
