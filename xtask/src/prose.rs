@@ -143,7 +143,9 @@ fn of_markdown(text: &str) -> Vec<Prose> {
     for (line, number) in text.lines().zip(1..) {
         let is_fence = line.starts_with("```");
         is_fenced ^= is_fence;
-        let is_code = is_fence || is_fenced || line.starts_with("    ") || line.starts_with("<!--");
+        // A line with four spaces continues an open list item. Otherwise the line is code.
+        let is_indented_code = line.starts_with("    ") && !is_open;
+        let is_code = is_fence || is_fenced || is_indented_code || line.starts_with("<!--");
         if is_code || line.trim().is_empty() || line.starts_with("|--") {
             is_open = false;
             continue;
@@ -210,9 +212,9 @@ mod tests {
 
     #[test]
     fn markdown_parser_finds_paragraphs_but_ignores_code_blocks() {
-        let text = "# Title\n\nOne\n2 two.\n\n    code\n\n- item\n  more\n1. first\n\n```\nfenced\n```\n| a | b |\n|---|---|\n| c | d |\n";
+        let text = "# Title\n\nOne\n2 two.\n\n    code\n\n- item\n  more\n1. first\n10. tenth\n    line\n\n```\nfenced\n```\n| a | b |\n|---|---|\n| c | d |\n";
         let found: Vec<String> = of_file("a.md", text).into_iter().map(|prose| prose.text).collect();
-        assert_eq!(found, ["# Title", "One\n2 two.", "- item\nmore", "1. first", "| a | b |", "| c | d |"]);
+        assert_eq!(found, ["# Title", "One\n2 two.", "- item\nmore", "1. first", "10. tenth\nline", "| a | b |", "| c | d |"]);
     }
 
     #[test]

@@ -15,9 +15,6 @@ use crate::occurrence::Run;
 use crate::recurrence::{CronError, Missed};
 use crate::{AttemptResult, DueKey, Occurrence, RunState, Schedule, Status, TargetKey, Timestamp, When};
 
-/// Minimum time from now to the later position that [`Start::Unreadable`] gives to a due row.
-pub const UNREADABLE_WAIT: Duration = Duration::from_secs(3_600);
-
 /// Returns the first due row of `schedule` after a user created or changed it at its `updated_at`. Returns `None` if
 /// the schedule has no further occurrence. A one-shot schedule always has a due row, even if its instant is long past.
 #[must_use]
@@ -52,8 +49,8 @@ pub enum Start {
     /// already has attempts or is a redrive.
     Cancel,
     /// The program cannot parse the schedule's stored text, for example after a downgrade of the program. The executor
-    /// logs `error`, and the owner defers the due row. `defer` is the same row at a later position.
-    Unreadable { error: CronError, defer: DueKey },
+    /// logs `error`, and the owner defers the due row.
+    Unreadable { error: CronError },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,10 +97,7 @@ pub fn at_start(schedule: &Schedule, key: &DueKey, catch_up: CatchUp, now: Times
     match &schedule.spec.when {
         When::At(_) if schedule.status == Status::Ended => Start::Drop(Void::Ended),
         When::At(_) => Start::Fire { advance: None },
-        When::Cron(cron) if let Err(error) = cron.check() => {
-            let position = key.position.max(now) + UNREADABLE_WAIT;
-            Start::Unreadable { error, defer: DueKey { position, ..*key } }
-        }
+        When::Cron(cron) if let Err(error) = cron.check() => Start::Unreadable { error },
         when @ (When::Cron(_) | When::Every { .. }) => match overdue(schedule, occurrence.nominal, catch_up, now) {
             Some(missed) => Start::Skip {
                 latest: due_row(schedule, missed.latest, key.target, now),

@@ -89,9 +89,12 @@ impl KeyId {
     /// Parses the text that `Display` writes: 16 hexadecimal digits. Returns `None` if the text is malformed.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        let byte = |at| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
-        let bytes: Vec<u8> = (0..text.len()).step_by(2).map(byte).collect::<Option<_>>()?;
-        bytes.try_into().ok().map(KeyId)
+        let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        if text.len() != 2 * Self::LEN || !text.bytes().all(is_digit) {
+            return None;
+        }
+        let number = u64::from_str_radix(text, 16).ok()?;
+        Some(KeyId(number.to_be_bytes()))
     }
 }
 
@@ -110,6 +113,15 @@ impl fmt::Debug for KeyId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn key_id_parser_accepts_only_the_text_that_display_writes() {
+        let id = KeyId([0, 1, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd]);
+        assert_eq!(KeyId::parse(&id.to_string()), Some(id));
+        for text in ["", "0001234567", "0001234567 9abcd", "+f0123456789abcd", "000123456789ABCD", "000123456789abcdef"] {
+            assert_eq!(KeyId::parse(text), None, "{text:?}");
+        }
+    }
 
     #[test]
     fn debug_text_contains_no_part_of_a_secret() {

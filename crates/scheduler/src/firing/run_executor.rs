@@ -234,7 +234,7 @@ async fn start_loaded(
             write(context, starting.pending_write(change, Then::Resolve(starting.entry))).await;
             starting.ended(EndReason::Writing)
         }
-        Start::Unreadable { error, defer: _ } => {
+        Start::Unreadable { error } => {
             tracing::error!(
                 schedule = %schedule.id,
                 %error,
