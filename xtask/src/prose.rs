@@ -214,7 +214,10 @@ mod tests {
     fn markdown_parser_finds_paragraphs_but_ignores_code_blocks() {
         let text = "# Title\n\nOne\n2 two.\n\n    code\n\n- item\n  more\n1. first\n10. tenth\n    line\n\n```\nfenced\n```\n| a | b |\n|---|---|\n| c | d |\n";
         let found: Vec<String> = of_file("a.md", text).into_iter().map(|prose| prose.text).collect();
-        assert_eq!(found, ["# Title", "One\n2 two.", "- item\nmore", "1. first", "10. tenth\nline", "| a | b |", "| c | d |"]);
+        assert_eq!(
+            found,
+            ["# Title", "One\n2 two.", "- item\nmore", "1. first", "10. tenth\nline", "| a | b |", "| c | d |"]
+        );
     }
 
     #[test]

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn run_returns_the_sum_of_the_test_counts_of_all_suites() {
+    fn runner_adds_the_test_counts_of_all_suites() {
         let counts = run(vec![
             suite("echo 'test result: ok. 5 passed; 0 failed'"),
             suite("echo 'test result: FAILED. 1 passed; 2 failed' >&2; exit 101"),

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn log_follower_ignores_lines_that_precede_the_trial() {
+    fn log_follower_ignores_lines_written_before_it_starts() {
         use std::io::Write;
         let mut log = tempfile::NamedTempFile::new().unwrap();
         let line = |incarnation, late, verified: u8| {

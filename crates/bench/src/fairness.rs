@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn verdict_compares_the_median_increase_of_p99_lateness_with_the_bound() {
+    fn verdict_fails_if_the_median_increase_of_p99_lateness_reaches_its_bound() {
         let results = Results::of(&[row(5.0, 0), row(6.0, 0)], &[row(14.0, 0), row(15.0, 0)]);
         assert_eq!(
             results.to_text(10),

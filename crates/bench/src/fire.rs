@@ -407,7 +407,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plan_has_due_instants_at_equal_intervals_or_only_one_due_instant() {
+    fn due_instants_of_a_plan_are_evenly_spaced_or_all_equal() {
         let due = Due::Evenly { per_second: 10_000, duration: Duration::from_secs(300) };
         assert_eq!((due.count(), due.gap_micros(), due.lasts()), (3_000_000, 100, Duration::from_secs(300)));
         let at_once = Due::AtOnce { count: 100_000 };

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_bucket_gives_the_tokens_of_one_period_at_once_and_then_its_rate() {
+    fn idle_token_bucket_gives_a_full_period_of_tokens_and_then_one_at_a_time() {
         let rate = Rate::new(10, SECOND);
         let mut bucket = TokenBucket::default();
         let now = Duration::from_secs(100);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn bucket_gives_no_token_at_rate_zero_but_one_at_low_rate() {
+    fn token_bucket_with_rate_zero_gives_no_token_but_a_slow_bucket_gives_one() {
         let mut bucket = TokenBucket::default();
         assert_eq!(bucket.next(Rate::new(0, SECOND), SECOND), None);
         assert!(!bucket.take(Rate::new(5, SECOND).share(0, 2), SECOND));

@@ -118,7 +118,8 @@ mod tests {
     fn key_id_parser_accepts_only_the_text_that_display_writes() {
         let id = KeyId([0, 1, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd]);
         assert_eq!(KeyId::parse(&id.to_string()), Some(id));
-        for text in ["", "0001234567", "0001234567 9abcd", "+f0123456789abcd", "000123456789ABCD", "000123456789abcdef"] {
+        for text in ["", "0001234567", "0001234567 9abcd", "+f0123456789abcd", "000123456789ABCD", "000123456789abcdef"]
+        {
             assert_eq!(KeyId::parse(text), None, "{text:?}");
         }
     }

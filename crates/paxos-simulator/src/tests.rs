@@ -78,7 +78,7 @@ fn simulation_detects_every_deliberate_bug() {
 }
 
 #[test]
-fn failure_report_contains_a_failing_run_with_fewer_faults_and_steps() {
+fn failure_report_contains_a_reduced_run_that_also_fails() {
     quietly(|| {
         let mutation = Mutation::all().find(|mutation| mutation.to_string() == "TrimsPastDeadMember").unwrap();
         let (seed, _) = catch(mutation, 0..1_000).unwrap();
@@ -140,7 +140,7 @@ fn disk_with(records: u8) -> Disk {
 }
 
 #[test]
-fn simulated_disk_keeps_all_some_or_no_unsynced_records_after_a_crash() {
+fn simulated_disk_may_lose_any_number_of_unsynced_records_in_a_crash() {
     let mut left = Vec::new();
     for seed in 0..1_000 {
         let mut disk = disk_with(3);
@@ -200,7 +200,7 @@ fn opening_the_simulated_disk_detects_a_flipped_bit() {
 }
 
 #[test]
-fn checks_require_acknowledged_slots_to_stay_durable() {
+fn checks_detect_acknowledged_slots_that_are_not_durable() {
     let mut checks = Checks::new(3, 1, false);
     let write = |checks: &mut Checks, node, values: &[u64]| {
         values.iter().for_each(|value| checks.change(node, 0, OnDisk::Push { value: *value }));

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_leave_descriptors_for_the_store() {
+    fn connection_limits_leave_enough_file_descriptors_for_the_store() {
         let defaults = limits(u64::MAX);
         for open_files_max in [16_u64, 128, 1_024, 4_096, 10_000, 13_311, 13_312, 65_536] {
             let fitted = limits(open_files_max);

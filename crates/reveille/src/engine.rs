@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn coordination_option_without_store_option_fails_with_a_next_step() {
+    fn error_for_a_coordination_option_without_a_store_states_the_next_step() {
         let error = arguments(None, Some(URL)).engine().unwrap_err().to_string();
         assert!(error.contains("--store postgres://") && error.contains("leave out --coordination"), "{error}");
     }

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unspecified_listen_address_becomes_loopback_url() {
+    fn server_url_uses_loopback_if_the_server_listens_on_all_addresses() {
         let url = |listens: &str| url_of(listens.parse().unwrap(), false);
         assert_eq!(url("0.0.0.0:8080"), "http://127.0.0.1:8080");
         assert_eq!(url("[::]:8080"), "http://[::1]:8080");

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn start_rejects_missing_key_and_key_of_another_store() {
+    fn server_without_the_key_of_its_store_fails_to_start() {
         block_on(async {
             let (runtime, data) = (Runtime::real(), tempfile::tempdir().unwrap());
             let store = empty(&runtime);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn start_rejects_key_file_without_key_or_with_access_for_other_users() {
+    fn server_rejects_a_key_file_without_a_key_or_with_access_for_other_users() {
         block_on(async {
             let (runtime, data) = (Runtime::real(), tempfile::tempdir().unwrap());
             let store = empty(&runtime);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn start_encrypts_plain_text_secrets_of_the_store() {
+    fn server_encrypts_the_plain_text_secrets_in_its_store_when_it_starts() {
         block_on(async {
             let (runtime, data) = (Runtime::real(), tempfile::tempdir().unwrap());
             let store = empty(&runtime);

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn request_dropped_while_it_waits_uses_no_turn() {
+    fn waiting_request_that_the_caller_drops_uses_no_turn() {
         let turns = Turns::default();
         let first = turns.take(BUSY).now_or_never().unwrap();
         let second = turns.take(BUSY).now_or_never().unwrap();

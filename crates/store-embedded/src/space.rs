@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn full_store_accepts_operator_changes_until_reserve_is_used() {
+    fn full_store_accepts_operator_changes_until_the_disk_reserve_is_used_up() {
         let space = Space::new(1_000);
         space.update(999, 0);
         assert!(space.is_full() && space.check_reserve().is_ok());

@@ -153,7 +153,7 @@ fn an_insert(number: u128) -> Insert {
 }
 
 #[test]
-fn store_counts_its_rows_if_no_numbers_are_stored() {
+fn count_of_all_rows_returns_the_usage_that_the_store_maintains() {
     let dir = tempfile::tempdir().unwrap();
     on_real(async |runtime| {
         let subject = Killed::new(runtime, dir.path(), options(1 << 30));
@@ -216,7 +216,7 @@ async fn make_unlisted(runtime: &Runtime, dir: &Path, options: &Options) {
 }
 
 #[test]
-fn opening_creates_listings_for_schedules_of_earlier_build() {
+fn store_adds_schedules_of_an_earlier_build_to_its_listings_when_it_opens() {
     let dir = tempfile::tempdir().unwrap();
     on_real(async |runtime| {
         // The options leave the last entries only in the journal, so that the open replays them.

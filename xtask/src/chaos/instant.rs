@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parser_returns_the_instant_that_was_formatted() {
+    fn parsing_the_text_of_an_instant_returns_the_same_instant() {
         assert_eq!(text(1_795_255_200_123), "2026-11-21T10:00:00.123Z");
         for millis in (0..4_000_000_000_000).step_by(977_123_457) {
             assert_eq!(parse(&text(millis)), Some(millis));

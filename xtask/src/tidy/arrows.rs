@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_rejects_dependency_on_a_crate_of_a_higher_layer() {
+    fn check_finds_dependency_on_a_crate_of_a_higher_layer() {
         assert_eq!(count(package("scheduler", &[("store", None, true)])), 0);
         assert_eq!(count(package("store", &[("scheduler", None, true)])), 1);
         assert_eq!(count(package("scheduler", &[("store-embedded", None, true)])), 1);
@@ -222,21 +222,21 @@ mod tests {
     }
 
     #[test]
-    fn rule_rejects_normal_dependency_on_a_crate_that_only_tests_may_use() {
+    fn check_finds_normal_dependency_on_a_crate_that_only_tests_may_use() {
         assert_eq!(count(package("journal", &[("simulator", Some("dev"), true)])), 0);
         assert_eq!(count(package("journal", &[("simulator", None, true)])), 1);
         assert_eq!(count(package("store", &[("store", Some("dev"), true)])), 1);
     }
 
     #[test]
-    fn rule_rejects_impure_dependency_of_a_pure_crate() {
+    fn check_finds_impure_dependency_of_a_pure_crate() {
         assert_eq!(count(package("domain", &[("jiff", None, false), ("proptest", Some("dev"), false)])), 0);
         assert_eq!(count(package("domain", &[("tokio", None, false)])), 1);
         assert_eq!(count(package("domain", &[("runtime", None, true)])), 1);
     }
 
     #[test]
-    fn check_finds_crate_without_a_rule() {
+    fn check_finds_crate_without_a_dependency_rule() {
         assert_eq!(count(package("broker", &[])), 1);
     }
 }

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn policy_allows_licence_expression_with_one_allowed_alternative() {
+    fn policy_allows_licence_expression_that_allowed_licences_satisfy() {
         let allowed = BTreeSet::from(["MIT".to_owned(), "ISC".to_owned()]);
         let good = [
             "MIT",

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn check_finds_who_without_a_noun_before_it() {
+    fn check_finds_the_word_who_without_a_noun_before_it() {
         let who = |line| vec![(line, "who".to_owned())];
         assert_eq!(whats("a.rs", "// Who asks waits."), who(1));
         assert_eq!(whats("a.rs", "// It answers. Who asks waits."), who(1));

@@ -47,7 +47,7 @@ fn schedule_summary_is_unchanged_after_a_json_round_trip() {
 }
 
 #[test]
-fn cancel_response_reports_cancelled_too_late_or_pending() {
+fn cancel_response_has_a_result_and_an_optional_decision_deadline() {
     let json = |result, decided_by| serde_json::to_string(&Cancelled { result, decided_by }).unwrap();
     assert_eq!(json(CancelResult::Cancelled, None), r#"{"result":"cancelled"}"#);
     assert_eq!(json(CancelResult::TooLate, None), r#"{"result":"too_late"}"#);

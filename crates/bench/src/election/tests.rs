@@ -2,7 +2,7 @@ use super::handover::HandOverKind;
 use super::*;
 
 #[test]
-fn report_compares_reveille_with_the_peer_program() {
+fn election_report_compares_reveille_with_a_curator_program() {
     let hand_overs = vec![
         HandOvers::with_values(HandOverKind::Graceful, &[2.0, 4.0, 3.0], &[5.0, 6.0, 7.0]),
         HandOvers::with_values(HandOverKind::CrashBeyondTimeout, &[100.0], &[200.0]),
@@ -28,7 +28,7 @@ fn report_compares_reveille_with_the_peer_program() {
 }
 
 #[test]
-fn verdict_fails_if_reveille_is_slower_in_too_many_pairs_of_hand_overs() {
+fn verdict_fails_if_reveille_hands_over_slower_than_its_peer_too_often() {
     let peer = [10.0; 30];
     let slower_in = |count: usize| {
         let mut ours = [9.0; 30];

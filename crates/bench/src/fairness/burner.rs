@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_burns_only_the_processor_time_that_the_load_leaves_over() {
+    fn burner_uses_only_the_unused_rest_of_the_processor_time_budget() {
         let since = Monotonic::from_start(Duration::from_secs(3));
         let budget = Budget { server: None, processors: 1.5, since, used_before: Duration::from_secs(7) };
         let now = since + Duration::from_secs(10);

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn callback_is_not_counted_as_lost_while_a_change_is_pending() {
+    fn callback_does_not_count_as_lost_during_a_change_of_its_schedule() {
         let carts = carts();
         carts.record_cancellation(1);
         carts.record_request(4, at(60_000));
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_include_duplicated_early_and_unwanted_callbacks() {
+    fn soak_test_counts_duplicate_early_and_unwanted_callbacks() {
         let carts = carts();
         arrive(&carts, 1, 0, 5);
         arrive(&carts, 1, 0, 6);

@@ -19,19 +19,19 @@ fn retry_after_parser_accepts_seconds_and_all_http_date_formats() {
 }
 
 #[test]
-fn past_retry_after_date_means_no_wait() {
+fn retry_after_header_with_a_past_date_yields_a_wait_of_zero() {
     assert_eq!(wait("Fri, 20 Nov 2026 10:00:00 GMT"), Some(Duration::ZERO));
 }
 
 #[test]
-fn invalid_retry_after_is_ignored() {
+fn retry_after_parser_ignores_invalid_values() {
     for text in ["", "soon", "-1", "1.5", "+5", "Sat, 21 Nov 2026", "1, 2"] {
         assert_eq!(wait(text), None, "{text:?}");
     }
 }
 
 #[test]
-fn overflowing_retry_after_is_clamped() {
+fn retry_after_parser_clamps_an_overflowing_number_of_seconds() {
     assert_eq!(wait("99999999999999999999999"), Some(Duration::from_secs(u64::MAX)));
 }
 

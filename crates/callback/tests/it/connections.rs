@@ -68,7 +68,7 @@ async fn different_spellings_of_one_address_share_one_connection() {
 }
 
 #[tokio::test]
-async fn idle_connections_of_one_tenant_stay_below_the_limit_of_all_tenants() {
+async fn one_tenant_cannot_use_the_whole_limit_of_idle_connections() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options { idle_connections_max: 4, ..Options::default() });
     let serve = async |count: usize| {

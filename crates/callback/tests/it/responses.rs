@@ -67,7 +67,7 @@ async fn client_does_not_follow_a_redirect() {
 }
 
 #[tokio::test]
-async fn attempt_returns_wait_of_retry_after_header_only_if_it_fails() {
+async fn only_a_failed_attempt_returns_the_wait_of_the_retry_after_header() {
     let with = |status: u16, wait: &str| {
         format!("HTTP/1.1 {status} Text\r\nretry-after: {wait}\r\ncontent-length: 0\r\n\r\n").into_bytes()
     };

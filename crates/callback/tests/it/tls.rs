@@ -197,7 +197,7 @@ async fn client_opens_another_connection_if_no_http2_stream_is_free() {
 }
 
 #[tokio::test]
-async fn wait_for_a_connection_uses_up_no_timeout() {
+async fn timeout_of_an_attempt_excludes_its_wait_for_a_shared_connection() {
     let runtime = Runtime::real();
     let identity = identity("localhost", b"h2");
     let listening = Listening::start().await;
@@ -227,7 +227,7 @@ async fn wait_for_a_connection_uses_up_no_timeout() {
 }
 
 #[tokio::test]
-async fn waiting_attempts_connect_at_once_after_a_failed_handshake() {
+async fn waiting_attempts_connect_in_parallel_after_a_handshake_times_out() {
     let runtime = Runtime::real();
     let (listening, deliverer) = (Listening::start().await, deliverer(Options::default()));
     // The target accepts connections and never answers, so that each handshake takes until the timeout.

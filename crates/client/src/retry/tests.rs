@@ -50,7 +50,7 @@ fn attempt_limit_and_deadline_end_the_retries() {
 }
 
 #[test]
-fn backoff_grows_to_its_maximum_and_is_added_to_retry_after() {
+fn backoff_grows_up_to_its_maximum_and_respects_the_retry_after_header() {
     let options = Options { attempts_max: 100, ..Options::default() };
     let longest = |attempt| {
         let draws = (0..1_000).map(|draw| draw * 0x0012_3456_789a_bcde_u64);

@@ -50,7 +50,7 @@ fn invalid_batch_line_does_not_affect_other_lines() {
 }
 
 #[test]
-fn create_many_returns_error_for_rejected_batch_or_truncated_response() {
+fn client_reports_a_rejected_batch_or_a_truncated_batch_response() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let unauthenticated = world.client_as("unknown.key");

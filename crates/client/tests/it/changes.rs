@@ -84,7 +84,7 @@ fn second_change_with_the_same_etag_is_rejected() {
 }
 
 #[test]
-fn client_repeats_change_with_lost_response_only_if_it_is_unconditional() {
+fn client_repeats_only_unconditional_changes_after_a_lost_response() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         world.client().put("one", &later()).await.unwrap();

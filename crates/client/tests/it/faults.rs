@@ -19,7 +19,7 @@ fn problem(status: u16, code: &str, headers: &str) -> String {
 const CANCELLED: &str = "HTTP/1.1 200 OK\r\ncontent-length: 22\r\nconnection: close\r\n\r\n{\"result\":\"cancelled\"}";
 
 #[test]
-fn create_with_lost_responses_creates_one_schedule() {
+fn client_creates_only_one_schedule_although_responses_are_lost() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let unlucky = client(losing(&runtime, world.address, 3).await, ADMIN_KEY);
@@ -151,7 +151,7 @@ fn error_quotes_the_response_of_a_server_other_than_reveille() {
 }
 
 #[test]
-fn conversion_rounds_system_time_up_to_whole_milliseconds() {
+fn conversion_of_a_system_time_rounds_up_to_whole_milliseconds() {
     let instant = std::time::SystemTime::UNIX_EPOCH + Duration::from_nanos(1_000_001);
     assert_eq!(Time::from(instant), Time(2));
     assert_eq!(Time(5) + Duration::from_secs(1), Time(1_005));

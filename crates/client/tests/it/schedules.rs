@@ -84,7 +84,7 @@ fn schedule_list_streams_all_matching_schedules() {
 }
 
 #[test]
-fn rejection_has_code_request_id_and_all_field_errors() {
+fn rejection_contains_a_code_a_request_id_and_all_field_errors() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();
@@ -122,7 +122,7 @@ fn client_escapes_schedule_id_as_one_path_segment() {
 }
 
 #[test]
-fn client_lists_pages_of_dead_letters_and_cannot_redrive_one_twice() {
+fn client_lists_dead_letters_in_pages_and_redrives_each_only_once() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();

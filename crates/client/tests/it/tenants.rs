@@ -6,7 +6,7 @@ use reveille_client::{KeyRequest, Quota, Role, TryStreamExt as _};
 use crate::support::{OPERATOR_KEY, World, later, on_real};
 
 #[test]
-fn audit_log_records_tenant_key_and_secret_changes() {
+fn audit_log_records_changes_of_tenants_api_keys_and_signing_secrets() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let operator = world.client_as(OPERATOR_KEY);
@@ -61,7 +61,7 @@ fn admin_sets_quotas_up_to_the_operators_ceilings() {
 }
 
 #[test]
-fn client_retries_rate_limited_creates_until_all_succeed() {
+fn client_retries_rate_limited_create_requests_until_all_succeed() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();

@@ -118,7 +118,7 @@ fn call_without_a_response_may_take_effect_late_or_never() {
 }
 
 #[test]
-fn delete_without_a_response_explains_a_missing_node() {
+fn delete_call_without_a_response_explains_a_missing_node() {
     let mut script = Script::default();
     script.create(1, 1);
     script.without_response(2, Call::Delete(Any));
@@ -170,7 +170,7 @@ fn stale_read_after_a_sync_is_invalid() {
 
 /// Both synced reads are concurrent with the set of session 1.
 #[test]
-fn synced_read_that_returns_older_value_than_an_earlier_read_is_invalid() {
+fn synced_read_never_returns_an_older_value_than_an_earlier_synced_read() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     let set = script.without_response(1, Call::Set(Any));
@@ -274,7 +274,7 @@ fn history_that_skips_a_version_is_invalid() {
 
 /// A set does not change the creation number. A node with another creation number is another node.
 #[test]
-fn set_that_changes_the_creation_number_is_invalid() {
+fn set_call_that_changes_the_creation_number_of_a_node_is_invalid() {
     let mut script = Script::default();
     script.create(1, 2);
     script.set(1, Any, 1, 1, 3);
@@ -282,7 +282,7 @@ fn set_that_changes_the_creation_number_is_invalid() {
 }
 
 #[test]
-fn call_cannot_take_effect_after_a_later_sync_of_its_session() {
+fn call_takes_effect_before_the_next_sync_of_its_session_or_never() {
     let script = || {
         let mut script = Script::default();
         let made = script.create(1, 1);
@@ -441,7 +441,7 @@ fn session_reads_its_own_changes() {
 }
 
 #[test]
-fn session_reads_no_older_state_after_its_rejected_call() {
+fn session_reads_no_state_older_than_the_state_that_rejected_its_call() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     script.set(1, Any, 1, 1, 2);
@@ -548,7 +548,7 @@ fn missing_node_requires_an_earlier_deletion() {
 }
 
 #[test]
-fn check_reports_an_invalid_history_line_by_line() {
+fn history_checker_reports_one_line_per_call_of_an_invalid_history() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     script.without_response(3, Call::Set(Version(4)));

@@ -68,7 +68,7 @@ async fn until(runtime: &Runtime, what: &str, limit: Duration, mut is_so: impl A
 }
 
 #[test]
-fn calls_to_a_paused_or_dead_server_fail_within_the_call_limit() {
+fn calls_to_a_paused_or_dead_server_fail_within_the_call_timeout() {
     on_real(async |runtime| {
         let (server, url) = own_server(&runtime).await;
         let elector = open(&runtime, &url).await.elector(&group());

@@ -134,7 +134,7 @@ fn expired_session_cannot_change_nodes() {
 
 /// Tests a change that reaches the server after later changes, because its caller dropped the request.
 #[test]
-fn server_rejects_a_delayed_change_after_newer_changes_of_its_session() {
+fn server_rejects_a_change_that_arrives_after_newer_changes_of_its_session() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
@@ -168,7 +168,7 @@ fn watch_fires_without_a_database_notification() {
 }
 
 #[test]
-fn session_ends_if_its_process_pauses_longer_than_event_retention() {
+fn session_ends_if_its_process_pauses_longer_than_the_server_keeps_events() {
     let url = database();
     on_real(async |runtime| {
         let (paused, other) = (open(&runtime, &url).await, open(&runtime, &url).await);

@@ -60,7 +60,7 @@ async fn fill(tree: &dyn Tree, parent: &str) -> (usize, TreeError) {
 /// If a session had more ephemeral nodes than the limit allows, the end of the session would stop the ensemble
 /// repeatedly.
 #[test]
-fn ensemble_survives_the_end_of_a_session_at_the_ephemeral_node_limit() {
+fn ensemble_survives_the_end_of_a_session_with_the_maximum_number_of_nodes() {
     with_real_runtime(async |runtime| {
         let forest = Forest::new(runtime.clone(), ensemble());
         let (process, dying) = open(&forest, Duration::from_secs(8)).await;
@@ -105,7 +105,7 @@ fn ensemble_survives_the_end_of_a_session_at_the_ephemeral_node_limit() {
 
 /// If a session had more watches than the limit allows, the client library would not recover from a lost connection.
 #[test]
-fn watches_up_to_the_path_byte_limit_survive_a_reconnect() {
+fn session_at_its_watch_limit_keeps_all_watches_after_a_reconnect() {
     with_real_runtime(async |runtime| {
         let forest = Forest::new(runtime.clone(), ensemble());
         let ((process, tree), (_process, other)) = (open(&forest, LIMIT).await, open(&forest, LIMIT).await);

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn decode_reads_the_header_that_the_petting_zoo_library_writes() {
+    fn yaml_decoder_reads_the_header_that_the_petting_zoo_library_writes() {
         let text = "header:\n  metadata: {protocol: memcached, version: 1.0}\n  service_class: kestrel\nhost: localhost\nport: 22133\n";
         let read = decode(text.as_bytes()).unwrap();
         assert_eq!(
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn decode_accepts_only_maps_and_empty_texts() {
+    fn yaml_decoder_accepts_only_maps_and_empty_documents() {
         assert_eq!((decode(b""), decode(b" \n"), decode(b"null")), (Ok(Map::new()), Ok(Map::new()), Ok(Map::new())));
         for bad in [&b"[1, 2]"[..], b"text", b"a: [", b"\xff", b"a: 1\na: 2"] {
             assert!(decode(bad).is_err(), "{}", String::from_utf8_lossy(bad));
@@ -76,7 +76,7 @@ mod tests {
 
     /// A process that may write a node must not be able to crash the processes that read the node.
     #[test]
-    fn decode_rejects_deeply_nested_documents_and_expanding_aliases() {
+    fn yaml_decoder_rejects_deep_nesting_and_exponentially_growing_aliases() {
         let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
         for level in 1..9 {
             let inner = format!("*a{}", level - 1);

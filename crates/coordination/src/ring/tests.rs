@@ -30,7 +30,7 @@ fn loads<'a>(assigned: &BTreeMap<&str, &'a str>) -> BTreeMap<&'a str, usize> {
 
 /// When one of n members joins or leaves, at most 1.2 / n of all keys may move.
 #[test]
-fn join_or_leave_moves_about_as_many_keys_as_one_member_has() {
+fn ring_moves_few_keys_when_one_member_joins_or_leaves() {
     let (names, keys) = (names(MEMBERS + 1), keys());
     let ring = Ring::new(&names[..MEMBERS]);
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -51,7 +51,7 @@ fn join_or_leave_moves_about_as_many_keys_as_one_member_has() {
 }
 
 #[test]
-fn assign_gives_no_member_more_keys_than_the_share() {
+fn ring_assigns_at_most_the_permitted_share_of_keys_to_each_member() {
     let (names, keys) = (names(10), keys());
     let keys: Vec<&str> = keys[..1_000].iter().map(String::as_str).collect();
     let ring = Ring::new(&names[..]);

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn access_list_allows_exactly_the_permissions_that_it_grants() {
+    fn access_list_lets_the_creator_do_everything_and_others_only_read() {
         let (a, b) = (Identity::Digest("a:x".to_owned()), Identity::Digest("b:y".to_owned()));
         let grants = Acl::CreatorReadable.grants(std::slice::from_ref(&a)).unwrap();
         assert!(allows(&grants, &[a], Permissions::ALL));

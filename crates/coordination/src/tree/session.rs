@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn session_with_responses_stays_valid_and_reconnects_after_a_suspension() {
+    fn responses_keep_a_session_valid_and_reconnect_it_after_a_suspension() {
         let simulation = Simulation::new(3);
         simulation.run_until(async {
             let runtime = simulation.outside();

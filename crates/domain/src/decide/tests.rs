@@ -116,7 +116,7 @@ fn all_overdue_occurrences_fire_if_the_service_had_no_free_slot() {
 }
 
 #[test]
-fn due_row_of_an_older_revision_is_dropped_and_its_retry_is_cancelled() {
+fn scheduler_drops_due_rows_and_cancels_retries_of_older_revisions() {
     for mut schedule in [once(), every_minute()] {
         let (key, retry) = (first_key(&schedule), retry_of(&schedule));
         schedule.revision = Revision(4);
@@ -186,7 +186,7 @@ fn failed_attempt_is_retried_as_same_occurrence_up_to_the_limit() {
 }
 
 #[test]
-fn attempt_of_an_older_revision_is_not_retried_and_ends_no_schedule() {
+fn attempt_of_an_older_revision_neither_gets_a_retry_nor_ends_the_schedule() {
     let mut schedule = once();
     let key = first_key(&schedule);
     schedule.revision = Revision(1);
@@ -207,7 +207,7 @@ fn schedule_ends_if_its_next_occurrence_is_after_year_9999() {
 
 proptest! {
     #[test]
-    fn new_due_row_is_never_in_the_past_and_each_run_retries_or_ends(
+    fn scheduler_writes_no_due_row_in_the_past_and_retries_every_unfinished_run(
         interval_millis in 1_u64..200_000,
         late_millis in 0_u64..400_000,
         attempt in 1_u16..8,

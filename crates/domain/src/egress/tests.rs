@@ -229,7 +229,7 @@ fn network_parser_rejects_abbreviated_and_invalid_networks() {
 }
 
 #[test]
-fn policy_check_of_a_url_resolves_no_host_name() {
+fn egress_policy_checks_a_url_without_resolving_its_host_name() {
     let judge = |policy: &Egress, url: &str| policy.check_url(&url.parse().unwrap());
     let none = Egress::default();
     for url in [

@@ -36,7 +36,7 @@ fn cron_counts_every_missed_second_of_a_month() {
 }
 
 #[test]
-fn instant_moved_by_a_new_time_zone_database_counts_as_missed() {
+fn instant_that_a_new_time_zone_database_moves_counts_as_missed() {
     let when = When::Cron(Cron::parse("0 9 * * *", "UTC").expect("a cron"));
     let nine = Timestamp::from_millis(1_789_981_200_000);
     let nominal = nine - Duration::from_secs(1_800);
@@ -56,7 +56,7 @@ fn recurring() -> impl Strategy<Value = When> {
 
 proptest! {
     #[test]
-    fn missed_instants_equal_the_results_of_repeated_next_after(
+    fn missed_instants_equal_the_instants_that_a_step_by_step_search_finds(
         when in recurring(),
         after_millis in 0_i64..40_000_000_000,
         late_millis in 0_u64..2_000_000_000,

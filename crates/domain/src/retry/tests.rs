@@ -13,7 +13,7 @@ fn default_policy_has_four_waits_that_double_from_one_second() {
 }
 
 #[test]
-fn retry_wait_is_uniform_between_zero_and_its_bound() {
+fn random_retry_wait_is_uniform_up_to_the_current_backoff() {
     let policy = RetryPolicy { attempts_max: 10, ..RetryPolicy::default() };
     let half = policy.wait(4, 1 << 63, None);
     assert_eq!(half, Some(Duration::from_secs(4)));
@@ -21,7 +21,7 @@ fn retry_wait_is_uniform_between_zero_and_its_bound() {
 }
 
 #[test]
-fn policy_adds_a_random_wait_to_retry_after() {
+fn retry_policy_adds_a_random_wait_to_the_retry_after_header() {
     let policy = RetryPolicy::default();
     assert_eq!(policy.wait(1, 0, Some(Duration::from_secs(30))), Some(Duration::from_secs(30)));
     assert_eq!(policy.wait(1, 1 << 63, Some(Duration::from_secs(30))), Some(Duration::from_millis(30_500)));

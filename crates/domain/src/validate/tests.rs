@@ -44,7 +44,7 @@ fn spec_within_all_limits_has_no_violations() {
 }
 
 #[test]
-fn validation_rejects_headers_that_reveille_or_http_connections_set() {
+fn validation_rejects_headers_that_are_reserved_for_reveille_or_http() {
     for name in ["Webhook-Id", "reveille-anything", "traceparent", "tracestate", "Host", "content-length", "te"] {
         let spec = with_http(|http| http.headers = vec![(name.to_owned(), "x".into())]);
         assert!(matches!(violations(&spec, &Limits::default(), NOW)[..], [Violation::HeaderReserved { .. }]), "{name}");
@@ -135,7 +135,7 @@ fn url_must_be_absolute_http_with_a_host_and_no_user_name() {
 }
 
 #[test]
-fn method_must_be_a_token_other_than_connect_and_trace() {
+fn validation_rejects_the_methods_connect_and_trace_and_invalid_spellings() {
     for method in ["", "PO ST", "GET\r\n", "CONNECT", "TRACE", "É", &"X".repeat(10_000)] {
         assert_eq!(fields(&with_http(|http| http.method = method.to_owned())), [Field::Method], "{method}");
     }
@@ -245,7 +245,7 @@ fn error_text_for_a_short_interval_states_the_minimum() {
 
 proptest! {
     #[test]
-    fn accepted_target_has_a_usable_url_method_and_header(
+    fn validation_accepts_only_usable_urls_and_methods_and_headers(
         url in "(http|HTTP|https|ftp)?(://)?[a-z0-9.:@\\[\\]-]{0,12}[/?#]?\\PC{0,10}",
         name in "\\PC{0,8}|[a-zA-Z-]{1,12}",
         value in "\\PC{0,8}|[ -~\\t\\r\\n]{0,8}",

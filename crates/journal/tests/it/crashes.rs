@@ -69,7 +69,7 @@ fn power_loss_during_any_disk_operation_loses_no_durable_entry() {
 }
 
 #[test]
-fn kill_or_power_loss_at_a_random_time_loses_no_durable_entry() {
+fn process_crash_or_power_loss_at_a_random_time_loses_no_durable_entry() {
     let coverage = run_seeds("journal-kill", seeds(150), |sim| {
         let history = History::default();
         sim.run_until(async {

@@ -138,7 +138,7 @@ fn check_damage(damage: &Damage, path: &Path, offset: u64) {
 }
 
 #[test]
-fn open_reports_a_flipped_bit_in_a_closed_journal_or_returns_all_entries() {
+fn opening_a_closed_journal_detects_a_flipped_bit_or_returns_all_entries() {
     // The test flips a bit of each written byte, and of a sample of the zeros between written bytes.
     let tally = flip_each(true, |_, offset, byte| byte != 0 || offset % 4096 < 80 || offset % 37 == 0);
     assert_eq!(tally.torn, 0);
@@ -155,7 +155,7 @@ fn recovery_treats_a_flipped_bit_as_a_torn_write_only_in_the_last_record() {
 }
 
 #[test]
-fn opening_reports_missing_or_shortened_segment_as_damage() {
+fn journal_reports_a_shortened_segment_or_a_missing_middle_segment_as_damage() {
     for number in 1..=SEGMENTS {
         for cut in [None, Some(0), Some(4096), Some(5 * 4096)] {
             let (sim, history) = (Simulation::new(1), History::default());
@@ -194,7 +194,7 @@ async fn cut_file(sim: &Handle, path: PathBuf, length: Option<u64>) {
 }
 
 #[test]
-fn damage_error_states_the_byte_the_lost_entries_and_the_next_step() {
+fn damage_error_states_the_offset_and_the_lost_entries_and_the_next_step() {
     let sim = Simulation::new(1);
     let message = sim.run_until(async {
         image(&sim, &History::default(), true).await;

@@ -80,7 +80,7 @@ fn release_of_entries_frees_space_on_a_full_disk() {
 }
 
 #[test]
-fn close_succeeds_while_the_journal_waits_for_disk_space() {
+fn journal_closes_while_it_waits_for_disk_space() {
     run_seeds("journal-full-close", 0..20, |sim| {
         let history = History::default();
         let (a, volume) = (sim.member("a"), sim.volume("a"));
@@ -105,7 +105,7 @@ fn close_succeeds_while_the_journal_waits_for_disk_space() {
 }
 
 #[test]
-fn first_open_reports_a_full_disk() {
+fn opening_a_new_journal_reports_a_full_disk() {
     run_seeds("journal-full-open", 0..5, |sim| {
         let a = sim.member("a");
         sim.volume("a").set_capacity(4096);

@@ -237,7 +237,7 @@ fn claim_never_has_two_owners_under_faults() {
 
 #[test]
 #[ignore = "a measurement"]
-fn measurement_prints_hand_over_times() {
+fn measurement_prints_how_long_claims_take_to_change_owners() {
     on_real(async |runtime| {
         let (_server, url) = own_server(&runtime).await;
         let records = Records::default();

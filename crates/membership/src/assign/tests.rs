@@ -33,7 +33,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn every_shard_has_a_live_owner_and_shares_are_balanced((claims, members, shards) in a_view()) {
+    fn plan_distributes_all_shards_evenly_over_the_live_members((claims, members, shards) in a_view()) {
         let plan = plan(&claims, &members, shards);
         if members.is_empty() {
             prop_assert!(plan.is_empty());
@@ -72,7 +72,7 @@ proptest! {
     }
 
     #[test]
-    fn live_member_keeps_its_shards_up_to_its_share((claims, members, shards) in a_view()) {
+    fn live_member_releases_only_the_shards_beyond_its_share((claims, members, shards) in a_view()) {
         prop_assume!(!members.is_empty());
         let plan = plan(&claims, &members, shards);
         let count = |of: &BTreeMap<ShardId, MemberId>, member: &MemberId| {
@@ -87,7 +87,7 @@ proptest! {
     }
 
     #[test]
-    fn join_moves_at_most_one_share_to_the_new_member(
+    fn joining_member_takes_at_most_its_share_and_no_other_shards_move(
         count in 1..12_u128,
         from_nothing in any::<bool>(),
         shards in 0..300_u16,
@@ -103,7 +103,7 @@ proptest! {
     }
 
     #[test]
-    fn leave_moves_only_the_leaving_members_shards(count in 2..12_u128, leaver in 0..12_u128, shards in 0..300_u16) {
+    fn plan_moves_only_the_shards_of_a_leaving_member(count in 2..12_u128, leaver in 0..12_u128, shards in 0..300_u16) {
         let leaver = member(leaver % count);
         let before = plan(&BTreeMap::new(), &members(count), shards);
         let mut left = members(count);

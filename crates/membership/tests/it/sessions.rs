@@ -144,7 +144,7 @@ fn lease_ends_while_its_member_is_paused() {
 }
 
 #[test]
-fn lease_is_not_renewed_if_the_check_before_the_renewal_fails() {
+fn member_whose_renewal_check_fails_does_not_renew_its_lease() {
     for takes_too_long in [false, true] {
         let sim = Simulation::new(5);
         sim.run_until(async {

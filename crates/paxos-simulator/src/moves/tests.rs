@@ -21,7 +21,7 @@ fn moves(scheme: MoveKind) -> Vec<MeasuredMove> {
 }
 
 #[test]
-fn mastership_moves_by_consent_within_three_round_trips() {
+fn mastership_moves_within_three_round_trips_if_the_master_consents() {
     // The members first decide the slots that the master has already proposed. Then the consent, the promises and the
     // first entry each take one round trip.
     for one in moves(MoveKind::Consents) {
@@ -38,7 +38,7 @@ fn mastership_moves_when_the_shortened_lease_ends() {
 }
 
 #[test]
-fn move_by_waiting_takes_one_lease_but_the_time_without_master_is_short() {
+fn move_that_waits_for_the_lease_to_end_causes_a_short_time_without_a_master() {
     for one in moves(MoveKind::Waits) {
         assert!(one.took >= 2_000_000 && one.took <= 2_000_000 + 3 * ROUND + LATE, "{one:?}");
         assert!(one.gap <= 2 * ROUND + LATE, "{one:?}");
@@ -63,7 +63,7 @@ fn another_node_becomes_master_when_the_lease_of_a_crashed_master_ends() {
 }
 
 #[test]
-fn moves_with_the_same_seed_have_the_same_result() {
+fn simulated_moves_with_the_same_seed_have_the_same_result() {
     for scheme in MoveKind::ALL {
         assert_eq!(measure(scheme, LEASE, 7), measure(scheme, LEASE, 7));
     }

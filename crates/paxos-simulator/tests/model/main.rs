@@ -53,7 +53,7 @@ const FORKED: Bounds = Bounds { start: Start::Forked, ballots: 4, slots: 4, ..MA
 // ---- Tests of the rules: all properties hold, with both lines of defence and with each line alone.
 
 #[test]
-fn two_takeovers_by_waiting_are_safe() {
+fn two_takeovers_that_wait_for_the_end_of_the_lease_are_safe() {
     holds(Bounds { slots: 4, ..MASTERED }, &[WAITED, VOID], [125_332, 97_579, 152_141]);
 }
 
@@ -73,33 +73,33 @@ fn three_takeovers_are_safe() {
 }
 
 #[test]
-fn clock_drift_within_the_extra_wait_is_safe() {
+fn clock_drift_is_safe_if_nodes_wait_one_tick_longer_than_the_lease() {
     let bounds = Bounds { skews: 1, wait: LEASE + 1, ..MASTERED };
     holds(bounds, &[WAITED, VOID], [171_455, 197_546, 251_693]);
 }
 
 #[test]
-fn consent_of_the_first_master_is_safe() {
+fn consent_of_the_first_master_to_a_takeover_is_safe() {
     holds(Bounds { consents: 1, ..EMPTY }, &[WAITED, CONSENTED, VOID], [112_143, 118_129, 148_545]);
 }
 
 #[test]
-fn node_restart_before_the_first_master_is_elected_is_safe() {
+fn node_restart_before_the_election_of_the_first_master_is_safe() {
     holds(Bounds { crashes: 1, ..EMPTY }, &[WAITED, VOID], [138_180, 140_453, 180_829]);
 }
 
 #[test]
-fn loss_of_an_entry_on_the_first_masters_disk_is_safe() {
+fn late_or_missing_write_on_the_first_masters_disk_is_safe() {
     holds(Bounds { slow_disk: true, ..EMPTY }, &[WAITED, VOID], [239_344, 274_175, 315_939]);
 }
 
 #[test]
-fn lease_renewal_by_liveness_is_safe() {
+fn renewal_of_a_lease_through_the_nodes_liveness_epoch_is_safe() {
     holds(LIVING, &[WAITED, VOID], [949_721, 964_831, 1_169_133]);
 }
 
 #[test]
-fn consent_of_a_master_that_serves_by_its_liveness_is_safe() {
+fn consent_to_a_takeover_is_safe_if_the_master_uses_a_liveness_epoch() {
     let bounds = Bounds { consents: 1, ballots: 2, ..LIVING };
     assert_eq!(all_states(Rules::BOTH, bounds, &[WAITED, CONSENTED]), 807_170);
 }
@@ -112,7 +112,7 @@ fn takeover_is_safe_if_the_logs_of_two_nodes_differ() {
 /// If the pulled entries make a leader's claim void, the leader need not propose this claim. It may make a new claim by
 /// the rule that also applies to its later claims.
 #[test]
-fn new_claim_by_a_leader_whose_first_claim_is_void_is_safe() {
+fn leader_safely_makes_a_new_mastership_claim_after_a_void_claim() {
     let rules = Rules { claim_by: ClaimBy::CandidateAndLeader, ..Rules::LOG };
     assert_eq!(all_states(rules, Bounds { slots: 4, ..MASTERED }, &[WAITED, VOID]), 155_067);
 }
@@ -132,7 +132,7 @@ fn consent_to_a_takeover_is_safe_in_a_log_of_four_slots() {
 // ---- Tests of the purpose of each rule: without the rule, a property does not hold.
 
 #[test]
-fn two_masters_are_possible_if_neither_acceptors_nor_log_prevent_them() {
+fn protocol_without_lease_waits_and_log_checks_allows_two_masters() {
     breaks(ONE_MASTER, Rules::NEITHER, MASTERED);
 }
 
@@ -197,7 +197,7 @@ fn log_that_does_not_compare_the_ballots_of_claims_allows_two_masters() {
 /// The model found this bug with both lines of defence. A leader consented before its own `BeMaster` entry was decided.
 /// Its consent then ended the mastership of another node with the same epoch.
 #[test]
-fn consent_before_the_masters_be_master_entry_is_decided_allows_two_masters() {
+fn leader_that_consents_before_its_own_claim_is_decided_allows_two_masters() {
     let rules = Rules { compare: Compare::LeaseSlot, consenter: Consenter::Proposed, ..Rules::BOTH };
     let bounds = Bounds { consents: 1, ..EMPTY };
     breaks(ONE_MASTER, rules, bounds);
@@ -225,7 +225,7 @@ fn consent_before_the_masters_be_master_entry_is_decided_allows_two_masters() {
 /// Each of two corrections alone prevents two masters: the log compares ballots, or a leader consents only after its
 /// `BeMaster` entry is decided.
 #[test]
-fn each_of_two_corrections_prevents_two_masters_after_an_early_consent() {
+fn ballot_comparison_or_delayed_consent_alone_prevents_two_masters() {
     let bounds = Bounds { consents: 1, ..EMPTY };
     let named = Rules { consenter: Consenter::Proposed, ..Rules::BOTH };
     assert_eq!(all_states(named, bounds, &[CONSENTED]), 246_453);
@@ -239,7 +239,7 @@ fn lease_that_begins_at_the_decision_of_its_slot_allows_two_masters() {
 }
 
 #[test]
-fn takeover_before_the_lease_ends_without_consent_allows_two_masters() {
+fn takeover_without_consent_before_the_lease_ends_allows_two_masters() {
     breaks(ONE_MASTER, Rules { takeover_needs_consent: false, ..Rules::BOTH }, MASTERED);
 }
 
@@ -264,17 +264,17 @@ fn master_that_serves_right_after_its_restart_allows_two_masters() {
 }
 
 #[test]
-fn claim_from_pulled_entries_without_a_wait_for_the_lease_allows_two_masters() {
+fn claim_based_on_received_entries_without_a_lease_wait_allows_two_masters() {
     breaks(ONE_MASTER, Rules { claim_by: ClaimBy::Unwaited, ..Rules::LOG }, MASTERED);
 }
 
 #[test]
-fn leader_that_ignores_the_age_of_pulled_entries_allows_two_masters() {
+fn leader_that_ignores_the_age_of_received_entries_allows_two_masters() {
     breaks(ONE_MASTER, Rules { pulled_waits: false, ..Rules::LOG }, Bounds { slots: 4, ..MASTERED });
 }
 
 #[test]
-fn clock_drift_without_an_extra_wait_allows_two_masters() {
+fn clock_drift_allows_two_masters_if_nodes_wait_only_for_the_lease() {
     breaks(ONE_MASTER, Rules::BOTH, Bounds { skews: 1, ..MASTERED });
 }
 
@@ -298,7 +298,7 @@ fn expiry_of_liveness_before_the_lease_ends_allows_two_masters() {
 /// The simulator found this bug at seed 265,485: a master serves by its liveness, although its last `BeMaster` entry
 /// does not name its liveness epoch. The bug occurs with both lines of defence and with each line alone.
 #[test]
-fn master_whose_last_entry_does_not_name_its_liveness_allows_two_masters() {
+fn master_whose_last_claim_does_not_name_its_liveness_epoch_allows_two_masters() {
     for rules in [Rules::BOTH, Rules::ACCEPTORS, Rules::LOG] {
         breaks(ONE_MASTER, Rules { uncommitted_lives: false, ..rules }, LIVING);
     }

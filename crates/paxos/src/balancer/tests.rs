@@ -73,7 +73,7 @@ fn balancer_moves_only_the_masters_of_a_drained_node() {
 }
 
 #[test]
-fn balancer_uses_a_third_node_if_the_free_node_has_no_replica() {
+fn balancer_moves_load_through_a_third_node_if_the_free_node_has_no_replica() {
     // Node 3 has free capacity, but is not a replica of the paxos groups that node 1 has in excess. Node 2 takes one of
     // these paxos groups, and gives another paxos group to node 3.
     let mut groups: Vec<Load> = (1..=4).map(|group| load(group, 1, &[1, 2])).collect();
@@ -268,7 +268,7 @@ proptest! {
     }
 
     #[test]
-    fn balancer_keeps_eligible_masters_within_the_tolerance(case in case(5, 20, 0..50, true), goal in 0..30_u8) {
+    fn balancer_moves_no_eligible_master_if_all_loads_are_within_the_tolerance(case in case(5, 20, 0..50, true), goal in 0..30_u8) {
         let tolerance = Tolerance { start_percent: 255, goal_percent: goal };
         let mut plan = Plan::new(&case.members, &case.groups, &case.present, goal);
         plan.place_unassigned();
@@ -293,7 +293,7 @@ proptest! {
     }
 
     #[test]
-    fn balancer_moves_only_the_share_of_added_or_removed_member(count in 2..9_u32, groups in 1..120_u32) {
+    fn balancer_moves_masters_only_to_an_added_member_or_from_a_removed_member(count in 2..9_u32, groups in 1..120_u32) {
         let loads = alike(groups, count + 1);
         let few = ideal(&nodes(count), &loads, &Distribution::new(), EXACT);
         let many = ideal(&nodes(count + 1), &loads, &few, EXACT);
@@ -304,7 +304,7 @@ proptest! {
     }
 
     #[test]
-    fn added_member_gets_its_share_with_few_moves(
+    fn balancer_moves_few_masters_after_the_addition_of_a_member(
         weights in prop::collection::vec(50..150_u64, 40..80), count in 2..6_u32,
     ) {
         let all: Vec<u32> = (1..=count + 1).collect();

@@ -133,7 +133,7 @@ fn check(output: &str, expected: &Expect) {
 }
 
 #[test]
-fn mover_orders_the_steps_of_a_move_by_consent_one_after_another() {
+fn mover_begins_each_step_of_a_move_only_after_the_previous_step_ends() {
     let mut harness = Harness::new(&[A, A, A, B]);
     let mut output = harness.pass(500);
     output += &harness.prepared(1, Preparation::SyncOffsets);
@@ -197,7 +197,7 @@ fn move_fails_if_the_master_neither_consents_nor_lets_its_lease_end() {
 }
 
 #[test]
-fn mover_changes_from_consent_to_waiting_at_once_after_a_rejection() {
+fn mover_tries_a_hand_over_by_waiting_after_a_node_rejects_one_by_consent() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.prepare(1);
     let mut output = harness.pass(200);
@@ -359,7 +359,7 @@ fn mover_moves_no_master_to_a_lagging_or_unreachable_node() {
 }
 
 #[test]
-fn mover_takes_over_token_of_another_node_after_the_wait() {
+fn mover_takes_over_a_token_that_its_holder_has_not_renewed_in_time() {
     let mut harness = Harness::new(&[A, A, A]);
     let (group, epoch) = (GroupId(3), Epoch(5));
     let precondition = (Fence(0), Slot(0));
@@ -380,7 +380,7 @@ fn mover_takes_over_token_of_another_node_after_the_wait() {
 }
 
 #[test]
-fn mover_ends_token_of_a_finished_move_without_a_wait() {
+fn mover_ends_the_token_of_a_finished_move_at_once() {
     let mut harness = Harness::new(&[A, B, C]);
     let precondition = (Fence(0), Slot(0));
     let (group, epoch, stamp) = (GroupId(3), Epoch(4), Instant(77));
@@ -487,7 +487,7 @@ fn move_ends_if_its_target_is_drained_or_the_master_changes() {
 }
 
 #[test]
-fn mover_moves_no_master_within_start_percent_and_stops_at_goal_percent() {
+fn mover_ignores_a_small_imbalance_and_reduces_a_large_one_to_goal_percent() {
     // The share of each node is 13.3 masters. The loads 11 and 15 differ from the share by less than a fifth of the
     // share, and the load 17 by more. After the moves, the loads 14 and 12 differ from the share by at most a tenth.
     let masters = |counts: [usize; 3]| -> Vec<NodeId> {
@@ -507,6 +507,6 @@ fn mover_moves_no_master_within_start_percent_and_stops_at_goal_percent() {
 
 #[test]
 #[should_panic(expected = "the wait for a token is longer than the time in which its holder may act")]
-fn mover_creation_with_a_too_short_token_wait_panics() {
+fn mover_panics_at_creation_if_its_wait_for_a_token_is_too_short() {
     drop(Mover::new(Options { wait: Duration::from_secs(25), ..Options::default() }, Deviation::default()));
 }

@@ -122,7 +122,7 @@ fn expiry_or_a_later_epoch_ends_a_liveness_epoch() {
 }
 
 #[test]
-fn token_allows_one_move_at_a_time_and_fences_increase() {
+fn system_group_grants_one_token_at_a_time_with_increasing_fences() {
     let mut system = two_nodes();
     let lines = [
         take(A, 0, 0),

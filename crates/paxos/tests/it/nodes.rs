@@ -334,7 +334,7 @@ fn mover_moves_a_mastership_away_from_an_overloaded_node() {
 }
 
 #[test]
-fn masters_move_by_shortened_leases_and_by_waiting() {
+fn mover_moves_masters_by_shortening_a_lease_or_by_waiting_for_its_end() {
     for (scheme, expected) in [
         (
             Scheme::Shorten,
@@ -389,7 +389,7 @@ fn node_ignores_orders_that_arrive_after_their_time_limit() {
 
 /// A master ends its lease for a move only if the lease ends before the orders expire. Otherwise two moves could overlap.
 #[test]
-fn master_is_not_moved_if_its_lease_outlasts_the_move_orders() {
+fn master_keeps_its_mastership_if_orders_to_move_expire_before_its_lease() {
     let (mut cluster, ..) = hand_over();
     // The orders expire after 20 s but arrive after 15.5 s. The remaining 4.5 s are shorter than the lease of 5 s.
     cluster.orders_delay = Duration::from_millis(15_500);
@@ -503,7 +503,7 @@ fn node_with_failed_storage_rejects_proposals_and_sends_no_messages() {
 
 /// The master reaches one node of the system group, but not the next master of its paxos group.
 #[test]
-fn master_hands_over_although_it_reaches_only_one_other_node() {
+fn master_hands_over_its_mastership_while_it_reaches_only_one_other_node() {
     let mut cluster = Cluster::of(vec![vec![1, 2, 3], vec![1, 3, 4]], Options::default());
     cluster.run(10_000);
     let master = NodeId(3);
@@ -548,7 +548,7 @@ fn system_group_drops_invalid_records_and_duplicates_of_pending_ones() {
 /// Random reports and orders may cause moves to fail. But a paxos group never has two masters, and each paxos group has
 /// a master in the end.
 #[test]
-fn random_reports_and_orders_break_no_rule() {
+fn paxos_group_never_has_two_masters_despite_random_reports_and_orders() {
     const STEPS: [Step; 5] = [
         Step::FIRST,
         Step::Prepare(Preparation::NotifyProducers),

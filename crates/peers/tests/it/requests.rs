@@ -62,7 +62,7 @@ async fn listener_replaces_response_over_the_size_limit_with_an_error() {
 }
 
 #[tokio::test]
-async fn stopping_listener_finishes_running_requests_and_rejects_new_requests() {
+async fn listener_finishes_running_requests_and_rejects_new_ones_while_it_stops() {
     let gate = Arc::new(Semaphore::new(0));
     let (begun, proceed) = (Arc::new(Semaphore::new(0)), gate.clone());
     let begins = begun.clone();
@@ -112,7 +112,7 @@ fn never_answers(begun: Arc<Semaphore>, dropped: Arc<Semaphore>) -> impl Fn(Stri
 }
 
 #[tokio::test]
-async fn stopping_listener_drops_requests_after_the_drain_timeout() {
+async fn listener_drops_running_requests_at_the_end_of_the_drain_timeout() {
     let (begun, dropped) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
     let options = ListenerOptions { drain_timeout: Duration::from_millis(20), ..ListenerOptions::default() };
     let setup = Setup { options, ..Setup::default() };

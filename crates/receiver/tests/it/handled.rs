@@ -20,7 +20,7 @@ fn create_table_succeeds_for_concurrent_callers() {
 }
 
 #[test]
-fn is_first_returns_true_until_a_transaction_with_the_id_commits() {
+fn callback_counts_as_first_until_a_transaction_with_its_id_commits() {
     on_real(async |_| {
         let pool = pool().await;
         let mut connection = pool.get().await.unwrap();
@@ -36,7 +36,7 @@ fn is_first_returns_true_until_a_transaction_with_the_id_commits() {
 }
 
 #[test]
-fn forget_deletes_only_callbacks_older_than_the_given_age() {
+fn receiver_deletes_only_callbacks_that_are_older_than_the_given_age() {
     on_real(async |_| {
         let pool = pool().await;
         let connection = pool.get().await.unwrap();

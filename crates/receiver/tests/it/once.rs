@@ -183,7 +183,7 @@ fn middleware_rolls_back_transaction_of_failed_handler() {
 }
 
 #[test]
-fn middleware_rolls_back_if_handler_ignores_a_failed_statement() {
+fn middleware_rolls_back_the_transaction_if_the_handler_ignores_an_error() {
     on_real(async |runtime| {
         let pool = pool().await;
         let calls = Arc::new(AtomicU32::new(0));
@@ -202,7 +202,7 @@ fn middleware_rolls_back_if_handler_ignores_a_failed_statement() {
 }
 
 #[test]
-fn middleware_rolls_back_transaction_that_handler_keeps_after_it_returns() {
+fn handler_that_keeps_its_transaction_after_returning_causes_a_rollback() {
     on_real(async |runtime| {
         let pool = pool().await;
         let (keep, kept) = tokio::sync::mpsc::unbounded_channel();

@@ -52,7 +52,7 @@ fn verifier_accepts_signature_of_another_implementation() {
 }
 
 #[test]
-fn verifier_rejects_changed_body_id_time_or_signature() {
+fn verifier_rejects_a_changed_body_or_id_or_time_or_signature() {
     let good = signed_by(&KEY, "run", NOW_S, BODY);
     let changed = |name: &'static str, value: &str| {
         let mut headers = good.clone();

@@ -200,7 +200,7 @@ fn cli_lists_dead_letters_and_redrives_one_or_all_of_them() {
 }
 
 #[test]
-fn operator_creates_tenants_and_keys_and_server_enforces_key_roles() {
+fn server_enforces_the_roles_of_the_keys_that_an_operator_creates() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
@@ -335,7 +335,7 @@ fn create_command_checks_whole_file_and_creates_each_schedule_once() {
 }
 
 #[test]
-fn command_error_names_the_flag_and_the_next_step() {
+fn command_error_names_the_invalid_flag_and_the_next_step() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);

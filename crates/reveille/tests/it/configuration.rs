@@ -18,7 +18,7 @@ fn code_and_text(output: &Output) -> (Option<i32>, String) {
 }
 
 #[test]
-fn environment_variables_override_configuration_file_and_flags_override_both() {
+fn flags_override_environment_variables_which_override_the_configuration_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("reveille.toml");
     let text =

@@ -30,7 +30,7 @@ fn connect(address: SocketAddr, count: usize) -> Vec<TcpStream> {
 }
 
 #[test]
-fn serve_raises_the_limit_of_open_files() {
+fn server_raises_its_limit_of_open_files() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start_by(limited(&["-Sn 256", "-Hn 4096"], &data), &data);
@@ -41,7 +41,7 @@ fn serve_raises_the_limit_of_open_files() {
 }
 
 #[test]
-fn process_with_few_descriptors_serves_clients_and_callbacks() {
+fn server_with_few_file_descriptors_serves_clients_and_sends_callbacks() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start_by(limited(&["-n 128"], &data), &data);
@@ -66,7 +66,7 @@ fn process_with_few_descriptors_serves_clients_and_callbacks() {
 }
 
 #[test]
-fn accept_survives_a_lack_of_descriptors() {
+fn server_serves_clients_despite_a_lack_of_file_descriptors() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start_by(limited(&["-n 4096"], &data), &data);

@@ -95,7 +95,7 @@ fn campaign_example_notifies_each_customer_once_unless_the_customer_opted_out() 
 }
 
 #[test]
-fn payment_example_queries_bank_until_payment_is_settled_and_refunds_once() {
+fn payment_example_queries_a_bank_repeatedly_and_refunds_a_payment_once() {
     let example = run("payment");
     example.printed("payment N is refunded");
     let statuses = example.query("select status, count(*) from queries group by status order by status desc");

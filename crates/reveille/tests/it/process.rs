@@ -109,7 +109,7 @@ fn server_notifies_service_manager_of_readiness_and_stop_timeout() {
 }
 
 #[test]
-fn response_to_put_or_cancel_says_too_late_while_a_callback_is_in_flight() {
+fn server_reports_that_a_put_or_cancel_is_too_late_for_a_callback_in_flight() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();

@@ -26,7 +26,7 @@ use crate::server::Server;
 
 /// Name of the test function that acts as the service. The process of the service runs this test program with only this
 /// test.
-const SERVICE: &str = "receiving::service_process_handles_callbacks_if_a_test_starts_it";
+const SERVICE: &str = "receiving::callback_service_runs_only_as_a_child_process_of_another_test";
 const DATABASE: &str = "RECEIVING_DATABASE";
 const SECRET: &str = "RECEIVING_SECRET";
 const DIES: &str = "RECEIVING_DIES";
@@ -66,7 +66,7 @@ async fn handle(callback: Callback, transaction: Transaction) -> Result<(), Fail
 }
 
 #[test]
-fn service_process_handles_callbacks_if_a_test_starts_it() {
+fn callback_service_runs_only_as_a_child_process_of_another_test() {
     let Ok(database) = std::env::var(DATABASE) else { return };
     let secret = std::fs::read_to_string(std::env::var(SECRET).unwrap()).unwrap();
     let pool = Pool::builder(Manager::new(database.parse().unwrap(), NoTls)).build().unwrap();

@@ -256,7 +256,7 @@ fn trace_of_a_run_links_to_the_last_request_that_wrote_its_schedule() {
 }
 
 #[test]
-fn server_drops_spans_but_fires_if_the_trace_collector_is_unreachable() {
+fn server_drops_spans_but_fires_schedules_if_the_trace_collector_is_unreachable() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();

@@ -168,7 +168,7 @@ fn disk_keeps_written_bytes_and_file_names_and_rejects_a_second_lock() {
 }
 
 #[test]
-fn file_without_a_name_keeps_bytes_and_leaves_no_file() {
+fn unnamed_file_keeps_its_bytes_but_has_no_entry_in_its_folder() {
     on_tokio(async |runtime| {
         let folder = tempfile::tempdir().unwrap();
         let disk = runtime.disk();

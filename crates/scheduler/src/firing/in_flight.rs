@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn attempt_starts_only_under_the_latest_term_and_not_if_handed_over() {
+    fn attempt_does_not_start_under_an_old_term_or_if_an_earlier_owner_started_it() {
         let in_flight = InFlight::default();
         let (until, occurrence) = (Timestamp::from_millis(100), key(1, 5).occurrence);
         in_flight.add(poller(0), key(1, 5), Term(1));

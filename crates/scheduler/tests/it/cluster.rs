@@ -203,7 +203,7 @@ fn another_member_becomes_leader_after_leader_dies() {
 }
 
 #[test]
-fn another_member_replaces_a_leader_with_a_wrong_clock() {
+fn another_member_replaces_a_leader_whose_clock_is_wrong() {
     let sim = Simulation::new(5);
     sim.run_until(async {
         let cluster = TestCluster::new(&sim, MemoryOptions::weak(), quick).await;
@@ -364,7 +364,7 @@ fn every_shard_gets_an_owner_despite_intermittent_store_failures() {
 }
 
 #[test]
-fn cancellation_during_hand_over_is_not_confirmed_if_attempt_is_in_flight() {
+fn no_cancellation_succeeds_during_the_hand_over_of_an_attempt_in_flight() {
     for_each_seed(6, async |sim| {
         let slower = |_: &Delivery| (Duration::from_secs(4), AttemptResult::Answered(200));
         let cluster = TestCluster::new(sim, slow_store(), slower).await;
@@ -413,7 +413,7 @@ fn member_that_stops_during_a_hand_over_repeats_no_attempt() {
 }
 
 #[test]
-fn next_owner_applies_cancellation_record_appended_during_hand_over() {
+fn next_owner_applies_a_cancellation_that_arrives_during_the_hand_over() {
     for_each_seed(10, async |sim| {
         let cluster = TestCluster::new(sim, slow_store(), quick).await;
         let (a, b, c) = (cluster.join("a").await, cluster.join("b").await, cluster.join("c").await);
@@ -441,7 +441,7 @@ fn next_owner_applies_cancellation_record_appended_during_hand_over() {
 }
 
 #[test]
-fn owner_that_resumes_after_its_lease_expired_deletes_no_insert_log_rows() {
+fn owner_with_an_expired_lease_deletes_no_rows_of_the_insert_log() {
     for_each_seed(12, async |sim| {
         let options = MemoryOptions { latency: slow_store().latency, ..MemoryOptions::default() };
         let cluster = TestCluster::new(sim, options, quick).await;

@@ -42,7 +42,7 @@ fn parser_rounds_an_instant_up_to_the_next_millisecond() {
 }
 
 #[test]
-fn long_names_are_shortened_and_get_no_spelling_hint() {
+fn parser_shortens_a_long_unknown_name_and_suggests_no_similar_name() {
     let name = "zon".repeat(400_000);
     let body = VALID[0].replacen('{', &format!("{{\"{name}\":1,"), 1);
     let problem = read(body.as_bytes()).unwrap_err();
@@ -69,7 +69,7 @@ fn hint_names_the_place_of_a_misplaced_field_and_the_form_of_a_duration() {
 }
 
 #[test]
-fn too_many_headers_and_labels_are_counted_but_not_compared() {
+fn parser_reports_the_number_of_headers_or_labels_if_it_exceeds_the_limit() {
     let pairs: Vec<String> = (0..100_000).map(|number| format!("\"{number:06}\":\"\"")).collect();
     let pairs = pairs.join(",");
     let body = format!(
@@ -202,7 +202,7 @@ proptest! {
     }
 
     #[test]
-    fn parser_accepts_the_bodies_with_changed_bytes_that_serde_accepts(bytes in mangled()) {
+    fn parser_and_serde_agree_on_the_shape_of_bodies_with_changed_bytes(bytes in mangled()) {
         match std::str::from_utf8(&bytes) {
             Ok(text) => agrees_with_the_wire_types(text),
             Err(_) => prop_assert_eq!(read(&bytes).unwrap_err().code, "not_utf8"),
@@ -210,12 +210,12 @@ proptest! {
     }
 
     #[test]
-    fn parser_accepts_the_json_bodies_that_serde_accepts(body in json()) {
+    fn parser_and_serde_agree_on_the_shape_of_random_json_bodies(body in json()) {
         agrees_with_the_wire_types(&body.to_string());
     }
 
     #[test]
-    fn parser_accepts_the_nearly_valid_bodies_that_serde_accepts(body in nearly_valid()) {
+    fn parser_and_serde_agree_on_the_shape_of_nearly_valid_bodies(body in nearly_valid()) {
         agrees_with_the_wire_types(&body);
     }
 

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn simplification_replaces_boolean_schemas_and_constants() {
+    fn simplification_replaces_true_with_an_empty_schema_and_const_with_enum() {
         let schema =
             json!({ "properties": { "payload": true, "dead": { "const": "true" } }, "additionalProperties": false });
         let expected =

@@ -18,7 +18,7 @@ fn piece(number: usize, len: usize) -> Bytes {
 }
 
 #[tokio::test]
-async fn unread_results_leave_memory_and_return_in_order() {
+async fn spool_moves_unread_results_to_a_file_and_returns_them_in_order() {
     let runtime = Runtime::real();
     let spools = spools(&runtime, 1_000, 1 << 20);
     let (writer, reader) = spools.open();
@@ -53,7 +53,7 @@ async fn unread_results_leave_memory_and_return_in_order() {
 }
 
 #[tokio::test]
-async fn writer_waits_at_the_limit_of_all_files_until_results_are_read() {
+async fn writer_waits_for_the_reader_if_the_spool_files_reach_their_limit() {
     let runtime = Runtime::real();
     let spools = spools(&runtime, 100, 250);
     let (writer, reader) = spools.open();

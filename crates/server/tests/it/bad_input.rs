@@ -466,7 +466,7 @@ async fn server_rejects_unknown_query_parameter() {
 }
 
 #[tokio::test]
-async fn server_rejects_unknown_path_method_and_media_type() {
+async fn server_rejects_unknown_paths_methods_and_media_types() {
     let world = World::start().await;
     expect![[r#"
         404

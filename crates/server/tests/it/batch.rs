@@ -98,7 +98,7 @@ async fn server_rejects_too_long_batch_line_and_accepts_the_next_line() {
 }
 
 #[tokio::test]
-async fn server_ends_a_batch_at_the_first_line_above_the_line_limit() {
+async fn server_ends_a_batch_with_too_many_lines_at_the_first_excess_line() {
     let world = World::start_with(Options { batch_lines_max: 3, ..Options::default() }).await;
     let batch: String = (0..10).map(|_| body("") + "\n").collect();
     let response = world.send("POST", "/v1/schedules:batch", &batch).await;
@@ -266,7 +266,7 @@ async fn client_may_write_a_long_batch_before_it_reads_a_result() {
 }
 
 #[tokio::test]
-async fn client_of_http_1_0_gets_results_of_known_length_after_its_body() {
+async fn server_reads_a_whole_http_1_0_batch_before_it_responds() {
     let world = World::start().await;
     let mut connection = world.connect().await;
     let line = body("") + "\n";
@@ -282,7 +282,7 @@ async fn client_of_http_1_0_gets_results_of_known_length_after_its_body() {
 }
 
 #[tokio::test]
-async fn client_that_pauses_within_a_declared_length_gets_results() {
+async fn server_returns_results_while_the_client_pauses_in_a_batch() {
     let world = World::start().await;
     let mut connection = world.connect().await;
     let line = body("") + "\n";
@@ -298,7 +298,7 @@ async fn client_that_pauses_within_a_declared_length_gets_results() {
 }
 
 #[tokio::test]
-async fn batch_with_full_disk_for_unread_results_reports_its_first_unread_line() {
+async fn server_ends_a_batch_if_it_cannot_store_the_unread_results() {
     let options = Options { batch_memory_max: 10_000, batch_folder: "/nonexistent".into(), ..Options::default() };
     let world = World::start_with(options).await;
     let mut connection = world.connect().await;
@@ -314,7 +314,7 @@ async fn batch_with_full_disk_for_unread_results_reports_its_first_unread_line()
 }
 
 #[tokio::test]
-async fn batch_with_a_key_creates_each_line_once_after_a_cut_connection() {
+async fn repeated_batch_with_an_idempotency_key_creates_each_schedule_once() {
     let world = World::start().await;
     let key = [("idempotency-key", "import-1"), ("content-type", "application/x-ndjson")];
     let line = |number: usize| body(&format!(r#","labels":{{"n":"{number}"}}"#)) + "\n";

@@ -80,7 +80,7 @@ async fn recurring_schedule_keeps_its_etag_when_it_fires() {
 }
 
 #[tokio::test]
-async fn change_with_if_match_succeeds_only_if_the_current_version_matches() {
+async fn change_succeeds_only_if_its_if_match_header_has_the_current_version() {
     let world = World::start().await;
     let first = create_schedule(&world).await;
     let second = etag(&world.send_if("PUT", PATH, &[("if-match", &first)], &body("")).await);

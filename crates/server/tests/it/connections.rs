@@ -109,7 +109,7 @@ async fn server_stops_without_waiting_for_idle_connections() {
 }
 
 #[tokio::test]
-async fn server_closes_connection_with_unfinished_request_after_drain_timeout() {
+async fn stopping_server_closes_a_busy_connection_after_the_drain_timeout() {
     let world = World::start_with(Options { drain_timeout: Duration::from_millis(50), ..Options::default() }).await;
     let mut connection = world.connect().await;
     let head = format!(
@@ -138,7 +138,7 @@ async fn connection_above_the_limit_waits_until_another_connection_closes() {
 }
 
 #[tokio::test]
-async fn idle_connections_without_a_key_give_way_to_a_client() {
+async fn server_at_the_connection_limit_closes_idle_connections_without_a_key() {
     let proxies = ["127.0.0.0/8".parse().unwrap()];
     for trusted_proxies in [proxies.to_vec(), Vec::new()] {
         let world = World::start_with(Options { connections_max: 50, trusted_proxies, ..Options::default() }).await;
@@ -165,7 +165,7 @@ async fn idle_connections_without_a_key_give_way_to_a_client() {
 }
 
 #[tokio::test]
-async fn one_address_gets_half_of_the_connections() {
+async fn server_gives_one_client_address_at_most_half_of_the_connections() {
     let trusted_proxies = vec!["127.0.0.3".parse().unwrap()];
     let world = World::start_with(Options { connections_max: 4, trusted_proxies, ..Options::default() }).await;
     let mut open = Vec::new();

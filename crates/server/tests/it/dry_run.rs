@@ -78,7 +78,7 @@ async fn dry_run_shows_the_result_without_writing_data() {
 }
 
 #[tokio::test]
-async fn dry_run_and_real_request_get_the_same_rejection() {
+async fn server_rejects_the_dry_run_of_a_request_that_would_fail() {
     let world = World::start().await;
     world.send("PUT", PATH, &body("")).await;
     let post = "/v1/schedules?dry_run=true";

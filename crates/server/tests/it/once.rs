@@ -55,7 +55,7 @@ async fn repeated_request_with_same_idempotency_key_gets_the_same_response() {
 }
 
 #[tokio::test]
-async fn server_accepts_repeated_request_after_the_schedule_has_become_too_old() {
+async fn server_accepts_a_repeated_request_whose_instant_is_now_too_old() {
     let world = World::start().await;
     let soon = domain::Timestamp::from_millis(world.runtime.now().as_millis() - 59_700).to_string();
     let sent = body("").replace("2035-01-02T03:04:05Z", &soon).replace("/hook", "/200");
@@ -73,7 +73,7 @@ async fn server_accepts_repeated_request_after_the_schedule_has_become_too_old()
 }
 
 #[tokio::test]
-async fn server_rejects_idempotency_key_with_another_body() {
+async fn server_rejects_the_reuse_of_an_idempotency_key_with_another_body() {
     let world = World::start().await;
     let first = post(&world, "key-1", &body("")).await;
     for other in [body(r#","labels":{}"#), body(" "), "{}".to_owned(), "no JSON".to_owned(), String::new()] {

@@ -31,7 +31,7 @@ async fn server_with_a_closed_store_is_not_ready() {
 }
 
 #[tokio::test]
-async fn stopping_server_is_not_ready_but_serves_other_requests() {
+async fn server_that_is_stopping_reports_not_ready_and_still_serves_requests() {
     let world = World::start().await;
     let mut kept = world.connect().await;
     assert_eq!(kept.request("GET", "/readyz", "", b"").await.status, 200);
@@ -44,7 +44,7 @@ async fn stopping_server_is_not_ready_but_serves_other_requests() {
 }
 
 #[tokio::test]
-async fn metrics_label_requests_with_the_route_and_not_with_the_path() {
+async fn metrics_contain_the_route_of_a_request_but_not_its_path() {
     let world = World::start().await;
     world.send("GET", "/v1/schedules/of-a-tenant", "").await;
     let metrics = world.send("GET", "/metrics", "").await;

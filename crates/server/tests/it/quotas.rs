@@ -47,7 +47,7 @@ async fn admin_sets_quotas_up_to_the_operators_ceilings() {
 }
 
 #[tokio::test]
-async fn server_rejects_invalid_quotas_and_callers_without_the_role() {
+async fn server_rejects_invalid_quotas_and_callers_that_lack_the_required_role() {
     let world = World::start().await;
     for wrong in
         ["{\"callbacks\":1}", "{\"pending_max\":-1}", "{\"pending_max\":\"1\"}", "{\"pending_max\":5e9}", "[1]"]
@@ -120,7 +120,7 @@ async fn rejected_request_above_a_quota_has_no_effect() {
 }
 
 #[tokio::test]
-async fn rejected_bodies_use_up_the_rate_of_creates() {
+async fn requests_with_invalid_bodies_count_toward_the_create_rate_quota() {
     let world = World::start().await;
     assert_eq!(world.send("PUT", "/v1/schedules/a", &body("")).await.status, 201);
     assert_eq!(set(&world, r#"{"creates_per_second":10}"#).await.0, 200);

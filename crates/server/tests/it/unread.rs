@@ -57,7 +57,7 @@ async fn create_page(world: &World) -> usize {
 }
 
 #[tokio::test]
-async fn unread_pages_of_one_connection_are_bounded() {
+async fn server_limits_the_bytes_of_unread_responses_on_one_connection() {
     let world = World::start().await;
     let page_bytes = create_page(&world).await;
     let mut client = SlowClient::connect(&world).await;
@@ -94,7 +94,7 @@ async fn unread_pages_of_one_connection_are_bounded() {
 }
 
 #[tokio::test]
-async fn unread_pages_of_one_tenant_leave_bytes_to_other_tenants() {
+async fn tenant_with_unread_responses_does_not_block_responses_to_other_tenants() {
     // Each tenant has a budget of 1 MiB, and each page of this tenant has about 1 MiB.
     let world = World::start_with(Options { response_bytes_max: 4 << 20, ..Options::default() }).await;
     let _bytes = create_page(&world).await;
@@ -113,7 +113,7 @@ async fn unread_pages_of_one_tenant_leave_bytes_to_other_tenants() {
 }
 
 #[tokio::test]
-async fn server_rejects_pages_while_all_budgets_are_used_up() {
+async fn server_rejects_large_reads_while_unread_responses_use_up_its_byte_limit() {
     let world = World::start_with(Options { response_bytes_max: 1 << 20, ..Options::default() }).await;
     let _bytes = create_page(&world).await;
     let mut client = SlowClient::connect(&world).await;

@@ -35,7 +35,7 @@ fn checkers_detect_store_that_ignores_terms() {
 }
 
 #[test]
-fn checkers_detect_creator_that_reads_closed_before_its_row_is_durable() {
+fn cluster_checkers_detect_creator_that_reads_the_closed_timestamp_too_early() {
     assert_mutant_caught(Mutant::ReadsClosedBeforeItsRow, StoreKind::Weak, "lost");
 }
 

@@ -187,7 +187,7 @@ fn verdict_accepts_retry_only_after_failure_and_with_higher_attempt_number() {
 }
 
 #[test]
-fn verdict_does_not_treat_attempt_of_crashed_member_as_in_flight_at_cancel() {
+fn verdict_accepts_a_cancellation_after_a_crash_interrupts_an_attempt() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.history.callback_began("a", occurrence(once()), 1);
@@ -198,7 +198,7 @@ fn verdict_does_not_treat_attempt_of_crashed_member_as_in_flight_at_cancel() {
 }
 
 #[test]
-fn crash_that_does_not_interrupt_the_attempt_permits_no_duplicate() {
+fn verdict_reports_a_duplicate_if_no_crash_interrupted_the_attempt() {
     let fixture = Fixture::new();
     fixture.crash();
     let _b = fixture.sim.member("b");
@@ -231,7 +231,7 @@ fn callback_that_starts_after_a_cancel_is_a_violation() {
 }
 
 #[test]
-fn cancelled_response_with_an_attempt_in_flight_is_a_violation() {
+fn success_response_to_a_cancellation_during_an_attempt_is_a_violation() {
     let cancel_in_flight = |cancel: fn(&History, Incarnation)| {
         let fixture = Fixture::new();
         fixture.until(10);
@@ -323,7 +323,7 @@ fn verdict_requires_outcomes_only_up_to_the_expected_end_of_a_series() {
 }
 
 #[test]
-fn verdict_rejects_second_outcome_and_callback_of_a_missed_instant() {
+fn verdict_rejects_a_callback_and_a_success_of_a_missed_occurrence() {
     let fixture = Fixture::series();
     fixture.until(5);
     fixture.history.outcome(occurrence(1), RunState::Missed { last: nominal(4), count: 4 });
@@ -363,7 +363,7 @@ fn acknowledged_change_replaces_the_expected_instants() {
 }
 
 #[test]
-fn change_without_a_response_permits_the_old_and_the_new_revision() {
+fn verdict_accepts_new_revision_after_a_schedule_change_without_response() {
     let fixture = Fixture::new();
     fixture.history.change_without_response(SCHEDULE);
     fixture.until(10);

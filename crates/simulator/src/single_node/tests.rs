@@ -10,18 +10,18 @@ fn run_seeds_of(name: &str, kind: EngineKind) -> crate::Coverage {
 }
 
 #[test]
-fn single_node_keeps_its_promises_on_store_with_weakest_guarantees() {
+fn single_node_passes_all_checks_on_a_store_with_the_weakest_guarantees() {
     let coverage = run_seeds_of("spine-weak", EngineKind::Weak);
     coverage.assert_happened(&[Incident::Crash, Incident::Kill, Incident::Pause, Incident::ClockJump]);
 }
 
 #[test]
-fn single_node_keeps_its_promises_on_an_atomic_store() {
+fn single_node_passes_all_checks_on_a_store_with_atomic_writes() {
     run_seeds_of("spine-atomic", EngineKind::Atomic);
 }
 
 #[test]
-fn single_node_keeps_its_promises_on_the_embedded_store() {
+fn single_node_passes_all_checks_on_the_embedded_store() {
     let coverage = run_seeds_of("spine-embedded", EngineKind::Embedded);
     coverage.assert_happened(&[Incident::Crash, Incident::Kill, Incident::Halt]);
 }
@@ -46,11 +46,11 @@ fn checkers_detect_owner_that_skips_the_second_read_of_a_range() {
 }
 
 #[test]
-fn checkers_detect_creator_that_reads_closed_before_its_row_is_durable() {
+fn checkers_detect_creator_that_reads_the_closed_timestamp_too_early() {
     assert_mutant_caught(Mutant::ReadsClosedBeforeItsRow, EngineKind::Weak, "lost");
 }
 
 #[test]
-fn checkers_detect_due_row_that_fires_an_old_revision_of_its_schedule() {
+fn checkers_detect_callback_of_an_old_revision_of_a_schedule() {
     assert_mutant_caught(Mutant::IgnoresTheRevision, EngineKind::Atomic, "violations");
 }

@@ -334,14 +334,14 @@ fn task_panic_fails_the_run_unless_the_panic_is_tolerated() {
 }
 
 #[test]
-fn wait_until_timeout_names_the_condition() {
+fn timeout_message_of_wait_until_names_the_condition() {
     let sim = Simulation::new(0);
     let message = panic_of(|| sim.run_until(sim.wait_until("the tide", SECOND, || false)));
     assert_eq!(message, "timed out after 1s waiting for the tide");
 }
 
 #[test]
-fn polls_that_take_time_advance_the_simulated_time() {
+fn slow_polls_of_a_task_advance_the_simulated_time() {
     let sim = Simulation::new(0);
     sim.set_faults(Faults { poll_time_max: Duration::from_millis(2), ..Faults::default() });
     let (a, spins) = (sim.member("a"), Arc::new(AtomicU64::new(0)));

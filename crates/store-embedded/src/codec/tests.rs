@@ -214,7 +214,7 @@ proptest! {
     }
 
     #[test]
-    fn batch_split_into_journal_entries_keeps_its_items_in_order(
+    fn journal_entries_of_a_split_batch_contain_its_items_in_order(
         inserts in vec(insert(), 1..20), entry_len_max in 1..2000usize
     ) {
         let mut builder = Builder::new(Kind::Insert, entry_len_max);

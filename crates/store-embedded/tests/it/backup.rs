@@ -12,12 +12,12 @@ const EVERYTHING: DueRead =
 const SHARD: ShardId = ShardId(5);
 
 #[test]
-fn backup_taken_during_writes_with_lsm_index_can_be_restored() {
+fn store_with_lsm_index_restores_a_backup_taken_during_writes() {
     on_real(async |runtime| backs_up(&runtime, small(IndexKind::Lsm)).await);
 }
 
 #[test]
-fn backup_taken_during_writes_with_map_index_can_be_restored() {
+fn store_with_map_index_restores_a_backup_taken_during_writes() {
     on_real(async |runtime| backs_up(&runtime, small(IndexKind::Map)).await);
 }
 

@@ -144,7 +144,7 @@ fn history_sweep_deletes_old_schedules_and_keeps_other_schedules() {
 }
 
 #[test]
-fn history_sweep_deletes_rows_of_old_schedule_but_keeps_reused_id() {
+fn history_sweep_deletes_an_old_schedule_but_keeps_a_new_one_with_the_same_id() {
     simulate(async |runtime| {
         let owned = Owned::open(&runtime).await;
         let first = owned.insert(1, Some("name")).await;
@@ -170,7 +170,7 @@ fn history_sweep_deletes_rows_of_old_schedule_but_keeps_reused_id() {
 }
 
 #[test]
-fn history_sweep_keeps_schedules_after_the_watermark_or_with_redriven_runs() {
+fn history_sweep_keeps_schedules_with_redriven_runs_or_due_rows_after_watermark() {
     simulate(async |runtime| {
         let owned = Owned::open(&runtime).await;
         let behind = owned.insert(1, Some("behind")).await;

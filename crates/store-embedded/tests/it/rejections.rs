@@ -16,7 +16,7 @@ fn an_insert(number: u64) -> Insert {
 }
 
 #[test]
-fn nearly_full_disk_rejects_only_user_writes_and_recovers() {
+fn store_on_nearly_full_disk_rejects_only_user_writes_until_space_is_free() {
     let sim = Simulation::new(1);
     sim.run_until(async {
         let a = sim.member("a");
@@ -85,7 +85,7 @@ fn fast_writes_never_use_the_disk_space_that_must_stay_free() {
 }
 
 #[test]
-fn open_store_cannot_be_opened_twice() {
+fn second_store_cannot_open_the_data_folder_of_an_open_store() {
     on_real(async |runtime| {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::open(&runtime, dir.path(), small(IndexKind::Lsm)).await;
@@ -111,7 +111,7 @@ fn closed_store_rejects_every_call() {
 }
 
 #[test]
-fn open_error_names_the_missing_part_of_a_data_folder() {
+fn store_that_cannot_open_names_the_missing_part_of_its_data_folder() {
     on_real(async |runtime| {
         for (taken, named) in [
             ("CHECKPOINT", "CHECKPOINT is missing"),

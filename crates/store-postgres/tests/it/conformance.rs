@@ -63,7 +63,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn postgres_store_matches_memory_model(operations in differential::operations(30)) {
+    fn postgres_store_matches_memory_store(operations in differential::operations(30)) {
         let url = database();
         on_real(async |runtime| {
             // With these options the model behaves like the PostgreSQL engine: the creator moves a row that is at or

@@ -86,7 +86,7 @@ async fn until_health(runtime: &Runtime, store: &PostgresStore, health: Health) 
 }
 
 #[test]
-fn server_restarts_under_load_lose_no_acknowledged_write() {
+fn restart_of_the_server_under_load_loses_no_acknowledged_write() {
     let postgres = Postgres::start().unwrap();
     let url = migrated(&postgres);
     on_real(async |runtime| {

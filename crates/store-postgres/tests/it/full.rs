@@ -11,7 +11,7 @@ use crate::support::{Home, name_of, on_real, one_shot};
 const DISK_BYTES: u64 = 48 << 20;
 
 #[test]
-fn store_on_full_disk_rejects_creates_until_space_is_free() {
+fn store_on_full_disk_rejects_new_schedules_until_space_is_free() {
     let options = ServerOptions { disk_bytes: Some(DISK_BYTES), ..ServerOptions::default() };
     let postgres = Postgres::start_with(options).unwrap();
     let disk = postgres.folder().join("disk").display().to_string();

@@ -150,7 +150,7 @@ fn store_deletes_only_old_history_of_ended_schedules() {
 
 /// While a due row is after `done`, its owner needs the run record to find out whether it has already fired the row.
 #[test]
-fn store_keeps_history_until_watermark_reaches_every_older_due_row() {
+fn store_deletes_no_history_while_an_old_due_row_is_after_the_watermark() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -176,7 +176,7 @@ fn store_keeps_history_until_watermark_reaches_every_older_due_row() {
 }
 
 #[test]
-fn one_maintain_call_deletes_schedules_in_many_transactions() {
+fn one_call_of_maintain_deletes_thousands_of_cancelled_schedules() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -225,7 +225,7 @@ fn history_deletion_skips_locked_or_reactivated_schedule() {
 }
 
 #[test]
-fn history_deletion_does_not_delay_creates_and_outcomes() {
+fn blocked_history_deletion_does_not_delay_new_schedules_and_outcomes() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -283,7 +283,7 @@ fn run_without_day_partition_goes_to_the_default_partition() {
 }
 
 #[test]
-fn outcome_written_while_its_partition_is_dropped_is_not_lost() {
+fn dropping_a_partition_loses_no_concurrently_written_outcome() {
     let url = database();
     on_real(async |runtime| {
         let (one, other) = (Home::open(&runtime, &url).await, Home::open(&runtime, &url).await);
@@ -312,7 +312,7 @@ fn outcome_written_while_its_partition_is_dropped_is_not_lost() {
 }
 
 #[test]
-fn migration_keeps_the_history_of_an_older_schema() {
+fn migration_from_an_older_schema_keeps_the_stored_history() {
     let url = database();
     let old = shared().create_database().unwrap();
     on_real(async |runtime| {

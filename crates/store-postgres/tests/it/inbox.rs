@@ -102,7 +102,7 @@ fn client_role_can_only_create_and_cancel_schedules() {
 }
 
 #[test]
-fn client_role_works_if_an_admin_creates_it_after_the_schema() {
+fn migration_grants_rights_to_a_client_role_that_an_admin_created() {
     let postgres = Postgres::start().unwrap();
     let url = postgres.create_database().unwrap();
     let name = name_of(&url);

@@ -32,7 +32,7 @@ fn insert_statement(insert: &Insert) -> String {
 }
 
 #[test]
-fn open_transaction_does_not_delay_insert_log_entries_of_others() {
+fn insert_log_returns_committed_rows_while_other_transactions_are_open() {
     let url = database();
     on_real(async |runtime| {
         let tasks = TaskSet::new(&runtime);

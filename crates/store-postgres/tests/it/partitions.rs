@@ -94,7 +94,7 @@ fn member_recreates_partition_that_another_member_dropped() {
 /// A member can write a due row long before its position, and place the row again shortly before its position. Such a
 /// row is in a partition that covers several weeks and in the partition of its day.
 #[test]
-fn read_returns_a_row_once_if_two_partition_families_contain_it() {
+fn read_returns_a_due_row_only_once_if_two_partitions_contain_it() {
     let url = database();
     on_real(async |runtime| {
         let tasks = TaskSet::new(&runtime);

@@ -22,7 +22,7 @@ async fn open_error(runtime: &Runtime, url: &str, options: Options) -> OpenError
 }
 
 #[test]
-fn open_error_explains_an_unreachable_server_or_a_rejected_login() {
+fn store_that_cannot_open_reports_an_unreachable_server_or_rejected_login() {
     let url = database();
     on_real(async |runtime| {
         let quick = || Options { connect_timeout: Duration::from_millis(300), ..Options::default() };
@@ -46,7 +46,7 @@ fn open_error_explains_an_unreachable_server_or_a_rejected_login() {
 }
 
 #[test]
-fn open_error_names_the_next_step_for_missing_or_wrong_schema() {
+fn store_does_not_open_if_its_schema_is_missing_or_has_a_wrong_version() {
     let (url, empty) = (database(), shared().create_database().unwrap());
     on_real(async |runtime| {
         let open = async |url: &str| open_error(&runtime, url, Options::default()).await;

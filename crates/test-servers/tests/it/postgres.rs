@@ -7,7 +7,7 @@ use std::time::Duration;
 use test_servers::postgres::{Options, Postgres, shared};
 
 #[test]
-fn server_keeps_rows_after_a_kill_and_deletes_its_folder_when_dropped() {
+fn killed_server_keeps_its_rows_but_dropped_server_deletes_its_folder() {
     let postgres = Postgres::start().unwrap();
     let folder = postgres.folder().to_owned();
     postgres.sql("postgres", "create table kept (number int); insert into kept values (42)").unwrap();
@@ -24,7 +24,7 @@ fn server_keeps_rows_after_a_kill_and_deletes_its_folder_when_dropped() {
 }
 
 #[test]
-fn table_exists_only_in_the_database_that_created_it() {
+fn table_exists_only_in_its_database_and_in_a_copy_of_that_database() {
     let postgres = shared();
     let one = postgres.create_database().unwrap();
     let other = postgres.create_database().unwrap();

@@ -37,7 +37,7 @@ fn path_returns_its_parent_and_its_name() {
 }
 
 #[test]
-fn is_within_compares_whole_parts_of_a_path() {
+fn path_is_within_another_path_only_if_complete_parts_match() {
     assert!(path("/a/b").is_within(&path("/a")) && path("/a").is_within(&path("/a")));
     assert!(path("/a").is_within(&NodePath::root()) && NodePath::root().is_within(&NodePath::root()));
     assert!(!path("/ab").is_within(&path("/a")) && !path("/a").is_within(&path("/a/b")));

@@ -239,12 +239,12 @@ fn check_shards_under_load(url: &str) {
 }
 
 #[test]
-fn shards_learn_all_observations_while_their_count_changes_on_zookeeper() {
+fn shards_learn_all_observations_while_the_shard_count_changes_on_zookeeper() {
     check_shards_under_load(&zookeeper());
 }
 
 #[test]
-fn shards_learn_all_observations_while_their_count_changes_on_postgres() {
+fn shards_learn_all_observations_while_the_shard_count_changes_on_postgres() {
     check_shards_under_load(&postgres());
 }
 

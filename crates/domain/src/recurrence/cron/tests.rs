@@ -64,7 +64,7 @@ fn plus_sign_requires_that_both_day_fields_of_cron_match() {
 }
 
 #[test]
-fn cron_supports_last_day_working_day_and_nth_weekday() {
+fn cron_supports_last_days_nearest_working_days_and_nth_weekdays() {
     check(
         "0 0 L * *",
         "UTC",
@@ -131,7 +131,7 @@ fn cron_search_finds_rare_days_up_to_year_9999() {
 }
 
 #[test]
-fn cron_error_names_the_field_the_position_and_a_remedy() {
+fn cron_error_names_the_invalid_field_with_its_position_and_a_remedy() {
     let invalid = [
         "",
         "* * * *",

@@ -105,7 +105,7 @@ fn leads_above(log: &Path, term: u64) -> u64 {
 }
 
 #[test]
-fn elected_command_runs_only_while_its_elect_process_is_leader() {
+fn command_of_an_elect_process_runs_only_while_that_process_is_leader() {
     for url in [zookeeper(), postgres()] {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
@@ -147,7 +147,7 @@ fn remove_group(url: &str) {
 }
 
 #[test]
-fn command_ends_if_elect_or_its_supervisor_is_killed() {
+fn command_ends_if_its_elect_process_or_its_supervisor_is_killed() {
     let url = zookeeper();
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
@@ -170,7 +170,7 @@ fn command_ends_if_elect_or_its_supervisor_is_killed() {
 }
 
 #[test]
-fn stopped_elect_sends_sigterm_then_sigkill_to_command_and_its_children() {
+fn sigterm_to_an_elect_process_ends_even_a_command_that_ignores_sigterm() {
     let url = zookeeper();
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
@@ -203,7 +203,7 @@ fn stopped_elect_sends_sigterm_then_sigkill_to_command_and_its_children() {
 }
 
 #[test]
-fn second_sigterm_to_elect_ends_the_grace_period_early() {
+fn second_sigterm_to_an_elect_process_kills_its_command_without_delay() {
     let (url, folder) = (zookeeper(), tempfile::tempdir().unwrap());
     let log = folder.path().join("log");
     let mut command = reveille(&url, &["elect", "--group", "/group", "--grace", "3600", "--", "sh", "-c"]);
@@ -220,7 +220,7 @@ fn second_sigterm_to_elect_ends_the_grace_period_early() {
 }
 
 #[test]
-fn elect_restarts_its_command_under_a_later_term_after_lost_leadership() {
+fn elect_process_restarts_its_command_under_a_later_term_if_it_leads_again() {
     for url in [zookeeper(), postgres()] {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
@@ -234,7 +234,7 @@ fn elect_restarts_its_command_under_a_later_term_after_lost_leadership() {
 }
 
 #[test]
-fn command_gets_sigterm_before_the_session_of_elect_expires() {
+fn elect_process_sends_sigterm_to_its_command_before_its_session_expires() {
     let servers = test_servers::zookeeper::Zookeeper::start(1).unwrap();
     let url = format!("zookeeper://{}/away", servers.addresses());
     let folder = tempfile::tempdir().unwrap();
@@ -251,7 +251,7 @@ fn command_gets_sigterm_before_the_session_of_elect_expires() {
 }
 
 #[test]
-fn elect_exits_with_the_code_of_its_command_and_leaves_no_process() {
+fn elect_process_exits_with_the_code_of_its_command_and_leaves_no_process() {
     let url = zookeeper();
     let code = |script: &str| {
         let output = run(&url, &["elect", "--group", "/group", "--grace", "1", "--", "sh", "-c", script]);

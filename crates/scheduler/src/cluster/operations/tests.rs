@@ -258,7 +258,7 @@ fn every_operation_decodes_from_its_bytes_but_not_from_truncated_bytes() {
 }
 
 #[test]
-fn decoder_allocates_no_memory_for_oversized_declared_lengths() {
+fn decoder_rejects_a_declared_count_that_exceeds_the_items_that_follow() {
     let mut create = vec![VERSION];
     create.extend(u32::MAX.to_le_bytes());
     assert!(decode_request::<CreateNamed>(&create).is_err());

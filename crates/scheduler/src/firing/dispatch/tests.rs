@@ -71,7 +71,7 @@ fn tenants_with_slow_targets_leave_a_free_slot_for_another_tenant() {
 }
 
 #[test]
-fn freed_slots_let_a_tenant_at_its_share_start_more_keys() {
+fn tenant_at_its_share_of_slots_starts_more_keys_after_slots_become_free() {
     let mut dispatch = dispatch(1_000, 100, 1_000);
     for entry in 0..200 {
         assert!(dispatch.push(lane(1 + entry % 2, 1), entry, NOW));
@@ -86,7 +86,7 @@ fn freed_slots_let_a_tenant_at_its_share_start_more_keys() {
 }
 
 #[test]
-fn all_occurrences_that_became_due_without_a_free_slot_fire_late() {
+fn service_fires_every_occurrence_that_became_due_while_no_slot_was_free() {
     let mut dispatch = dispatch(1_000, 1, 1_000);
     assert!(dispatch.push(lane(1, 1), 0, NOW));
     assert!(dispatch.push(lane(2, 1), 1, NOW));
@@ -139,7 +139,7 @@ fn slow_targets_leave_space_in_the_key_window_for_other_targets() {
 }
 
 #[test]
-fn deferred_keys_of_a_target_of_unknown_rate_get_positions_one_second_apart() {
+fn queue_spreads_deferred_keys_of_a_target_of_unknown_rate_over_one_minute() {
     let mut dispatch = dispatch(1, 100, 2);
     let positions: Vec<Timestamp> = (0..200).map(|_| dispatch.defer_to(lane(1, 1), NOW)).collect();
     assert_eq!(positions[0], NOW + Duration::from_secs(1));
@@ -149,7 +149,7 @@ fn deferred_keys_of_a_target_of_unknown_rate_get_positions_one_second_apart() {
 }
 
 #[test]
-fn deferred_keys_of_a_fast_target_get_positions_at_its_measured_rate() {
+fn queue_spreads_deferred_keys_of_a_fast_target_at_its_measured_rate() {
     let mut dispatch = dispatch(10_000, 10_000, 10_000);
     // One attempt stays in flight, so that the queue does not remove the lane.
     dispatch.push(lane(1, 1), 0, NOW);
@@ -207,7 +207,7 @@ fn tenant_above_its_rate_limit_delays_only_its_own_keys_and_keeps_order() {
 }
 
 #[test]
-fn dispatch_requests_only_few_more_keys_for_a_tenant_at_its_rate_limit() {
+fn dispatch_queue_requests_few_keys_for_a_tenant_at_its_rate_limit() {
     let mut dispatch = dispatch(1_000, 1_000, 1_000);
     dispatch.limit(TenantId(1), limits(Quotas::NONE.with(Quota::CallbacksPerMinute, 600)));
     assert_eq!(dispatch.demand(TenantId(1)), usize::MAX);
@@ -248,7 +248,7 @@ fn key_that_starts_no_attempt_consumes_no_rate_token() {
 }
 
 #[test]
-fn lane_that_was_idle_still_obeys_the_rate_limit_of_its_target() {
+fn rate_limit_of_a_target_applies_even_after_the_target_was_idle() {
     let mut dispatch = dispatch(10, 10, 10);
     dispatch.limit(TenantId(1), limits(Quotas::NONE.with(Quota::CallbacksPerSecondPerTarget, 2)));
     for entry in 0..4 {
@@ -295,7 +295,7 @@ fn in_flight_quota_may_exceed_the_default_limit_per_target() {
 }
 
 #[test]
-fn member_with_quarter_of_tenants_pollers_gets_quarter_of_tenants_rate() {
+fn member_with_a_quarter_of_the_pollers_gets_a_quarter_of_the_tenant_rate() {
     let quotas = Quotas::NONE.with(Quota::CallbacksPerMinute, 60).with(Quota::InFlightMax, 10);
     let mut dispatch = dispatch(100, 100, 100);
     dispatch.limit(TenantId(1), Limits::of(&quotas, &Options::default(), 16, 64));
@@ -312,7 +312,7 @@ fn member_with_quarter_of_tenants_pollers_gets_quarter_of_tenants_rate() {
 }
 
 #[test]
-fn end_of_a_wait_does_not_wake_a_service_without_free_slots() {
+fn dispatch_queue_requests_no_wakeup_while_all_slots_are_in_use() {
     let mut dispatch = dispatch(100, 1, 100);
     dispatch.limit(TenantId(2), limits(Quotas::NONE.with(Quota::CallbacksPerMinute, 60)));
     for entry in 0..62 {

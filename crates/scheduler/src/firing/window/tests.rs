@@ -123,7 +123,7 @@ fn second_read_finds_rows_that_first_read_missed() {
 }
 
 #[test]
-fn window_repeats_failed_second_read() {
+fn window_repeats_a_failed_read_that_looks_for_missed_rows() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.read_ahead(0);
@@ -139,7 +139,7 @@ fn window_repeats_failed_second_read() {
 }
 
 #[test]
-fn watermark_done_does_not_pass_a_key_before_the_key_is_resolved() {
+fn watermark_does_not_pass_a_key_without_an_outcome() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.insert(key(2, 700));
@@ -172,7 +172,7 @@ fn window_adds_row_that_a_creator_writes_during_a_read() {
 }
 
 #[test]
-fn later_read_finds_row_that_lies_after_the_end_of_the_pending_page() {
+fn later_read_finds_a_new_row_beyond_the_page_that_the_owner_is_reading() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 100));
     let (index, read) = bench.window.plan_reads(at(0), |_| usize::MAX)[0];
@@ -253,7 +253,7 @@ fn deferred_key_expires_again_only_at_its_later_position() {
 }
 
 #[test]
-fn window_that_was_full_reads_the_skipped_row_later() {
+fn window_later_reads_the_row_that_it_skipped_while_it_was_full() {
     let mut bench = Bench::new(1);
     // In the smallest window, a tenant has capacity for one page.
     for number in 0..PAGE_KEYS as u128 {
@@ -314,7 +314,7 @@ proptest! {
     /// Creators and the owner take their steps in a random order. Every row eventually fires. No row fires early, and
     /// no row fires twice at the same owner.
     #[test]
-    fn every_row_fires_once_per_owner(steps in prop::collection::vec(step(), 1..120)) {
+    fn every_row_fires_and_no_owner_fires_a_row_twice(steps in prop::collection::vec(step(), 1..120)) {
         let mut bench = Bench::new(100_000);
         let mut now = 0;
         let mut number = 0;
@@ -474,7 +474,7 @@ fn window_ignores_results_of_reads_and_writes_for_a_released_poller() {
 }
 
 #[test]
-fn handed_over_attempt_does_not_start_again_and_done_does_not_pass_it() {
+fn window_waits_for_a_handed_over_attempt_and_does_not_start_it_again() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     let entry = bench.window.add_handed_over(POLLER, key(1, 300)).expect("the poller is served");

@@ -99,7 +99,7 @@ fn null_removes_field_or_restores_its_default() {
 }
 
 #[test]
-fn change_of_the_target_origin_must_name_every_stored_header() {
+fn merge_rejects_a_new_origin_unless_the_change_names_all_stored_headers() {
     for url in ["https://other.example.org/a", "http://example.org/a", "https://example.org:8443/a"] {
         let moved = |headers: &str| read(&format!(r#"{{"target":{{"http":{{"url":"{url}"{headers}}}}}}}"#));
         assert!(moved("").unwrap_err().contains("another scheme"), "{:?}", moved(""));
@@ -185,7 +185,7 @@ fn error_of_an_invalid_change_contains_a_pointer_to_the_field() {
 }
 
 #[test]
-fn merge_combines_repeated_field_with_stored_value_only_once() {
+fn merge_combines_the_stored_value_with_only_the_last_repeated_field() {
     let mut stored = stored();
     stored.spec.payload = format!(r#"{{"big":"{}"}}"#, "x".repeat(64 << 10)).into();
     let change = format!("{{{}}}", vec![r#""payload":{}"#; 1_000].join(","));

@@ -144,7 +144,7 @@ fn due_positions(index: &LsmIndex) -> Vec<(u8, u16)> {
 }
 
 #[tokio::test]
-async fn lsm_merges_drop_only_due_rows_that_no_caller_reads() {
+async fn lsm_merge_drops_only_the_due_rows_that_no_caller_can_read() {
     let dir = tempfile::tempdir().unwrap();
     let index = LsmIndex::open(dir.path(), &options()).unwrap();
     // The test retires all rows in the first table of poller 1, so the index drops this table. The index merges the
@@ -172,7 +172,7 @@ async fn lsm_merges_drop_only_due_rows_that_no_caller_reads() {
 }
 
 #[tokio::test]
-async fn lsm_merges_drop_row_versions_that_no_replay_reads() {
+async fn lsm_merge_drops_the_row_versions_that_no_replay_can_read() {
     let dir = tempfile::tempdir().unwrap();
     let key = b"a state";
     let value_at = |index: &LsmIndex, before: u64| index.get(Family::Points, key, at(before)).unwrap();
