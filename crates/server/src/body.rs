@@ -114,9 +114,9 @@ pub fn read_spec(text: &str, limits: &Limits, egress: &Egress, now: Timestamp) -
 
 fn summary(count: usize) -> String {
     match count {
-        1 => "the body has 1 error; see errors".to_owned(),
-        ERRORS_MAX => format!("the body has {ERRORS_MAX} or more errors; see errors for the first ones"),
-        _ => format!("the body has {count} errors; see errors"),
+        1 => "the body has 1 error; see the field `errors`".to_owned(),
+        ERRORS_MAX => format!("the body has {ERRORS_MAX} or more errors; see the first ones in the field `errors`"),
+        _ => format!("the body has {count} errors; see the field `errors`"),
     }
 }
 

@@ -174,5 +174,5 @@ fn malformed(name: &HeaderName) -> Rejected {
         hint: Some("send the ETag of an earlier response unchanged, including its quotes".to_owned()),
         ..FieldError::default()
     };
-    reject_fields(Code::InvalidParameter, "the precondition is invalid; see errors", vec![error])
+    reject_fields(Code::InvalidParameter, "the precondition is invalid; see the field `errors`", vec![error])
 }

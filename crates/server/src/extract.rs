@@ -67,7 +67,7 @@ fn bad_id(error: &domain::id::ScheduleIdError) -> Rejected {
         detail: error.to_string(),
         ..FieldError::default()
     }];
-    reject_fields(Code::InvalidParameter, "the path contains an invalid schedule id; see errors", errors)
+    reject_fields(Code::InvalidParameter, "the path contains an invalid schedule id; see the field `errors`", errors)
 }
 
 /// Check of the body's media type against the route's media types.

@@ -95,7 +95,7 @@ fn bad_key(detail: &str) -> Rejected {
         hint: Some("send one header with a UUID that is new for each schedule".to_owned()),
         ..FieldError::default()
     };
-    reject_fields(Code::InvalidParameter, "the idempotency key is invalid; see errors", vec![error])
+    reject_fields(Code::InvalidParameter, "the idempotency key is invalid; see the field `errors`", vec![error])
 }
 
 /// Returns a fingerprint of a body. By the fingerprint, the server detects that a client mistakenly sends another body

@@ -18,7 +18,7 @@ pub(crate) fn check_empty(query: Option<&str>) -> Result<(), Rejected> {
         "unknown_parameter",
         format!("unknown parameter {name:?}; this route has no parameters"),
     );
-    Err(reject_fields(Code::InvalidParameter, "the query is invalid; see errors", vec![error]))
+    Err(reject_fields(Code::InvalidParameter, "the query is invalid; see the field `errors`", vec![error]))
 }
 
 /// Value of the parameter `dry_run`.
@@ -60,7 +60,7 @@ fn is_dry_run(query: Option<&str>) -> Result<bool, Rejected> {
         let parameter = if code == "unknown_parameter" { "query" } else { "dry_run" };
         let error =
             FieldError { parameter: Some(parameter.into()), code: code.into(), detail, ..FieldError::default() };
-        return Err(reject_fields(Code::InvalidParameter, "the query is invalid; see errors", vec![error]));
+        return Err(reject_fields(Code::InvalidParameter, "the query is invalid; see the field `errors`", vec![error]));
     }
     Ok(value.unwrap_or(false))
 }
@@ -118,7 +118,7 @@ impl<T> Page<T> {
             return Ok(page);
         }
         errors.truncate(32);
-        Err(reject_fields(Code::InvalidParameter, "the query is invalid; see errors", errors))
+        Err(reject_fields(Code::InvalidParameter, "the query is invalid; see the field `errors`", errors))
     }
 }
 

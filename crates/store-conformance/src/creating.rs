@@ -436,7 +436,10 @@ pub(super) async fn usage_follows_schedules_and_runs(subject: &dyn Subject) {
     };
     let grown = |before: Usage, after: Usage, bytes: u64| {
         let more = after.bytes - before.bytes;
-        assert!((bytes..=bytes + ROW_BYTES_MAX).contains(&more), "{bytes} bytes stored, but {more} counted");
+        assert!(
+            (bytes..=bytes + ROW_BYTES_MAX).contains(&more),
+            "a write of {bytes} bytes increased the usage by {more} bytes"
+        );
     };
     assert_eq!(usage().await, Usage::default());
 

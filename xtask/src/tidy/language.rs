@@ -141,7 +141,7 @@ fn phrases(words: &[(usize, String)]) -> Vec<(usize, String, &'static str)> {
         let has_no_noun = before
             .is_none_or(|before| before.ends_with(ENDS) && !before.ends_with(',') || BEFORE_WHO.contains(&before));
         if plain[at] == "who" && has_no_noun && !has_question {
-            found.push((*line, "who".to_owned(), "put a noun before it: a candidate that, the caller"));
+            found.push((*line, "who".to_owned(), "name the actor, for example `a candidate that` or `the caller`"));
         }
     }
     found

@@ -160,7 +160,7 @@ impl ListQuery {
             return Ok(ListQuery { filter, order, after, limit });
         }
         errors.truncate(32);
-        Err(reject_fields(Code::InvalidParameter, "the query is invalid; see errors", errors))
+        Err(reject_fields(Code::InvalidParameter, "the query is invalid; see the field `errors`", errors))
     }
 }
 

@@ -161,7 +161,7 @@ fn id_and_key() -> Rejected {
         ),
         ..FieldError::default()
     };
-    reject_fields(Code::InvalidSchedule, "the body has 1 error; see errors", vec![error])
+    reject_fields(Code::InvalidSchedule, "the body has 1 error; see the field `errors`", vec![error])
 }
 
 /// Returns the schedule in the state after its creation by a request with this body. `found` is its current state.

@@ -27,7 +27,7 @@ async fn response_lists_all_invalid_fields() {
         content-type: application/problem+json
         {
           "code": "invalid_schedule",
-          "detail": "the body has 13 errors; see errors",
+          "detail": "the body has 13 errors; see the field `errors`",
           "errors": [
             {
               "code": "wrong_type",
@@ -150,7 +150,7 @@ async fn server_rejects_json_that_is_not_an_object() {
         content-type: application/problem+json
         {
           "code": "invalid_schedule",
-          "detail": "the body has 1 error; see errors",
+          "detail": "the body has 1 error; see the field `errors`",
           "errors": [
             {
               "code": "wrong_type",
@@ -197,7 +197,7 @@ async fn response_to_empty_object_names_the_required_fields() {
         content-type: application/problem+json
         {
           "code": "invalid_schedule",
-          "detail": "the body has 2 errors; see errors",
+          "detail": "the body has 2 errors; see the field `errors`",
           "errors": [
             {
               "code": "missing_field",
@@ -227,7 +227,7 @@ async fn response_to_empty_object_names_the_required_fields() {
         content-type: application/problem+json
         {
           "code": "invalid_schedule",
-          "detail": "the body has 2 errors; see errors",
+          "detail": "the body has 2 errors; see the field `errors`",
           "errors": [
             {
               "code": "missing_field",

@@ -171,7 +171,7 @@ async fn response_to_invalid_run_query_lists_all_errors() {
         content-type: application/problem+json
         {
           "code": "invalid_parameter",
-          "detail": "the query is invalid; see errors",
+          "detail": "the query is invalid; see the field `errors`",
           "errors": [
             {
               "code": "out_of_range",
