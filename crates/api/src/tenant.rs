@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{Secret, Time};
 
@@ -10,6 +10,7 @@ use crate::{Secret, Time};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub enum Quota {
     /// Attempts per minute, including retries. The server delays attempts above the limit and drops none.
     CallbacksPerMinute,
@@ -51,14 +52,23 @@ impl Quota {
 /// A quota that is missing from a PATCH request keeps its value.
 pub type Quotas = BTreeMap<Quota, Option<u32>>;
 
+/// Reads the quotas of a response. Ignores quotas that only a later version of the server knows.
+fn known_quotas<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Quotas, D::Error> {
+    let quotas = BTreeMap::<String, Option<u32>>::deserialize(deserializer)?;
+    let known = |(name, number)| Some((serde_json::from_value(serde_json::Value::String(name)).ok()?, number));
+    Ok(quotas.into_iter().filter_map(known).collect())
+}
+
 /// Response of `GET` and `PATCH /v1/quotas`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub struct QuotaSheet {
     /// Current quotas.
+    #[serde(deserialize_with = "known_quotas")]
     pub quotas: Quotas,
     /// Highest quotas that the tenant's admins may set.
+    #[serde(deserialize_with = "known_quotas")]
     pub ceilings: Quotas,
     /// Data that the service stores for the tenant.
     #[serde(default)]
@@ -101,6 +111,7 @@ pub struct TenantPatch {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
 pub enum Role {
     /// Reads schedules and their runs.
     Reader,
@@ -155,8 +166,10 @@ pub struct Tenant {
     /// Number of the tenant's keys.
     pub keys: usize,
     /// Current quotas.
+    #[serde(deserialize_with = "known_quotas")]
     pub quotas: Quotas,
     /// Highest quotas that the tenant's admins may set.
+    #[serde(deserialize_with = "known_quotas")]
     pub ceilings: Quotas,
     /// Egress policy.
     pub egress: Egress,

@@ -15,7 +15,7 @@ use domain::quota::{Rate, TokenBucket};
 use domain::{Quota, ScheduleId, Secret, Spec, Status, Target, Tenant, TenantId, Timestamp, When};
 use runtime::Monotonic;
 use scheduler::Scheduler;
-use store::{StoreError, Usage};
+use store::Usage;
 
 use crate::rejection::{Code, Rejected, reject_quota};
 
@@ -103,23 +103,26 @@ impl Stored {
             return Ok(Reservation(None));
         }
         let bytes = size(spec);
-        let mut reserved = self.take(tenant, bytes, now);
-        if reserved.is_none() {
-            let usage = scheduler.tenants().usage(tenant.id).await?;
-            // Another request may have read the store during this read. This request then uses the other request's
-            // numbers, because those numbers include reservations.
-            reserved = self.take(tenant, bytes, now).or_else(|| {
-                self.known().insert(tenant.id, KnownUsage { usage, schedules: 0, bytes: 0, read_at: now });
-                self.take(tenant, bytes, now)
-            });
-        }
-        match reserved {
-            Some(Ok(reservation)) => Ok(reservation),
-            // A request that replaces an active schedule does not increase the number of schedules.
-            Some(Err(Quota::PendingMax)) if is_active(scheduler, tenant, named).await? => Ok(Reservation(None)),
-            Some(Err(quota)) => Err(reject_full(tenant, quota)),
-            None => Ok(Reservation(None)),
-        }
+        let reserved = match self.take(tenant, bytes, now, None) {
+            Some(reserved) => reserved,
+            None => {
+                let usage = scheduler.tenants().usage(tenant.id).await?;
+                self.take(tenant, bytes, now, Some(usage)).expect("the usage has just been read")
+            }
+        };
+        let quota = match reserved {
+            Ok(reservation) => return Ok(reservation),
+            Err(quota) => quota,
+        };
+        // A request that replaces an active schedule adds no schedule, and a spec of at most the same size adds no bytes.
+        let replaced = match named {
+            Some(id) => scheduler.get(tenant.id, id.clone()).await?,
+            None => None,
+        };
+        let fits = replaced.is_some_and(|replaced| {
+            replaced.status == Status::Active && (quota == Quota::PendingMax || bytes <= size(&replaced.spec))
+        });
+        if fits { Ok(Reservation(None)) } else { Err(reject_full(tenant, quota)) }
     }
 
     /// Ends a reservation, and releases the part that the request has certainly not used.
@@ -138,10 +141,24 @@ impl Stored {
         }
     }
 
-    /// Takes a reservation from a known usage. Returns `None` if the usage is unknown or too old, and the quota that
-    /// allows no further schedule or no further bytes if there is one.
-    fn take(&self, tenant: &Tenant, bytes: u64, now: Monotonic) -> Option<Result<Reservation, Quota>> {
+    /// Takes a reservation from a known usage, or from `read`, the usage that the caller has just read from the store.
+    /// Returns `None` if no usage is known, or if it is too old. The inner error is the quota that allows no further
+    /// schedule or no further bytes.
+    fn take(
+        &self,
+        tenant: &Tenant,
+        bytes: u64,
+        now: Monotonic,
+        read: Option<Usage>,
+    ) -> Option<Result<Reservation, Quota>> {
         let mut known = self.known();
+        // Another request may have read the store during the read of this request. This request then uses the numbers
+        // of the other request, because those numbers include reservations.
+        if let Some(usage) = read
+            && known.get(&tenant.id).is_none_or(|known| now.since(known.read_at) >= FULL_USAGE_AGE_MAX)
+        {
+            known.insert(tenant.id, KnownUsage { usage, schedules: 0, bytes: 0, read_at: now });
+        }
         let known = known.get_mut(&tenant.id)?;
         let limit = |quota| tenant.quotas.get(quota).map_or(u64::MAX, u64::from);
         let is_full = |quota: &Quota| match quota {
@@ -151,7 +168,7 @@ impl Stored {
         // The bytes come first, because a request that replaces a schedule may exceed the other quota.
         let full = [Quota::StoredMibMax, Quota::PendingMax].into_iter().find(is_full);
         let age_max = if full.is_none() { USAGE_AGE_MAX } else { FULL_USAGE_AGE_MAX };
-        if now.since(known.read_at) >= age_max {
+        if read.is_none() && now.since(known.read_at) >= age_max {
             return None;
         }
         if let Some(full) = full {
@@ -174,12 +191,6 @@ fn size(spec: &Spec) -> u64 {
         http.headers.iter().map(|(name, value)| name.len() + value.plain_len() + Secret::ENCRYPTION_OVERHEAD).sum();
     let labels: usize = spec.labels.iter().map(|(name, value)| name.len() + value.len()).sum();
     (spec.payload.len() + http.url.len() + headers + labels) as u64 + ROW_BYTES
-}
-
-async fn is_active(scheduler: &Scheduler, tenant: &Tenant, named: Option<&ScheduleId>) -> Result<bool, StoreError> {
-    let Some(id) = named else { return Ok(false) };
-    let schedule = scheduler.get(tenant.id, id.clone()).await?;
-    Ok(schedule.is_some_and(|schedule| schedule.status == Status::Active))
 }
 
 fn reject_full(tenant: &Tenant, quota: Quota) -> Rejected {

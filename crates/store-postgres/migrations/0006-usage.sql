@@ -20,6 +20,7 @@ create table reveille.run_usage (
     bytes bigint not null,
     primary key (tenant, day, slot)
 ) with (fillfactor = 50);
+create index run_usage_day on reveille.run_usage (day);
 
 -- Bytes that a row counts in addition to its value: about the size of its other columns and of its index entries.
 create function reveille.row_bytes(value bytea) returns bigint

@@ -1,9 +1,12 @@
 //! Tests of the wire format of the API types.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use reveille_api::{CancelResult, Cancelled, SchedulePatch, ScheduleRequest, ScheduleSummary, Time};
+use reveille_api::{
+    CancelResult, Cancelled, Quota, QuotaSheet, SchedulePatch, ScheduleRequest, ScheduleSummary, Time, Usage,
+};
 
 #[test]
 fn schedule_request_is_unchanged_after_a_json_round_trip() {
@@ -48,11 +51,22 @@ fn schedule_summary_is_unchanged_after_a_json_round_trip() {
 
 #[test]
 fn cancel_response_has_a_result_and_an_optional_decision_deadline() {
-    let json = |result, decided_by| serde_json::to_string(&Cancelled { result, decided_by }).unwrap();
-    assert_eq!(json(CancelResult::Cancelled, None), r#"{"result":"cancelled"}"#);
-    assert_eq!(json(CancelResult::TooLate, None), r#"{"result":"too_late"}"#);
     let pending = r#"{"result":"pending","decided_by":"2030-01-01T00:00:00.000Z"}"#;
-    assert_eq!(json(CancelResult::Pending, Some(Time(1_893_456_000_000))), pending);
+    for text in [r#"{"result":"cancelled"}"#, r#"{"result":"too_late"}"#, pending] {
+        let response: Cancelled = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&response).unwrap(), text);
+    }
+    let response: Cancelled = serde_json::from_str(pending).unwrap();
+    assert_eq!((response.result, response.decided_by), (CancelResult::Pending, Some(Time(1_893_456_000_000))));
+}
+
+#[test]
+fn response_with_an_unknown_quota_is_readable() {
+    let text = r#"{"quotas":{"pending_max":5,"later_max":7},"ceilings":{"later_max":null}}"#;
+    let sheet: QuotaSheet = serde_json::from_str(text).unwrap();
+    assert_eq!(sheet.quotas, BTreeMap::from([(Quota::PendingMax, Some(5))]));
+    assert!(sheet.ceilings.is_empty());
+    assert_eq!(sheet.usage, Usage::default());
 }
 
 proptest! {

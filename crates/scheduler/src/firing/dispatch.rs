@@ -355,6 +355,12 @@ impl Dispatch {
         self.waits.first().map(|(until, _)| *until).filter(|_| !is_full)
     }
 
+    /// Returns whether a key may start at once. After [`Dispatch::pop`] has returned `None`, this is true only if a slot
+    /// has become free since.
+    pub(crate) fn may_start(&self) -> bool {
+        self.in_flight < self.in_flight_max && !self.turns.is_empty()
+    }
+
     fn end_waits(&mut self, now: Monotonic) {
         while let Some((until, waiter)) = self.waits.first().copied() {
             if until > now {

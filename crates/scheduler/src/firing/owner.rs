@@ -199,8 +199,13 @@ impl Owner {
     fn next_wake(&self) -> Monotonic {
         let now = self.context.runtime.now();
         let monotonic = self.context.runtime.monotonic();
+        let has_slot = self.unfinished < self.options.in_flight_max;
+        // The owner handles the ends of attempts also while it waits for the outcome writer, after `fire`.
+        if has_slot && self.dispatch.may_start() {
+            return monotonic;
+        }
         // Without a free slot, `fire` takes no key from the dispatch queue. The end of a wait is then no reason to wake.
-        let wait = self.dispatch.next_wait().filter(|_| self.unfinished < self.options.in_flight_max);
+        let wait = self.dispatch.next_wait().filter(|_| has_slot);
         let next = wait.map_or(self.next_period, |wait| wait.min(self.next_period));
         match self.window.next_expiry() {
             Some(at) if at <= now => monotonic,

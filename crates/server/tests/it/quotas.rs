@@ -258,12 +258,14 @@ async fn quota_of_stored_bytes_rejects_new_rows_but_no_cancellation() {
     assert!(used["stored_bytes"].as_u64().unwrap() >= created * PAYLOAD, "{used}");
     assert!(created * PAYLOAD > (1 << 20) - 2 * PAYLOAD, "the quota allows nearly 1 MiB: {created} schedules");
 
-    // A replacement and a batch line need bytes, too. A small schedule fits.
-    let replaced = world.send("PUT", "/v1/schedules/large-0", &large("large-0")).await;
-    assert_eq!((replaced.status, replaced.text("/quota")), (403, "stored_mib_max".to_owned()), "{}", replaced.body);
+    // A repeated replacement adds no bytes. A larger spec and a batch line need bytes. A small schedule fits.
+    let put = async |id: &str| world.send("PUT", &format!("/v1/schedules/{id}"), &large(id)).await;
+    assert_eq!(put("large-0").await.status, 200);
+    assert_eq!(world.send("POST", "/v1/schedules", &body_with_id("small")).await.status, 201);
+    let grown = put("small").await;
+    assert_eq!((grown.status, grown.text("/quota")), (403, "stored_mib_max".to_owned()), "{}", grown.body);
     let line = world.send("POST", "/v1/schedules:batch", &large("line")).await.json();
     assert_eq!(line["problem"]["quota"], "stored_mib_max", "{line}");
-    assert_eq!(world.send("POST", "/v1/schedules", &body_with_id("small")).await.status, 201);
     let other = world.send_as(FOREIGN_KEY, "POST", "/v1/schedules", &large("other")).await;
     assert_eq!(other.status, 201, "each tenant has its own quota: {}", other.body);
 

@@ -33,6 +33,8 @@ pub(crate) struct Usages {
     changed: BTreeSet<TenantId>,
     /// True if the written numbers are complete. A tenant without a row then has no schedules.
     is_complete: bool,
+    /// True if an earlier build wrote numbers after this build had marked the numbers as complete.
+    is_outdated: bool,
 }
 
 impl Usages {
@@ -89,6 +91,10 @@ impl Usages {
 
     pub(crate) fn take_row(&mut self, row_key: &[u8], value: &[u8]) -> Result<(), Malformed> {
         if value.first() == Some(&1) {
+            if row_key != [key::USAGE] {
+                self.is_outdated = true;
+                self.changed.insert(key::parse_usage(row_key)?);
+            }
             return Ok(());
         }
         let mut take = Take::new("the numbers of a tenant's rows", value);
@@ -104,12 +110,21 @@ impl Usages {
 
     /// Counts all rows as of the sequence `before`, unless the numbers from the index are complete.
     pub(crate) fn complete(&mut self, rows: &Rows, before: Sequence) -> Result<(), StoreError> {
-        if self.is_complete {
+        if self.is_complete && !self.is_outdated {
             return Ok(());
         }
         self.of.clear();
-        let schedules = self.count_schedules(rows, before)?;
-        let runs = self.count_runs(rows, before)?;
+        self.is_complete = false;
+        let counted = self.count_schedules(rows, before).and_then(|count| Ok((count, self.count_runs(rows, before)?)));
+        let (schedules, runs) = match counted {
+            Ok(counted) => counted,
+            // The store still serves the rows that are not damaged, as an earlier build did.
+            Err(StoreError::Damaged(reason)) => {
+                tracing::warn!(reason, "the number of stored bytes is too low, because a row is damaged");
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
         if schedules > 0 {
             tracing::info!(schedules, runs, "stored rows counted, because an earlier build stored no numbers of bytes");
         }
@@ -150,5 +165,25 @@ impl Usages {
         });
         scan.map_err(damaged)?;
         first_error.map_or(Ok(counted), |error| Err(rows.malformed_point(&[key::RUN], error)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn row_of_an_earlier_build_makes_complete_numbers_outdated() {
+        let mut usages = Usages::default();
+        usages.take_row(&[key::USAGE], &[VERSION]).unwrap();
+        assert!(usages.is_complete && !usages.is_outdated);
+        let mut active_only = vec![1];
+        active_only.u64(5);
+        usages.take_row(&key::usage(TenantId(7)), &active_only).unwrap();
+        assert!(
+            usages.is_outdated && usages.changed.contains(&TenantId(7)),
+            "this build counts and writes the tenant again"
+        );
+        assert_eq!(usages.of(TenantId(7)), Usage::default());
     }
 }
