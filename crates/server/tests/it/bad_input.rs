@@ -32,6 +32,7 @@ async fn response_lists_all_invalid_fields() {
             {
               "code": "wrong_type",
               "detail": "expected a string, but found a number",
+              "hint": "put the value in quotation marks; a duration also has a unit, such as \"30s\"",
               "pointer": "/at"
             },
             {
@@ -65,6 +66,7 @@ async fn response_lists_all_invalid_fields() {
             {
               "code": "wrong_type",
               "detail": "expected a string, but found a number",
+              "hint": "put the value in quotation marks; a duration also has a unit, such as \"30s\"",
               "pointer": "/labels/a~1b~0c"
             },
             {
