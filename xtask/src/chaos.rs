@@ -85,7 +85,7 @@ const CLIENTS: u32 = 24;
 const HURRY_MINUTES: u64 = 5;
 /// Longest wait for outstanding callbacks after the end of all faults and after the last due instant.
 const OUTCOME_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time without a callback after which the run stops waiting for unwanted callbacks.
+/// Time without a callback after which the command stops waiting for callbacks that violate a guarantee.
 const QUIET: Duration = Duration::from_secs(10);
 /// Maximum number of schedules whose runs the command queries after the load.
 const QUESTIONS_MAX: usize = 2_000;
@@ -249,7 +249,7 @@ fn disturb(cluster: &Cluster, plan: &mut Plan, seconds: u64, receiver: &Receiver
     });
 }
 
-/// Waits for all outstanding callbacks, and then for unwanted callbacks.
+/// Waits for all outstanding callbacks, and then for callbacks that violate a guarantee.
 fn wait_for_callbacks(cluster: &Cluster, folder: &Path, receiver: &Receiver) -> anyhow::Result<()> {
     eprintln!(
         "{:7.1} s  the last client request has ended; waiting for outstanding callbacks",
@@ -272,7 +272,7 @@ fn wait_for_callbacks(cluster: &Cluster, folder: &Path, receiver: &Receiver) -> 
     Ok(())
 }
 
-/// Queries the service for the runs of the schedules whose callbacks are missing in the logs.
+/// Queries the service for the runs of the schedules whose callbacks are missing from the logs, and logs these runs.
 fn query_runs(cluster: &Cluster, folder: &Path) -> anyhow::Result<()> {
     let log = Log::create(&folder.join(log::RUNS))?;
     let questions = Records::read(folder)?.questions();
@@ -295,7 +295,7 @@ fn query_runs(cluster: &Cluster, folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads the poller of each schedule from the schedule's row, and logs it. The payload in the row contains the
+/// Reads the poller of each schedule from the schedule's row, and logs the poller. The payload in the row contains the
 /// schedule's token.
 fn log_placements(postgres: &Postgres, url: &str, folder: &Path) -> anyhow::Result<()> {
     let database = url.rsplit('/').next().context("the database URL does not end with a database name")?;

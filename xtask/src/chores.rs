@@ -68,16 +68,16 @@ pub(crate) fn election(arguments: &[String]) -> anyhow::Result<ExitCode> {
         .args(arguments)
         .arg("--")
         .args(peer)
-        // This log level hides the lines about the start and the end of sessions.
+        // The log level `error` hides the log lines about the start and the end of ZooKeeper sessions.
         .env("RUST_LOG", "error")
         .status()
         .context("cannot start cargo")?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Packages, and the common part of the names of their fuzz tests. Most fuzz tests are property tests, which generate
-/// new cases on each run. The journal's test uses the seeds from 0 to `REVEILLE_FUZZ_RUNS`. This variable increases
-/// with each round, so that later rounds cover more seeds.
+/// Each entry names a package and a part that the names of its fuzz tests contain. Most fuzz tests are property tests,
+/// which generate new cases on each run. The journal's test uses the seeds from 0 to `REVEILLE_FUZZ_RUNS`. The function
+/// `fuzz` increases this variable in each round, so that later rounds cover more seeds.
 const FUZZED: [(&str, &str); 9] = [
     ("domain", "any_text"),
     ("domain", "accepts_only_usable"),

@@ -1,14 +1,14 @@
 //! Comparison of two builds of the binary. It compares their help texts and their responses to the requests in
 //! `compare/requests.txt`.
 //!
-//! The comparison compares bytes. It ignores only the following expected differences:
+//! The texts must agree byte for byte, except for the following expected differences:
 //!
-//! - the header `date`, and a `content-length` that is the length of the body or belongs to metrics;
-//! - instants before the year after next, durations of attempts, and new secrets;
+//! - the header `date`, a `content-length` that equals the length of the body, and the `content-length` of metrics;
+//! - instants before the end of next year, durations of attempts, and new secrets;
 //! - words that may be ids: words of at least [`RANDOM_MIN`] characters with a digit or a capital letter. Each id of
 //!   one build must correspond to one id of the other build;
-//! - the order of the lines of metrics, and the values of samples. The comparison includes names, labels and help
-//!   texts.
+//! - the order of the lines of metrics, and the values of samples. The names, labels and help texts of metrics must
+//!   agree.
 
 mod session;
 
@@ -121,7 +121,7 @@ fn metrics(body: &str) -> String {
     body.lines().map(line).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// Replaces instants before the year after next, durations and secrets with fixed words.
+/// Replaces instants before the end of next year, durations and secrets with fixed words.
 fn without_volatile_values(body: &str) -> String {
     let mut text = String::new();
     let mut rest = body;
@@ -146,7 +146,7 @@ fn without_volatile_values(body: &str) -> String {
 }
 
 /// Returns the length of the instant at the start of `text`. Returns `None` if `text` does not start with an instant
-/// before the year after next.
+/// before the end of next year.
 fn instant(text: &str) -> Option<usize> {
     const FORM: &str = "0000-00-00T00:00:00.000Z";
     let candidate = text.get(..FORM.len())?;
@@ -200,7 +200,7 @@ impl Pairs {
     }
 }
 
-/// Splits a text into words, which may be ids, and single characters between them.
+/// Splits a text into its words and the single characters between the words. Each word may be an id.
 fn words(text: &str) -> Vec<&str> {
     let is_inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     let mut words = Vec::new();

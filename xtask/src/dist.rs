@@ -1,8 +1,8 @@
 //! `cargo xtask dist`: packages of the release binary for Debian 12. It writes a tarball, a Debian package, an image for
 //! container engines, and their checksums to `target/packages`.
 //!
-//! Two runs on the same commit with the same binary write the same bytes: files have the time of the commit, the owner
-//! root, fixed modes, and an order by name.
+//! Two runs on the same commit with the same binary write the same bytes. Each packaged file has the commit's time, the
+//! owner root and a fixed mode. The files in each package are sorted by name.
 //!
 //! Non-goals: signatures, other distributions, and builds for another machine.
 //!
@@ -38,7 +38,7 @@ pub(crate) struct DistArguments {
 /// without a licence text.
 pub(crate) fn run(arguments: DistArguments) -> anyhow::Result<ExitCode> {
     needs::provide(&needs::PACKAGES)?;
-    // The umask fixes the modes of the files that this process creates, because the packages contain these modes.
+    // The packages contain the modes of the files that this process creates, so the process sets a fixed umask.
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let release = Release::of_commit()?;
     let work = tempfile::tempdir()?;

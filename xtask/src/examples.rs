@@ -90,7 +90,8 @@ fn typescript(name: &str) -> anyhow::Result<Vec<Command>> {
     for file in ["package.json", LOCK, ".npmrc", "tsconfig.json", "callback.ts"] {
         fs::copy(source.join(file), copy.join(file)).with_context(|| format!("cannot copy {file}"))?;
     }
-    // This file is a copy of the lock file of the installed packages. An interrupted installation leaves no such copy.
+    // The file `installed.json` is a copy of the lock file from which npm installed the packages. An interrupted
+    // installation does not create this copy.
     let installed = copy.join("installed.json");
     let lock = fs::read(source.join(LOCK))?;
     if fs::read(&installed).ok().as_ref() != Some(&lock) {
@@ -113,7 +114,7 @@ fn go(name: &str) -> anyhow::Result<Vec<Command>> {
         command.args(arguments).current_dir(folder_of(name));
         command.env("GOTOOLCHAIN", "local").env("GOPATH", cache.join("path"));
         command.env("GOMODCACHE", cache.join("modules")).env("GOCACHE", cache.join("build"));
-        // By default, Go removes the write permission of modules, and then `rm -r .cache` fails.
+        // Without this flag, Go would make the downloaded modules read-only, and `rm -r .cache` would fail.
         command.env("GOFLAGS", "-modcacherw");
         command
     };

@@ -26,7 +26,7 @@ const PACKAGE: &str = "reveille_client";
 
 type Test = fn(&Session) -> anyhow::Result<()>;
 
-/// Generators, by the names of their folders.
+/// Generators. Each entry has the name of the generator's folder and the function that tests the generator.
 const TESTS: [(&str, Test); 4] = [
     ("openapi-python-client", openapi_python_client),
     ("openapi-generator", openapi_generator),
@@ -122,7 +122,7 @@ fn openapi_typescript(session: &Session) -> anyhow::Result<()> {
 
 /// A running server, and the folders and programs for the generators.
 struct Session {
-    /// Folder with a folder for each generator.
+    /// Folder that contains one folder of source files for each generator.
     sources: PathBuf,
     /// Folder with the programs of the Python environment.
     programs: PathBuf,
@@ -156,7 +156,8 @@ impl Session {
         fs::create_dir(&output)?;
         for entry in fs::read_dir(self.sources.join(name))? {
             let entry = entry?;
-            // This function copies only files, because a run by hand may have left folders beside them.
+            // This function copies only files, because an earlier run of the generator by hand may have created folders
+            // beside the files.
             if entry.file_type()?.is_file() {
                 fs::copy(entry.path(), output.join(entry.file_name()))?;
             }

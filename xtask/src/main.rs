@@ -81,8 +81,8 @@ enum Chore {
     Chaos(chaos::ChaosArguments),
     /// Compare two builds of the binary: their help texts and their responses to the requests of a file
     Compare(compare::CompareArguments),
-    /// Compare hand-overs with those of Curator, and count the requests of electors, on an ensemble of three servers:
-    /// `reveille bench election`
+    /// Run `reveille bench election` on three ZooKeeper servers: compare hand-overs of leadership with Curator's, and
+    /// count the requests of electors
     #[command(disable_help_flag = true)]
     Election {
         /// Arguments of the benchmark, such as `--rounds 10 --only graceful`; `--help` lists them

@@ -1,5 +1,6 @@
-//! `cargo xtask packages`: packs the crates that are published, and builds their example programs from the packages
-//! outside this workspace, as a user's program would. `cargo xtask version`: sets the version of all crates.
+//! `cargo xtask packages`: packs the published crates, and builds their example programs with the packages. The build
+//! runs outside this workspace, like the build of a user's program. `cargo xtask version`: sets the version of all
+//! crates.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +9,7 @@ use anyhow::{Context, bail, ensure};
 
 use crate::stage::{self, CARGO, Counts, run_check};
 
-/// Published crates, and the dependencies of their example besides the crate itself.
+/// Each entry names a published crate, and the dependencies that the crate's example has in addition to this crate.
 const PACKAGES: [(&str, &[&str]); 10] = [
     ("reveille-api", &["serde_json"]),
     ("reveille-client", &["serde_json", TOKIO]),

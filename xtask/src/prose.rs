@@ -41,7 +41,8 @@ fn of_rust(text: &str) -> Vec<Prose> {
     let mut found: Vec<Prose> = Vec::new();
     let mut rest = text;
     let mut line = 1;
-    // Line on which the last comment ended. The lexer uses it to join consecutive lines.
+    // Number of the line on which the last comment ended. The lexer uses this number to join comments on consecutive
+    // lines.
     let mut comment_end = 0;
     while let Some(first) = rest.chars().next() {
         let length = if let Some(comment) = rest.strip_prefix("//") {
@@ -143,7 +144,8 @@ fn of_markdown(text: &str) -> Vec<Prose> {
     for (line, number) in text.lines().zip(1..) {
         let is_fence = line.starts_with("```");
         is_fenced ^= is_fence;
-        // A line with four spaces continues an open list item. Otherwise the line is code.
+        // A line that starts with four spaces continues an open paragraph or list item. If none is open, the line is
+        // code.
         let is_indented_code = line.starts_with("    ") && !is_open;
         let is_code = is_fence || is_fenced || is_indented_code || line.starts_with("<!--");
         if is_code || line.trim().is_empty() || line.starts_with("|--") {

@@ -10,8 +10,8 @@ use anyhow::{Context, ensure};
 use crate::stage::{self, Counts};
 
 const FOLDER: &str = "tools/schemathesis";
-/// Maximum number of examples for each operation and kind of data. The test has no time limit, so that the requests do
-/// not depend on the speed of the machine, and only a change of the code can fail the test.
+/// Maximum number of examples for each operation and kind of data. The test has no time limit. Therefore its requests
+/// do not depend on the speed of the machine, and only a change of the code can fail the test.
 const EXAMPLES_MAX: &str = "100";
 const START: Duration = Duration::from_secs(30);
 
@@ -101,7 +101,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The process may already have exited.
+        // This function ignores errors, because the process may already have exited.
         drop(self.process.kill());
         drop(self.process.wait());
     }

@@ -68,13 +68,14 @@ fn tidied() -> anyhow::Result<Counts> {
     Ok(Counts { passed: 1 - failed, failed })
 }
 
-/// Builds and lints the workspace. Then runs its test binaries and doc tests, the tests of the Python receiver,
-/// Schemathesis, and the generated clients concurrently.
+/// Builds and lints the workspace. Then concurrently runs the test binaries and doc tests of the workspace, the tests
+/// of the Python receiver, Schemathesis, and the tests with generated clients.
 fn tests() -> anyhow::Result<Counts> {
     let suites::Build { mut suites, lints } = suites::build()?;
     eprintln!("== lints: {} passed, {} failed", lints.passed, lints.failed);
-    // Schemathesis takes long and uses few resources, so it starts first. It gets the binary that was built for the
-    // tests: a build of the package alone has other features and would compile dozens of crates again.
+    // Schemathesis takes long and uses few resources, so it starts first. It tests the server binary that the build
+    // above created. A build of only the server's package would have other features and would compile dozens of crates
+    // again.
     let mut schemathesis = Command::new(std::env::current_exe()?);
     schemathesis.args(["schemathesis", "--binary"]).arg(stage::debug_binary()?);
     suites.insert(0, Suite { name: "schemathesis".to_owned(), command: schemathesis });
@@ -90,8 +91,8 @@ fn tests() -> anyhow::Result<Counts> {
         // Property tests draw the same cases on every run, so that only a change of the code can fail them.
         // `cargo xtask fuzz` draws new cases.
         suite.command.env("PROPTEST_RNG_SEED", "1");
-        // Some tests panic on purpose, thousands of times. With this setting, each panic prints only its location and
-        // no backtrace.
+        // Some tests panic on purpose, thousands of times. With `RUST_BACKTRACE=0`, each panic prints its message and
+        // its location, but no backtrace.
         suite.command.env("RUST_BACKTRACE", "0");
     }
     let mut counts = suites::run(suites);

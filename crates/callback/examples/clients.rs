@@ -1,5 +1,5 @@
-//! Compares the cost of a callback with the cost of a request that a bare pooled client sends; docs/decisions/0070
-//! shows the results.
+//! Compares the cost of a signed callback with the cost of a plain request through three hyper clients with pooled
+//! connections; docs/decisions/0070 shows the results.
 //!
 //! `cargo run --profile dist -p callback --example clients [seconds] [in flight] [name] [address]` runs each client
 //! whose name contains `name`. The clients call the receiver at `address`; without `address`, they call a receiver that

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 /// Caches the recently used values in two generations. When the young generation is full, it becomes the old
 /// generation, and the cache drops the previous old generation. The cache contains at most twice `generation_len`
-/// values. It never drops a value in use.
+/// values. A caller may continue to use a value that the cache has dropped.
 pub(crate) struct Cache<V> {
     hasher: RandomState,
     generation_len: usize,
@@ -24,8 +24,8 @@ impl<V> Cache<V> {
         Cache { hasher: RandomState::new(), generation_len, generations }
     }
 
-    /// Returns the cached value of `key` if `fits` accepts it, or the value that `make` creates. `fits` rejects
-    /// the value of another key with the same hash, and an outdated value.
+    /// Returns the cached value of `key` if `fits` accepts it; otherwise, caches and returns the value that `make`
+    /// creates. `fits` must reject a value of another key with the same hash, and an outdated value.
     pub(crate) fn get<E>(
         &self,
         key: impl Hash,

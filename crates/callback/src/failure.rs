@@ -14,7 +14,7 @@ use crate::guard::LookupFailed;
 pub(crate) enum Failure {
     Broken(String),
     TimedOut,
-    /// The right to send the callback expired before the client sent the first byte.
+    /// The deadline for sending the callback passed before the client sent the first byte.
     NotSent,
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn egress_rejected(refusal: EgressRejection) -> Failure {
     Failure::Broken(format!("{EGRESS_REJECTED}: {refusal}"))
 }
 
-/// Returns a failure for the first known cause in `error`'s chain of sources.
+/// Returns a failure that names the first known error among `error` and its sources.
 pub(crate) fn describe(error: &(dyn Error + 'static)) -> Failure {
     let mut cause = Some(error);
     while let Some(error) = cause {

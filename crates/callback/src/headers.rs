@@ -53,7 +53,7 @@ impl Stamper {
         Stamper { keyring, signers: Cache::new(SIGNERS_KEPT), span: AtomicU64::new(random) }
     }
 
-    /// Returns the headers of an attempt, without `host`, and without `content-length` if the body is not empty.
+    /// Returns the headers of an attempt, except `host`. They contain `content-length` only if the body is empty.
     pub(crate) fn headers(&self, delivery: &Delivery, prepared: &Prepared, signers: &Signers) -> HeaderMap {
         let mut headers = HeaderMap::with_capacity(prepared.headers.len() + OWN_HEADERS);
         let payload = &delivery.schedule.spec.payload;
@@ -133,7 +133,7 @@ pub fn trace_id(run: &RunId) -> u128 {
     id.max(1)
 }
 
-/// Writes several header values into one allocation.
+/// Buffer in which several header values share one allocation.
 struct Values(BytesMut);
 
 impl Values {

@@ -94,7 +94,8 @@ impl Http1 {
             match left.checked_sub(bytes) {
                 Some(rest) => left = rest,
                 None => {
-                    // The next attempt on this connection would read the rest of this body as its response.
+                    // The next attempt on this connection would read the unread rest of this body as its response, so
+                    // the connection takes no further request.
                     self.ended = true;
                     break;
                 }

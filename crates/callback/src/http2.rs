@@ -54,7 +54,7 @@ impl Http2 {
     /// connection notifies `changed` when a stream becomes free.
     pub(crate) async fn start(runtime: &Runtime, stream: Stream, changed: Arc<Notify>) -> Result<Http2, Failure> {
         let mut builder = Builder::new();
-        // No request starts before the target's first SETTINGS frame.
+        // The client starts no request before it has received the target's first SETTINGS frame.
         builder.enable_push(false).max_header_list_size(ANSWER_HEAD_BYTES_MAX).initial_max_send_streams(0);
         let handshake = builder.handshake(TokioIo::new(stream)).await;
         let (sender, mut connection) = handshake.map_err(|error| describe(&error))?;
@@ -106,8 +106,8 @@ impl Http2 {
 
 impl Drop for Http2 {
     fn drop(&mut self) {
-        // Exchanges in flight still use a connection that the pool has dropped, so this code closes only an idle
-        // connection.
+        // Attempts may still use this connection after the pool has dropped it. This code therefore closes the
+        // connection only if it is idle.
         if self.is_idle() {
             (self.task.abort)();
         }
@@ -128,7 +128,8 @@ pub(crate) async fn exchange(
         .send_request(head, body.is_empty())
         .map_err(|error| ExchangeError { error: error.into(), is_unsent: true })?;
     let send = async {
-        // The code ignores this error, because a target that rejects the body states the reason in its response.
+        // The code ignores an error of `send_all`, because a target that rejects the body states the reason in its
+        // response.
         let _rejected = send_all(&mut sender, body).await;
         pending::<Infallible>().await
     };

@@ -100,7 +100,7 @@ impl Default for Options {
     }
 }
 
-/// Makes attempts over HTTP/1.1, or over HTTP/2 if a TLS target supports it.
+/// Client that sends callbacks over HTTP/1.1, or over HTTP/2 if a TLS target supports it.
 pub struct HttpDeliver {
     client: Arc<Client>,
     /// Task that closes idle connections. The task ends when its owner drops this value.
@@ -196,7 +196,8 @@ impl Client {
             Err(reason) => return Some(failed(AttemptResult::Unreachable(reason))),
         };
         let slot = self.pool.slot(&ready.prepared.authority).await;
-        // This function pins the future, because `timeout` would store the future twice: as its argument, and pinned.
+        // `timeout` receives a pinned reference to the future. If it received the future itself, it would store the
+        // future twice: as its argument and as a pinned local variable.
         let exchange = pin!(self.exchange(delivery, &ready, slot));
         match self.runtime.timeout(target.timeout, exchange).await {
             Some(Ok(response)) => Some(self.delivered(&response)),

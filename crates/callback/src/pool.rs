@@ -49,8 +49,8 @@ struct Known {
 /// Key of an authority: the tenant, the scheme, host and port, and the egress policy.
 type AuthorityKey = (TenantId, Uri, Arc<Egress>);
 
-/// Connections of one tenant to one scheme, host and port under one policy. Each prepared target shares the ownership
-/// of its authority.
+/// Connections of one tenant to one scheme, host and port under one egress policy. Each prepared target contains an
+/// `Arc` of its authority.
 pub(crate) struct Authority {
     /// URL to which the client connects: the normalised scheme, host and port, for example
     /// `https://hooks.example:443/`.
@@ -65,13 +65,14 @@ pub(crate) struct Authority {
 }
 
 struct State {
-    /// Stack of idle connections. An attempt takes the most recently used connection, so surplus connections expire.
+    /// Stack of idle connections. An attempt takes the most recently used connection, so surplus connections stay idle
+    /// until the pool closes them.
     idle: Vec<Idle>,
     http2: Vec<Multiplexed>,
     connecting: Connecting,
 }
 
-/// Permission to open connections.
+/// States whether one attempt at a time or every attempt may open a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Connecting {
     /// One attempt at a time connects, because all callbacks may fit on one HTTP/2 connection. `is_busy` is true while
@@ -88,7 +89,8 @@ struct Idle {
     _counted: Counted,
 }
 
-/// Guard that counts one kept connection, for the pool and for a tenant, until the guard is dropped.
+/// Guard that adds one connection to the counts of the pool and of the connection's tenant. A drop of this guard
+/// subtracts the connection from both counts.
 struct Counted {
     all: Arc<AtomicUsize>,
     of_tenant: Arc<AtomicUsize>,
@@ -124,18 +126,18 @@ pub(crate) enum Channel {
     Http2(StreamPermit),
 }
 
-/// Right of an attempt to start, with an open connection or with the right to open a connection.
+/// Open connection for an attempt, or permission for the attempt to open a connection.
 pub(crate) enum Slot<'a> {
     /// Open connection that can take a request.
     Open(Channel),
-    /// Right to connect, for an attempt that needs a new connection.
+    /// Permission for the attempt to open a new connection.
     Connect(Turn<'a>),
 }
 
-/// Right to connect. A drop of this value lets other attempts connect.
+/// Permission for one attempt to open a connection. When the attempt drops this value, other attempts may connect.
 pub(crate) struct Turn<'a> {
     authority: &'a Authority,
-    /// Permission to connect that later attempts have when this turn ends.
+    /// Value that `State::connecting` receives when the attempt drops this `Turn`.
     next: Connecting,
 }
 
@@ -167,7 +169,8 @@ impl Pool {
         })
     }
 
-    /// Returns the tenant's authority of `connect_to` (normalised scheme, host and port) under the policy `egress`.
+    /// Returns the existing or a new [`Authority`] for `tenant`, `connect_to` (normalised scheme, host and port) and
+    /// the policy `egress`.
     pub(crate) fn authority(&self, tenant: TenantId, connect_to: &Uri, egress: &Egress) -> Arc<Authority> {
         let egress = Arc::new(egress.clone());
         let key = (tenant, connect_to.clone(), egress.clone());
@@ -244,7 +247,8 @@ impl Pool {
         })
     }
 
-    /// Opens a connection. The turn ends when the connection can take requests, or when the attempt to connect fails.
+    /// Opens a connection. This function drops `turn` when the connection can take requests, or when the attempt to
+    /// connect fails.
     pub(crate) async fn connect(&self, mut turn: Turn<'_>) -> Result<Channel, Failure> {
         let authority = turn.authority;
         let (stream, is_http2) =
@@ -316,7 +320,7 @@ fn take_idle(authority: &Authority, context: &mut Context<'_>) -> Option<Box<Htt
     }
 }
 
-/// Returns the number of periods in `duration`, at least 1.
+/// Returns the number of sweeps during `duration`, with one sweep at the end of each `period`; at least 1.
 fn sweeps(duration: Duration, period: Duration) -> u32 {
     u32::try_from(duration.as_nanos() / period.as_nanos().max(1)).unwrap_or(u32::MAX).max(1)
 }

@@ -1,8 +1,8 @@
 //! Resolver of the host names of targets.
 //!
-//! It asks DNS servers without a thread per lookup, and caches each answer for the time that the answer states. Each
-//! tenant has a bounded number of concurrent lookups, so slow lookups of one tenant do not delay lookups of another
-//! tenant (docs/decisions/0196-resolve-host-names-without-threads.md).
+//! The resolver needs no thread per lookup. It caches each DNS response for the time to live that the response states.
+//! Each tenant has a bounded number of concurrent lookups, so slow lookups of one tenant do not delay lookups of
+//! another tenant (docs/decisions/0196-resolve-host-names-without-threads.md).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -74,7 +74,7 @@ fn resolver(name_servers: &[SocketAddr]) -> ResolverBuilder<TokioRuntimeProvider
     TokioResolver::builder_with_config(config, TokioRuntimeProvider::default()).with_options(ResolverOpts::default())
 }
 
-/// Error of a lookup without a result.
+/// Error of a host name lookup that found no address.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unresolved {
     #[error("no DNS server responded within {LOOKUP_TIME_MAX:?}")]

@@ -8,8 +8,8 @@ use sha2::Sha256;
 /// Length of a signature, in bytes: `v1,` and the 44 base64 digits of an HMAC of 32 bytes.
 pub const SIGNATURE_LEN: usize = 47;
 
-/// Signing secret with its precomputed key schedule. Creating a signer hashes the two blocks that HMAC derives from the
-/// key, so that a signature need not hash these blocks again.
+/// Signing secret with its precomputed key schedule. HMAC derives two blocks from the key. [`Signer::new`] hashes them
+/// once, so that [`Signer::sign`] need not hash them for each signature.
 #[derive(Clone)]
 pub struct Signer(Hmac<Sha256>);
 

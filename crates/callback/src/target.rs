@@ -1,4 +1,4 @@
-//! Parts of a request that are the same for every callback of a target. The client prepares them once and caches them.
+//! Parts of a request that are the same for every callback to a target. The client prepares them once and caches them.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ const TARGETS_KEPT: usize = 1_024;
 
 const NO_HOST: &str = "the URL has no host; write a URL such as https://hooks.example/path";
 
-/// Target that is prepared for requests.
+/// Parsed and checked target, with its connections, from which the client builds requests.
 pub(crate) struct Prepared {
     source: HttpTarget,
     pub(crate) authority: Arc<Authority>,
@@ -47,7 +47,8 @@ impl Targets {
         Targets(Cache::new(TARGETS_KEPT))
     }
 
-    /// Returns the tenant's prepared target under the policy `egress`. The target comes from the cache or is new.
+    /// Returns `target` in its prepared form, for one tenant and one egress policy. The cache keeps this form for later
+    /// attempts.
     pub(crate) fn prepare(
         &self,
         target: &HttpTarget,
@@ -86,7 +87,8 @@ fn prepare(target: &HttpTarget, tenant: TenantId, egress: &Egress, pool: &Pool) 
     })
 }
 
-/// Returns the URL with a path, the URL to which the client connects, and the `host` header.
+/// Returns three values: the full URL with a non-empty path, the URL to which the client connects, and the value of the
+/// `host` header.
 fn parse_url(url: &str) -> Result<(Uri, Uri, HeaderValue), TargetError> {
     let uri: Uri = url.parse().map_err(|_| TargetError::Url("not a URL"))?;
     let scheme = match uri.scheme() {
@@ -133,12 +135,12 @@ fn headers(target: &HttpTarget) -> Result<Vec<(HeaderName, HeaderValue)>, Target
     for (number, (name, value)) in target.headers.iter().enumerate() {
         let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| TargetError::Header(number))?;
         if is_header_reserved(name.as_str()) {
-            continue; // A user created the schedule before Reveille reserved this header name.
+            continue; // Reveille reserved this name after the schedule's creation, so the client omits the header.
         }
         // `from_bytes` rejects line ends and other control characters, so one header cannot become two.
         let value = value.plain().and_then(|value| HeaderValue::from_bytes(value).ok());
         let mut value = value.ok_or(TargetError::Header(number))?;
-        value.set_sensitive(true); // `Debug` does not show a sensitive value, and HPACK does not index it.
+        value.set_sensitive(true); // `Debug` hides a header value that is marked as sensitive. HPACK does not index it.
         headers.push((name, value));
     }
     let has = |name| headers.iter().any(|(present, _)| present == name);

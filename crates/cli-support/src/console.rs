@@ -1,4 +1,4 @@
-//! Output of commands, which people read on standard output. The service writes its events to the log instead.
+//! Lines that commands print to standard output for people. The service writes its events to the log instead.
 
 use std::io::{self, Write};
 

@@ -55,8 +55,8 @@ impl Client {
     /// Works like [`Client::update`], but changes the schedule only if `condition` holds. The server checks the
     /// condition and applies the change in one atomic step.
     ///
-    /// The client does not repeat a conditional request that the server may have carried out. If the server changed the
-    /// schedule, the condition no longer holds for the second request.
+    /// The client does not repeat a conditional request that the server may have carried out. If the server has changed
+    /// the schedule for the first request, it may reject the second request with `precondition_failed`.
     ///
     /// # Errors
     /// Returns an error with the code `precondition_failed`, or the same errors as [`Client::update`].

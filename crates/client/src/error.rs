@@ -6,9 +6,9 @@ use api::{FieldError, Problem};
 
 type Source = Box<dyn std::error::Error + Send + Sync>;
 
-/// Reason why a call failed. The client has already repeated the request as far as [`crate::Options`] and the kind of
-/// request allow. The error is from the last attempt. Exception: if an earlier attempt has an unknown outcome and the
-/// last attempt certainly had no effect, the error is from that earlier attempt.
+/// Reason why a call failed. The client has already made all attempts that [`crate::Options`] and the kind of request
+/// permit. The error is from the last attempt. Exception: if an earlier attempt has an unknown outcome and the last
+/// attempt certainly had no effect, the error is from that earlier attempt.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

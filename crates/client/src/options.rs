@@ -25,7 +25,8 @@ pub struct Options {
     /// for a random time below the bound, in addition to the time that the server requests with `Retry-After`. Default
     /// 100 ms. If the bound is too small, repeated requests add load to a server that is already overloaded.
     pub backoff: Duration,
-    /// Maximum that the upper bound of a wait can reach by doubling. Default 5 s.
+    /// Limit for the doubling of [`Options::backoff`]: the upper bound of a random wait never exceeds this time.
+    /// Default 5 s.
     pub backoff_max: Duration,
     /// Maximum size of a response that the client reads, in bytes. Default 128 MiB, which is more than the largest
     /// page. A smaller value saves memory, but the caller may then have to request fewer items per page.

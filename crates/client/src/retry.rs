@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use crate::{Error, Options};
 
-/// Rule that states when the client may send a request again although the server may have carried out an earlier
-/// attempt.
+/// States whether the client may send a request again after an attempt that the server may have carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Repeat {
     /// The client may always send the request again, because the server carries out the operation once even if it

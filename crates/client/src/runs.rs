@@ -26,7 +26,7 @@ impl Client {
         self.pages::<RunPage>(runs_of(schedule))
     }
 
-    /// Returns one page of [`Client::runs`], of at most `limit` runs (1 to 1,000).
+    /// Returns one page of the runs that [`Client::runs`] streams, with at most `limit` runs (1 to 1,000).
     ///
     /// # Errors
     /// Returns an error with the code `schedule_not_found`, or another variant of [`Error`].
@@ -40,7 +40,7 @@ impl Client {
         self.pages::<RunPage>(DEAD_LETTERS.to_owned())
     }
 
-    /// Returns one page of [`Client::dead_letters`], of at most `limit` runs (1 to 1,000).
+    /// Returns one page of the tenant's dead letters, with at most `limit` dead letters (1 to 1,000).
     ///
     /// # Errors
     /// Returns an [`Error`] if the call fails.

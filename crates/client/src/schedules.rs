@@ -28,8 +28,8 @@ pub struct Put {
 /// Order of a list of schedules by the time of their creation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Order {
-    /// The oldest schedules are first. A list of [`ListBy::Due`] accepts only this value, and contains the schedules in
-    /// the order of their due times.
+    /// The oldest schedules are first. A list with the filter [`ListBy::Due`] also requires this value, although the
+    /// server sorts that list by due time.
     #[default]
     Oldest,
     /// The newest schedules are first. The list does not contain schedules that are created after the client has
@@ -55,9 +55,9 @@ pub enum ListBy {
     /// Active schedules whose next occurrence is due within a period of at most 24 h, in the order of their due
     /// times.
     Due {
-        /// Start of the period, inclusive.
+        /// Start of the period in which the next occurrences are due, inclusive.
         from: Time,
-        /// End of the period, exclusive.
+        /// End of the period in which the next occurrences are due, exclusive.
         until: Time,
     },
 }
@@ -91,9 +91,9 @@ impl Client {
     /// Creates a schedule. If the request has no id, the client sends it with a new `Idempotency-Key`. The server then
     /// creates only one schedule even if the client sends the request several times.
     ///
-    /// If the request has an id, the client does not repeat it after an attempt with an unknown outcome. The next
-    /// attempt could not distinguish the schedule of the first attempt from a schedule that existed before. For a
-    /// request that the client can repeat, use [`Client::put`].
+    /// If the request has an id, the client does not repeat it after an attempt with an unknown outcome. After a second
+    /// attempt, the client could not distinguish a schedule that the first attempt created from a schedule that existed
+    /// before. For a request that the client can repeat, use [`Client::put`].
     ///
     /// # Errors
     /// Returns an error with the code `invalid_schedule` or `schedule_exists`, or another variant of [`Error`].
@@ -109,12 +109,12 @@ impl Client {
         summary(&self.0.call(&call).await?)
     }
 
-    /// Creates a schedule once, even if several processes send requests with this key. The request must not have an id,
-    /// because the key determines the id.
+    /// Creates only one schedule, even if several processes send requests with the idempotency key `key`. The request
+    /// must not have an id, because the key determines the id.
     ///
     /// # Errors
-    /// Returns an error with the code `idempotency_key_reused` if a different request had this key, or one of the
-    /// errors of [`Client::create`].
+    /// Returns an error with the code `idempotency_key_reused` if an earlier, different request used this key, or
+    /// one of the errors of [`Client::create`].
     pub async fn create_with_key(&self, request: &ScheduleRequest, key: &IdempotencyKey) -> Result<Created, Error> {
         let call = Call::with_body(Method::POST, SCHEDULES.to_owned(), Repeat::Always, request);
         let response = self.0.call(&Call { headers: vec![(IDEMPOTENCY_KEY, key.0.clone())], ..call }).await?;
@@ -163,8 +163,8 @@ impl Client {
         self.pages::<SchedulePage>(by.path(order))
     }
 
-    /// Returns a page of [`Client::schedules`]. `token` is the `next_page_token` of the previous page. A page can be
-    /// short or empty although further pages follow.
+    /// Returns one page of the schedules that [`Client::schedules`] streams. `token` is the `next_page_token` of the
+    /// previous page. A page can be short or empty although further pages follow.
     ///
     /// # Errors
     /// Returns an error with the code `invalid_parameter`, or another variant of [`Error`].

@@ -54,8 +54,8 @@ impl Client {
         self.patch(of(name, ""), patch).await
     }
 
-    /// Returns the quotas of the key's own tenant, and the ceilings up to which the tenant's admins may raise the
-    /// quotas.
+    /// Returns the quotas of the tenant that owns the client's key, and the ceilings up to which the tenant's admins
+    /// may raise the quotas.
     ///
     /// # Errors
     /// Returns an [`Error`] if the call fails.
@@ -63,8 +63,8 @@ impl Client {
         self.read("/v1/quotas".to_owned()).await
     }
 
-    /// Sets quotas of the key's own tenant, up to the ceilings. Quotas that the request does not name stay
-    /// unchanged.
+    /// Sets quotas of the tenant that owns the client's key, up to the tenant's ceilings. Quotas that the request does
+    /// not name stay unchanged.
     ///
     /// # Errors
     /// Returns an error with the code `quota_ceiling` or `role_forbidden`, or another variant of [`Error`].

@@ -37,7 +37,7 @@ pub(crate) struct Transport {
     pub(crate) options: Options,
 }
 
-/// A request that can be sent more than once.
+/// A request that the client can send more than once.
 pub(crate) struct Call {
     pub(crate) method: Method,
     /// Path of the request, which begins with `/v1`.

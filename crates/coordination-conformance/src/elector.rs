@@ -1,4 +1,5 @@
-//! Cases about electors: a replica group has at most one leader, and the terms of its leaders rise.
+//! Cases about electors: a replica group has at most one leader, and each leader has a greater term than the leader
+//! before it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,17 +12,17 @@ use runtime::Runtime;
 /// Length of a lease that does not end while a case runs.
 const LONG: Duration = Duration::from_secs(60);
 
-/// An engine of electors whose replica groups have no replicas at the start of each case.
+/// Engine under test, which provides electors. At the start of each case, its replica groups have no replicas.
 pub trait Subject: Send + Sync {
     fn runtime(&self) -> Runtime;
 
     /// Length of a lease that expires while a case runs. A case may wait for several leases to expire. A process that
-    /// renews its lease after each quarter of this time must keep the lease, even on a busy machine.
+    /// renews its lease at intervals of a quarter of this length must keep the lease, even on a busy machine.
     fn lease(&self) -> Duration {
         Duration::from_millis(300)
     }
 
-    /// Opens an elector of the replica group `group`. Each call represents another process.
+    /// Opens an elector of the replica group `group`. Each returned elector represents another process.
     fn elector<'a>(&'a self, group: &'a str) -> BoxFuture<'a, Arc<dyn Elector>>;
 }
 

@@ -3,16 +3,16 @@
 //!
 //! A [`History`] contains calls on some nodes (*keys*). Each call has the points in time (*steps*) of its request and
 //! its response. The check verifies three properties:
-//! - All changes have one order. All responses that show a change report the same data about it. A change that a
-//!   session requests after the response to another change has a greater [`Zxid`].
+//! - All changes have one order. All responses that show a change report the same data about it. If a session
+//!   requests a change after the response to another change, the later change has the greater [`Zxid`].
 //! - Changes, and reads after a sync, are linearizable. For each key, the calls have an order in which a single node
 //!   gives the same responses ([`order`]). In this order, every call takes effect between its request and its response.
-//!   The check handles each key separately, so each search is short. This is enough because a history is linearizable
-//!   if it is linearizable for each object (Herlihy and Wing 1990, theorem 1).
+//!   The check searches for the order of each key separately, so each search is short. Separate searches are enough
+//!   because a history is linearizable if it is linearizable for each object (Herlihy and Wing 1990, theorem 1).
 //! - A session never observes an older state of the tree than before, on any key, with or without a sync ([`view`]).
 //!
-//! A call without a response took effect at some time after its request, or never. It did not take effect after a later
-//! change or sync of the same session that has a response. The promise of
+//! A call without a response took effect at some time after its request, or never. If the same session later received
+//! the response to a change or a sync, the call did not take effect after this change or sync. The promise of
 //! [`Tree::sync`](coordination::tree::Tree::sync) and the order of a session's changes exclude such a late effect.
 //!
 //! ZooKeeper promises less for reads, but it has the three properties for the following reasons. The leader orders the
@@ -96,7 +96,7 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Records a request. Returns its index, which a create or set writes as the value.
+    /// Records a request. Returns its index, which a create or set writes to the node as the value.
     pub(super) fn request(&mut self, session: usize, key: &str, call: Call) -> Value {
         let requested = self.step();
         self.operations.push(Operation { session, key: key.to_owned(), call, requested, response: None });
@@ -133,7 +133,7 @@ impl History {
         self.operations.get(at.0)
     }
 
-    /// Returns a text that describes each of the calls in one line.
+    /// Returns a text with one line for each call. The line describes the call.
     fn shown<'a>(&'a self, all: impl IntoIterator<Item = &'a Operation>) -> String {
         all.into_iter().map(|operation| format!("{}\n", self.line(operation))).collect()
     }
@@ -197,8 +197,8 @@ impl Operation {
 
 /// Changes that the responses to the sessions show.
 struct Knowledge<'a> {
-    /// Create and set calls whose effect a response shows. The map's key is the number of the change. Each entry
-    /// contains the node's key.
+    /// Create and set calls whose effect a response shows, by change number. Each entry contains the key of the node,
+    /// and the data that the responses contained about the node.
     changes: BTreeMap<Zxid, (&'a str, Observation)>,
     by_value: BTreeMap<Value, Observation>,
     /// Steps at which a session received a change number. Each entry contains the greatest change number that any
@@ -251,8 +251,9 @@ impl<'a> Knowledge<'a> {
         count.checked_sub(1).map_or(Zxid(i64::MIN), |last| self.latest[last].1)
     }
 
-    /// Checks that each value that a session read comes from a call that wrote it to the same key. Also checks that the
-    /// number of each change is greater than all numbers that any session knew when the change was requested.
+    /// Checks for each value in a response that a call has written this value to the same key. Also checks that the
+    /// number of each change is greater than all change numbers that any session knew before the request for this
+    /// change.
     fn check_numbers(&self, history: &History) -> Result<(), String> {
         for (value, observed) in &self.by_value {
             let write = history.get(*value).filter(|write| write.writes());

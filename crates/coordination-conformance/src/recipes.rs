@@ -250,7 +250,7 @@ async fn poll_until<T>(
     output
 }
 
-/// Waits until the session reports this state.
+/// Waits until the session of `tree` reports the given state.
 async fn wait_for_state(subject: &dyn Subject, tree: &dyn Tree, state: SessionState) {
     let mut states = tree.session().state();
     let becomes = states.wait_for(|now| *now == state);

@@ -151,7 +151,7 @@ impl<'a> Peer<'a> {
         Peer::open_with(subject, SessionOptions { timeout: LIMIT, credentials: credentials.to_vec() }).await
     }
 
-    /// Opens a process whose session ends soon after its connection is cut.
+    /// Opens a process whose session ends soon after a case cuts the connection of the process.
     async fn open_short(subject: &'a dyn Subject) -> Peer<'a> {
         Peer::open_with(subject, SessionOptions { timeout: subject.timeout(), credentials: Vec::new() }).await
     }

@@ -36,7 +36,7 @@ pub enum OpenError {
     /// The PostgreSQL URL is invalid, the server failed, or the schema does not match this build.
     #[error(transparent)]
     Postgres(#[from] coordination_postgres::OpenError),
-    /// The lease is in a row of PostgreSQL, and the path of the replica group is not a valid [`GroupName`].
+    /// PostgreSQL stores the lease in a row, but the path of the replica group is not a valid [`GroupName`].
     #[error("the path of the replica group is not valid on PostgreSQL: {0}")]
     Group(#[from] GroupNameError),
 }
@@ -67,7 +67,7 @@ impl fmt::Debug for Options {
 
 /// Engine that a URL names.
 pub enum Engine {
-    /// ZooKeeper, with the servers and the root in the URL.
+    /// ZooKeeper, with the servers and the root node that the URL names.
     Zookeeper(ZookeeperUrl),
     /// PostgreSQL. [`Engine::of`] checks only the scheme of the URL.
     Postgres,
@@ -119,8 +119,8 @@ pub async fn migrate(runtime: &Runtime, url: &str, password: Option<String>) -> 
 
 /// Returns an elector of the replica group `group` for this process, with leases of at most `lease`. If the caller
 /// passes a `form`, the elector uses nodes at the path `group` of a tree. Without a `form`, PostgreSQL stores the lease
-/// in a row, and ZooKeeper uses [`Form::Watching`]. An elector on a tree has a session, which ends two leases after its
-/// last contact with the engine.
+/// in a row, and ZooKeeper uses [`Form::Watching`]. An elector on a tree has a session. The session ends if the elector
+/// has no contact with the engine for twice the time `lease`.
 ///
 /// # Errors
 /// Returns an error if the URL is invalid, if this build cannot use the database, or if PostgreSQL stores the lease in

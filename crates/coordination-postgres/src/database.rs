@@ -30,7 +30,7 @@ pub struct Database {
     pub urgent: Link,
     /// Connection for changes, which run one at a time.
     pub serial: Link,
-    /// Channel that the listener notifies when data may have changed.
+    /// Channel on which the listener reports that data may have changed.
     pub changes: watch::Sender<()>,
     stop: CancellationToken,
     /// Tasks of the connections, and tasks of the engine that uses the connections. A drop of the [`Database`] aborts

@@ -1,5 +1,5 @@
-//! Electors as rows of PostgreSQL. A row contains a lease, its leader, and a term. The term rises when another replica
-//! takes the lease.
+//! Electors as rows of PostgreSQL. A row contains a lease, the leader that holds the lease, and a term. The server
+//! increases the term each time a replica takes the lease after the lease has ended.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ const FOLLOWERS: &str = "
     where replica.elector = $1 and replica.lease_end > clock.now
     order by replica.replica, replica.life";
 
-/// Access of one process to the electors of a database. A drop of this object closes the connections, and the leases
-/// end when they expire.
+/// Access of one process to the electors of a database. Its connections close after the process drops this object and
+/// all its electors. The leases of the process then end when they expire.
 pub struct PostgresElectors {
     database: Arc<Database>,
 }
@@ -60,7 +60,7 @@ impl fmt::Debug for PostgresElectors {
 pub struct GroupName(String);
 
 impl GroupName {
-    /// Largest length of a name, in bytes. Every allowed character has one byte.
+    /// Largest length of the name of a replica group, in bytes. Every allowed character has one byte.
     pub const LEN_MAX: usize = 128;
 
     /// Checks that `text` is a valid name, and returns the name.
@@ -88,9 +88,9 @@ pub enum GroupNameError {
     /// The text contains a character outside `[A-Za-z0-9_./-]`.
     #[error("invalid name of a replica group: it contains {found:?} at byte {at}; use only A-Z, a-z, 0-9, _ . / and -")]
     Character {
-        /// Index of the first character that is not allowed, in bytes.
+        /// Byte index of the first character that is not allowed in a name.
         at: usize,
-        /// First character that is not allowed.
+        /// First character that is not allowed in a name.
         found: char,
     },
 }

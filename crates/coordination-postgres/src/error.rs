@@ -1,4 +1,4 @@
-//! Errors when a process opens the database, and conversion of PostgreSQL's errors to errors of an elector.
+//! Errors that a process gets when it opens the database, and conversion of PostgreSQL's errors to an elector's errors.
 
 use coordination::ElectorError;
 use postgres_client::{Failure, UrlError};
@@ -12,7 +12,7 @@ pub enum OpenError {
     /// Failure of the server. Some failures are transient; see [`Failure::is_retryable`].
     #[error(transparent)]
     Server(#[from] Failure),
-    /// The database has no schema for coordination, or no migration has run in it.
+    /// The database has no schema for coordination, or no migration of this schema has finished.
     #[error("{server} has no schema for coordination; run `reveille store migrate` with this URL")]
     SchemaMissing {
         /// URL of the server without the password.

@@ -2,15 +2,16 @@
 //! the store.
 //!
 //! Sessions and leases are rows. Each row contains the end of its session or lease by the *database's* clock. This
-//! crate uses no session locks of PostgreSQL, because such a lock ends with its connection. Each change is one function
-//! call on the server.
+//! crate uses no session-level advisory locks of PostgreSQL, because such a lock ends with its connection. Each change
+//! is one call of a function on the server.
 //!
-//! The members and claims of a cluster are in the same schema, because the schema has a single list of migrations. The
-//! crate `membership-postgres` uses [`Database`] for them (decision 0165).
+//! The schema of this crate also contains the members and claims of a cluster, because databases of older builds have
+//! a single schema. The crate `membership-postgres` accesses the members and claims through [`Database`] (decision
+//! 0165).
 //!
-//! Invariant: the server responds only after it has synced a change to disk. A database that returns to an earlier
-//! state loses leases. This happens after a restore, or after a fail-over to a standby that lagged. See
-//! docs/decisions/0101-tie-claims-to-sessions.md.
+//! Invariant: the server confirms a change only after it has synced the change to disk. A database that returns to an
+//! earlier state loses leases. It returns to an earlier state after a restore, or after a fail-over to a standby that
+//! lagged. See docs/decisions/0101-tie-claims-to-sessions.md.
 
 #![warn(missing_docs)]
 
@@ -37,22 +38,22 @@ pub use error::{OpenError, is_unavailable};
 pub use schema::{VERSION, migrate};
 pub use tree::PostgresTrees;
 
-/// Options of the connections.
+/// Options of the connections to the database.
 #[derive(Clone)]
 pub struct Options {
     /// Password that replaces the password in the URL.
     pub password: Option<String>,
     /// Time limit of a connection attempt. The default is 5 s.
     pub connect_timeout: Duration,
-    /// Time limit of a statement. The default is 500 ms, which is less than the margin that a member subtracts from its
-    /// default lease (600 ms). If the time limit is too small, members lose their leases while the database is busy. If
+    /// Time limit of a statement. The default is 500 ms. This is less than 600 ms, the margin that a member subtracts
+    /// from its default lease. If the time limit is too small, members lose their leases while the database is busy. If
     /// the time limit is too large, a stuck call delays the retry that would succeed.
     pub statement_timeout: Duration,
 }
 
 impl Options {
-    /// Returns options that limit a statement to about one twelfth of the lease. Several attempts therefore fit into
-    /// one lease.
+    /// Returns options with a statement timeout of about one twelfth of `lease`. Several attempts of a call therefore
+    /// fit into one lease.
     #[must_use]
     pub fn with_lease(lease: Duration) -> Self {
         let statement_timeout = (lease / 12).clamp(Duration::from_millis(20), Duration::from_secs(2));
@@ -99,7 +100,7 @@ impl fmt::Debug for Options {
     }
 }
 
-/// Returns the lease in milliseconds, for the functions of the schema.
+/// Converts `lease` to milliseconds, for the SQL functions of the schema.
 ///
 /// # Panics
 /// Panics if the lease is zero or above [`LEASE_MAX`].

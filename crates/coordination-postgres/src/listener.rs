@@ -1,5 +1,5 @@
-//! Listener for notifications that data may have changed. If the listener misses a notification, polling finds the
-//! change.
+//! Listener for the database's notifications of possible changes. If the listener misses a notification, the process
+//! finds the change when it polls the database.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,8 +54,8 @@ async fn listen(runtime: &Runtime, server: &Server, channel: &str, changes: &wat
             Some(result) => result.map_err(|error| server.failure(&error))?,
             None => return Err(Failure::Silent { server: server.to_string(), waited: server.statement_timeout() }),
         }
-        // The task reports a change at once, because the server may have sent a notification before this process
-        // listened.
+        // The task reports a possible change as soon as it listens, because it has missed all notifications that the
+        // server sent earlier.
         changes.send_replace(());
         // The task waits forever to keep the client alive, because a drop of the client closes the connection.
         std::future::pending::<()>().await;

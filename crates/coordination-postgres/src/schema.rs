@@ -27,7 +27,7 @@ pub const VERSION: i32 = SCHEMA.version();
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Creates the schema, or migrates an older schema, in one transaction. Does nothing if the schema is current. The user
-/// in the URL must have the permission to create schemas, and it becomes the owner of the schema. Other users that run
+/// in the URL must have the permission to create schemas, and becomes the owner of the schema. Other users that run
 /// Reveille need `usage` on the schema. They also need `select`, `insert`, `update` and `delete` on its tables.
 ///
 /// # Errors
@@ -39,7 +39,7 @@ pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<
     Session::once(runtime, &server, async |session| SCHEMA.migrate(session, newer, async |_| Ok(())).await).await
 }
 
-/// Checks the schema's version and returns its id.
+/// Checks the version of the schema and returns the schema's id.
 ///
 /// # Errors
 /// Returns the errors of [`crate::Database::open`].

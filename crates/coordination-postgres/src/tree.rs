@@ -3,12 +3,12 @@
 //! Each change is one call of a server function (see `migrations/0003.sql`). A single row contains the number of the
 //! last change. The function locks this row until its transaction ends. In the same transaction the function checks
 //! that the session of the caller is alive. The row of a session contains the session's end by the database's clock. A
-//! client that finds an expired session ends the session and deletes its nodes in a separate change. A change records
-//! its effects on each node. [`feed`] reads these records for the watches of this process. It reads them after each
-//! NOTIFY, and also periodically.
+//! client that finds an expired session ends the session and deletes its nodes in a separate change. A change also
+//! stores an event for each node that it affects. The module [`feed`] reads these events for the watches of this
+//! process, after each NOTIFY and also periodically.
 //!
 //! Invariants: Before a read returns a state, the watches of this process receive all events up to this state. The
-//! server applies the changes of a session in the order of its calls.
+//! server applies the changes of a session in the order of the session's calls.
 //!
 //! docs/decisions/0142-serialize-tree-changes-on-one-row.md gives the reasons for the design.
 
@@ -41,8 +41,8 @@ use crate::{OpenError, Options};
 
 /// Allowed timeouts of a session. The database stores events for longer than the longest timeout.
 const TIMEOUTS: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(300);
-/// Largest number of dropped sessions that wait until this process closes them. Further dropped sessions end with their
-/// leases.
+/// Largest number of dropped sessions that wait until this process closes them. Any further dropped session ends when
+/// its lease expires.
 const CLOSING_MAX: usize = 64;
 /// Largest number of concurrent reads. A further read waits for its turn. The time limit of this read begins after the
 /// wait.
@@ -130,7 +130,7 @@ impl Inner {
         rows.map_err(|failure| TreeError::Disconnected(failure.to_string()))
     }
 
-    /// Repeats a statement until it reports that no work is left.
+    /// Repeats `statement` until the server returns that no work is left.
     async fn query_until_done(
         &self,
         link: &Link,
@@ -162,8 +162,8 @@ struct PostgresTree {
     _tasks: TaskSet,
 }
 
-/// Largest number of changes of a session that wait for their turn. The caller of a further change waits until the
-/// queue has a free entry or the session ends.
+/// Capacity of the queue in which the changes of a session wait for their turn. The caller of a further change waits
+/// until the queue has a free entry or the session ends.
 const CHANGES_MAX: usize = 1_024;
 
 /// State of one session. The [`PostgresTree`] and the tasks of the session share this state.
@@ -222,7 +222,7 @@ impl PostgresTree {
 }
 
 impl Shared {
-    /// Awaits `request`. Returns an error if the session ends first.
+    /// Awaits `request`. Returns an error if the session ends before `request` completes.
     async fn within<T>(&self, request: impl Future<Output = Result<T, TreeError>>) -> Result<T, TreeError> {
         if !self.session.is_valid(self.inner.database.runtime.monotonic()) {
             return Err(TreeError::SessionLost);
@@ -257,8 +257,8 @@ impl Shared {
                 self.completed.store(taken, Ordering::Release);
             }
             if let Ok(Ok((zxid, _))) = &changed {
-                // The server has applied the change even if this process cannot fetch its events now. A later read
-                // fetches the events.
+                // The function ignores a failure to fetch the events of the change, because the server has already
+                // applied the change. A later read fetches the events.
                 drop(inner.feed.catch_up(inner, *zxid).await);
             }
             drop(result.send(changed.map(|changed| changed.map(|(_, done)| done))));
@@ -270,8 +270,8 @@ impl Shared {
         let changed = self.within(async {
             let (result, response) = oneshot::channel();
             let permit = self.changes.reserve().await.map_err(|_| stopped())?;
-            // The counter includes only changes that certainly enter the queue. `apply_changes` counts the same
-            // changes.
+            // The counter `requested` includes only changes that enter the queue, because `apply_changes` also counts
+            // only these changes.
             self.requested.fetch_add(1, Ordering::AcqRel);
             permit.send(PendingChange { steps, result });
             response.await.unwrap_or_else(|_| Err(stopped()))

@@ -1,4 +1,4 @@
-//! Holds a lock of a tree in ZooKeeper.
+//! Acquires and releases a lock of a coordination tree in ZooKeeper.
 //!
 //! ```sh
 //! cargo run --example zookeeper_lock -- zookeeper://127.0.0.1:2181

@@ -1,15 +1,16 @@
-//! The tree on a real ZooKeeper, through the client library of kezhuw. The tests use ZooKeeper 3.9. Older servers from
-//! version 3.6 on also support recursive watches. But an older server drops a recursive watch when the same session
-//! sets another watch on the same node. An older server also returns no stat for the nodes that a multi created.
+//! The coordination tree on ZooKeeper, through the client library of kezhuw. The tests use ZooKeeper 3.9. Older servers
+//! from version 3.6 on also support recursive watches. But an older server drops a recursive watch when the same
+//! session sets another watch on the same node. An older server also returns no stat for the nodes that a multi
+//! created.
 //!
 //! The client library handles sessions, reconnects, watches across reconnects and the order of requests. This crate
-//! adds the types and errors of the port, and it reports the effect of a lost connection on [`Events`]. It also
-//! computes the deadline of the session by the clock of this process (`coordination::tree::session`).
+//! adds the types and errors of the port, and it reports a gap in [`Events`] after a lost connection. It also computes
+//! the deadline of the session by the clock of this process (`coordination::tree::session`).
 //!
 //! Invariants: this crate abandons the client and its session when the session has expired by the clock of this
-//! process. The end of a session never overloads the servers, because this crate limits the total length of the paths
-//! of its ephemeral nodes ([`EPHEMERAL_BYTES_MAX`]). The watches of a session survive a reconnect, because this crate
-//! also limits the total length of the watched paths ([`WATCHED_BYTES_MAX`]).
+//! process. The end of a session never overloads the servers, because this crate limits the total path length of the
+//! session's ephemeral nodes ([`EPHEMERAL_BYTES_MAX`]). The watches of a session survive a reconnect, because this
+//! crate also limits the total length of the watched paths ([`WATCHED_BYTES_MAX`]).
 //!
 //! docs/decisions/0141-use-kezhuws-zookeeper-client.md gives the reasons for the design.
 
@@ -41,9 +42,9 @@ pub use limits::{EPHEMERAL_BYTES_MAX, WATCHED_BYTES_MAX};
 use translate::{acls_of, error_of, event_of, grants_of, mode_of, stat_of, version_of};
 pub use url::{ZookeeperUrl, ZookeeperUrlError};
 
-/// Longest duration of one [`Trees::open`].
+/// Longest duration of one call of [`Trees::open`].
 const OPEN_MAX: Duration = Duration::from_secs(30);
-/// Longest time that a close waits for the server's response.
+/// Longest time that [`Tree::close`] waits for the server's response.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
 /// Engine that opens sessions on one server or on an ensemble.
@@ -102,7 +103,8 @@ impl Trees for ZookeeperTrees {
     }
 }
 
-/// One session. The client library ends the session when the last clone of the client is dropped or this process ends.
+/// Session of this process with ZooKeeper. The client library closes the session when this process drops the last clone
+/// of the client.
 struct ZookeeperTree {
     runtime: Runtime,
     session: Session,

@@ -1,5 +1,5 @@
-//! Limits of one session. They ensure that no message about the session exceeds ZooKeeper's message limit
-//! (`jute.maxbuffer`, by default 1 MiB less one byte).
+//! Limits of one session. They ensure that ZooKeeper accepts every message about the session. ZooKeeper's message limit
+//! is `jute.maxbuffer`, by default 1 MiB less one byte.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,13 +10,15 @@ use zookeeper_client as zk;
 use crate::translate::error_of;
 
 /// Largest total length of the paths of a session's ephemeral nodes, in bytes. When the session ends, the leader sends
-/// all of these paths to the other servers in one message. The servers accept up to twice the message limit. A longer
-/// message stops the ensemble, and it stops the ensemble again after each election of a leader (ZOOKEEPER-4306).
+/// all of these paths to the other servers in one message. A message between servers may be up to twice as long as the
+/// message limit. A longer message stops the ensemble, and stops it again after each election of a leader
+/// (ZOOKEEPER-4306).
 pub const EPHEMERAL_BYTES_MAX: usize = 1_900_000;
 /// Largest total length of the paths that a session watches, in bytes. After a reconnect the client library requests
-/// all watches again, in messages of at most this length. It mistakes the response to a second message for an error,
-/// closes the connection, and repeats this until the session is lost. The reason in version 0.11.2 is that both
-/// messages have the same number, and `Depot` has one entry per number.
+/// all watches again, in messages of at most this length. If the library sends a second message, it mistakes the
+/// response for an error and closes the connection. It repeats this at each reconnect, until the session is lost. The
+/// reason in version 0.11.2 is that both messages have the same number, and the library's `Depot` has one entry per
+/// number.
 pub const WATCHED_BYTES_MAX: usize = 128 << 10;
 /// Size of the length field before each path in a message, in bytes.
 const LENGTH_BYTES: usize = 4;
@@ -35,17 +37,19 @@ pub(crate) struct Ephemerals {
 /// Total length of the paths of ephemeral nodes, in bytes, for each state of the nodes.
 #[derive(Default)]
 struct Known {
-    /// Bytes for the nodes in the server's last list of the nodes, and for the nodes whose creation the server has
-    /// confirmed since that list. The total still includes nodes that were deleted since that list.
+    /// Path length in bytes of the nodes that the server listed last, and of the nodes whose creation the server has
+    /// confirmed since that list. The length still includes nodes that a session has deleted since that list.
     confirmed: usize,
-    /// Bytes for the nodes whose creation this process has requested without a response so far.
-    requested: usize,
-    /// Bytes for the nodes whose creation this process has requested, and about which it will never receive a
+    /// Path length in bytes of the nodes whose creation this process has requested, and for which it still awaits the
     /// response.
+    requested: usize,
+    /// Path length in bytes of the nodes whose creation this process has requested, and for which it will never receive
+    /// a response.
     uncertain: usize,
 }
 
-/// Reservation of bytes for requested nodes. A drop of this value counts the nodes as uncertain.
+/// Reservation of path bytes for nodes whose creation this process requests. If the outcome of the creation is unknown,
+/// a drop of the reservation adds the bytes to `Known::uncertain`.
 pub(crate) struct Reservation {
     known: Arc<Mutex<Known>>,
     bytes: usize,
@@ -89,7 +93,8 @@ impl Ephemerals {
             let known = lock(&self.known);
             (known.confirmed, known.uncertain)
         };
-        // After a sync, an uncertain node either exists or will never exist, even if the client has changed servers.
+        // After a sync, a node whose creation got no response either exists or will never exist, even if the client has
+        // changed servers.
         client.sync("/").await.map_err(error_of)?;
         let listed = client.list_ephemerals("/").await.map_err(error_of)?;
         {
@@ -120,7 +125,7 @@ impl Ephemerals {
 impl Reservation {
     pub(crate) fn confirm<T>(mut self, answer: &Result<T, TreeError>) {
         if answer.as_ref().is_err_and(TreeError::is_retryable) {
-            // The drop of this reservation counts the nodes as uncertain.
+            // The drop of this reservation adds its bytes to `Known::uncertain`.
             return;
         }
         let bytes = std::mem::take(&mut self.bytes);
@@ -161,7 +166,7 @@ pub(crate) enum WatchKind {
     All,
 }
 
-/// Watch that counts toward the limit. A drop of this value removes the watch from the count.
+/// Watch that counts toward [`WATCHED_BYTES_MAX`]. A drop of this value removes the watch from the count.
 pub(crate) struct CountedWatch {
     watches: Watches,
     of: (NodePath, WatchKind),
@@ -175,7 +180,7 @@ impl Watches {
     /// Counts a new watch.
     ///
     /// # Errors
-    /// Returns [`TreeError::Invalid`] if the watch exceeds the limit.
+    /// Returns [`TreeError::Invalid`] if the watched paths would exceed [`WATCHED_BYTES_MAX`].
     pub(crate) fn count(&self, path: &NodePath, kind: WatchKind) -> Result<CountedWatch, TreeError> {
         let of = (path.clone(), kind);
         let mut watched = lock(&self.watched);

@@ -3,7 +3,7 @@
 use coordination::tree::NodePath;
 
 /// URL `zookeeper://HOST:PORT,HOST:PORT/ROOT` with the servers of one ensemble and the root node. Clients see the root
-/// node as `/`. Without a root they see ZooKeeper's own root.
+/// node as `/`. If the URL contains no root node, clients see ZooKeeper's own root as `/`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ZookeeperUrl {
     servers: String,
@@ -18,7 +18,7 @@ pub struct ZookeeperUrlError {
 }
 
 impl ZookeeperUrl {
-    /// Text at the start of every URL, in lower case.
+    /// Lower-case text at the start of every ZooKeeper URL.
     pub const SCHEME: &str = "zookeeper://";
 
     /// Parses a URL.

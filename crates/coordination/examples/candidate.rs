@@ -7,8 +7,8 @@
 //! received. After its leadership it tries both writes once more, like a program that does not check its leadership.
 //! Then it stands for election again.
 //!
-//! It writes events to its standard output. Times are nanoseconds of `CLOCK_BOOTTIME`, which all processes of a machine
-//! share:
+//! The program writes events to its standard output. Times are nanoseconds of `CLOCK_BOOTTIME`, which all processes of
+//! a machine share:
 //!
 //! ```text
 //! start TERM NANOS     the candidate leads
@@ -45,8 +45,8 @@ async fn main() -> anyhow::Result<()> {
     let timeout =
         Duration::from_millis(millis.parse().context("SESSION_MILLIS must be a whole number of milliseconds")?);
     let client = Client::new(&runtime, trees, SessionOptions { timeout, credentials: Vec::new() });
-    // `Trust::UntilLost` lets a guard last longest. The tests show that even such a guard ends before the next leader
-    // leads.
+    // With `Trust::UntilLost`, a guard remains valid for the longest time. The tests show that even such a guard ends
+    // before the next leader leads.
     let candidate = Candidate { acl: Acl::Open, trust: Trust::UntilLost, ..Candidate::new(id) };
     let selector = LeaderSelector::new(&client, NodePath::new(group)?, candidate);
     let mut sink =
@@ -83,7 +83,8 @@ async fn write_in_new_session(client: &Client, held: &Held) -> Result<Option<i64
     write(&client.session().await?, held).await
 }
 
-/// Checks repeatedly whether the process still leads. While it leads, the function reports this and writes to the sink.
+/// Checks repeatedly whether the process still leads. While the process leads, the function reports the leadership and
+/// writes the term to the sink.
 async fn check(runtime: &Runtime, held: &Held, sink: &mut Sink) -> anyhow::Result<()> {
     let term = held.term().0;
     loop {
@@ -115,7 +116,8 @@ async fn work(runtime: &Runtime, tree: &Arc<dyn Tree>, held: &Held) -> anyhow::R
     Ok(())
 }
 
-/// Writes the term under the fence. Returns the zxid of the write, or `None` if the fence rejected it.
+/// Writes the term to `/work`, in one change with the fence of the guard. Returns the zxid of the write, or `None` if
+/// the fence rejected the write.
 async fn write(tree: &Arc<dyn Tree>, held: &Held) -> Result<Option<i64>, TreeError> {
     let path = NodePath::new("/work").expect("`/work` is a valid path");
     let data = Bytes::from(held.term().0.to_string());
@@ -137,7 +139,7 @@ async fn write(tree: &Arc<dyn Tree>, held: &Held) -> Result<Option<i64>, TreeErr
     }
 }
 
-/// Connection to a service that knows nothing about the tree.
+/// Connection to a service that does not use the tree.
 struct Sink(BufReader<UnixStream>);
 
 impl Sink {

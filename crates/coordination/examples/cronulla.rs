@@ -5,12 +5,12 @@
 //! cargo run -p reveille-coordination --example cronulla -- zookeeper://127.0.0.1:2181 --call http://127.0.0.1:8080/clean-up
 //! ```
 //!
-//! Promises: a firing is a pair (job, instant). The header `idempotency-key` names the firing, and the service must
-//! drop a second call with the same name. The leader never calls the service before the instant of the firing. Several
-//! firings may become due while no leader exists or the service does not respond. The leader then calls the service
-//! once, late, for the latest firing, and skips the earlier firings. The header `x-term` contains the term of the
-//! leader, and each leader has a greater term than the leader before it. A service can therefore reject a delayed call
-//! that arrives after a call of the next leader.
+//! Promises: a firing is a pair (job, instant). The header `idempotency-key` identifies the firing, and the service
+//! must ignore a second call with the same key. The leader never calls the service before the instant of the firing.
+//! Several firings may become due while no leader exists or the service does not respond. The next call is then late,
+//! and it is only for the latest firing: the leader skips the earlier firings. The header `x-term` contains the term of
+//! the leader, and each leader has a greater term than the leader before it. A service can therefore reject a delayed
+//! call that arrives after a call of the next leader.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the example reports its progress")]
 
@@ -49,7 +49,7 @@ struct Arguments {
     /// Name of this replica
     #[arg(long, default_value_t = format!("replica-{}", std::process::id()))]
     replica: String,
-    /// Milliseconds without contact after which a replica loses its leadership
+    /// Milliseconds without contact with the engine after which a replica loses its leadership
     #[arg(long, default_value_t = 10_000)]
     session_millis: u64,
 }
@@ -76,7 +76,7 @@ async fn main() -> anyhow::Result<()> {
     let group = NodePath::new("/cronulla/leaders")?.join(&arguments.job).context("--job")?;
     let selector = LeaderSelector::new(&client, group, candidate);
 
-    // 3. `run` joins the line of candidates again after each leadership, like Curator's `autoRequeue`.
+    // 3. `run` enters the queue of candidates again after each leadership, like Curator's `autoRequeue`.
     // 4. `run` calls this closure in each leadership, as Curator calls `takeLeadership`.
     let stop = stopped_by_the_terminal(&runtime);
     let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();

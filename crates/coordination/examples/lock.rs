@@ -1,5 +1,5 @@
-//! Holds a lock of a tree in memory. With the crate `reveille-coordination-zookeeper` or `reveille-coordination-postgres`,
-//! only the line that creates `trees` differs.
+//! Acquires and releases a lock of a coordination tree in memory. With the crate `reveille-coordination-zookeeper` or
+//! `reveille-coordination-postgres`, a program differs from this example only in the creation of `trees`.
 
 #![expect(clippy::print_stdout, reason = "the example reports its progress")]
 

@@ -13,8 +13,8 @@
 //!
 //! Promises: if the `add` of a task succeeds, a replica does the task, even if other replicas die. A second replica
 //! does the same task only in two cases. In the first case, the first replica starts the task, and then dies or loses
-//! contact for so long that it counts as dead. In the second case, a leader is paused, and takes the task away long
-//! after another leader has taken over.
+//! contact for so long that it counts as dead. In the second case, a leader is paused, and takes the task from the
+//! first replica long after another leader has taken over.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the example reports its progress")]
 
@@ -199,7 +199,7 @@ impl Replica {
     }
 }
 
-/// Nodes of the tasks.
+/// Parent nodes of the waiting, the given and the done tasks, and the client that accesses these nodes.
 struct Tasks {
     client: Client,
     waiting: NodePath,
@@ -296,8 +296,8 @@ impl Tasks {
             let command = String::from_utf8_lossy(&command).into_owned();
             let status = process::Command::new("sh").arg("-c").arg(command).kill_on_drop(true).status().await?;
             println!("{task}: {status}");
-            // The replica retries until the tree has stored the result. Otherwise this or another replica would do the
-            // task again.
+            // The replica repeats this request until the tree has stored the result. Otherwise this or another replica
+            // would do the task again.
             let by = Bytes::from(format!("{replica}, {status}"));
             let was_there = loop {
                 match self.move_to(&place, &self.done, &task, by.clone()).await {

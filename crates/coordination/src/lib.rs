@@ -1,5 +1,5 @@
-//! Coordination for any program. The crate contains a tree of nodes and an elector, which are ports with several
-//! engines each. It also contains recipes that use a tree.
+//! Coordination for any program. The crate defines two ports, a tree of nodes and an elector. Each port has several
+//! engines. The crate also contains recipes that use a tree.
 //!
 //! - [`tree`] is the port with ZooKeeper's data model: nodes, sessions and watches.
 //! - [`recipes`] contains the recipes that processes run together over a tree: locks, leader election, queues, bags,

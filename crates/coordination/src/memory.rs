@@ -1,8 +1,10 @@
-//! The tree and the elector within one process. They are the reference models of their ports, and tests use them in
-//! place of real engines. With sessions that never expire, they also serve programs that run as a single process.
+//! Engines that keep a tree or a replica group in memory. They are the reference models of their ports, and tests use
+//! them in place of real engines. With sessions that never expire, they also serve programs that run as a single
+//! process.
 //!
-//! `reopen` returns a handle of the same data for another process. An engine reads the clocks of its first handle's
-//! `Runtime`. The calls of a handle wait by the timers of its own `Runtime`.
+//! `reopen` returns another handle of the same data. Each handle models one process with its own connection. An engine
+//! reads only the clocks of its first handle's `Runtime`. The delays of a handle's calls use the timers of this
+//! handle's `Runtime`.
 //!
 //! Invariants: a call takes effect once and in one step, or not at all. The same `Runtime`s and the same calls give the
 //! same results.
@@ -21,10 +23,11 @@ pub use tree::MemoryTrees;
 /// Options for the behaviour of an engine in memory. With any options, the engine conforms to its port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemoryOptions {
-    /// If false, a session ends only when its process closes it, and its timeout has no effect. Use false for a single
-    /// process, because the engine ends with the process. The default is true.
+    /// If false, the timeout of a session has no effect, and the session ends only when its process closes it. Use
+    /// false if a single process uses the engine, because the engine ends with this process. The default is true.
     pub sessions_end: bool,
-    /// Delay of a call before its effect, and again after its effect. By default calls have no delay.
+    /// Range of the random delay of a call before its effect, and of a second delay after its effect. By default calls
+    /// have no delay.
     pub latency: Option<RangeInclusive<Duration>>,
     /// Number N that sets the rate of failing calls. On average, one of N calls fails, before or after its effect. By
     /// default no call fails.

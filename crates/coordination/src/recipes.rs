@@ -4,14 +4,15 @@
 //! lost, the client opens another session. All locks and ephemeral nodes of the lost session have then ended.
 //!
 //! The holder of a lock or leadership has a guard of type [`Held`]. A guard cannot be copied, and it reports its end
-//! through [`Held::cancelled`]. It contains a [`Term`](crate::Term) that distinguishes the holder's writes from those
-//! of earlier and later holders. If the holder is cut off from the engine, its guard ends by the holder's clock before
-//! the engine gives the lock to another process ([`crate::tree::session`]). This protection works only if the holder's
-//! clock runs at the right rate. It does not help a process that is paused between a check of the guard and a write. If
-//! two writers must never write at the same time, the target of the writes must compare terms. Alternatively, the
-//! holder writes to the tree in one change together with [`Held::fence`].
+//! through [`Held::cancelled`]. It contains a [`Term`](crate::Term) that distinguishes the holder's writes from the
+//! writes of earlier and later holders. If the holder loses the connection to the engine, the guard ends before the
+//! engine gives the lock to another process ([`crate::tree::session`]). The holder's own clock determines when the
+//! guard ends, so this protection works only if the clock runs at the right rate. The protection does not help a
+//! process that is paused between a check of the guard and a write. If two holders must never write at the same time,
+//! the target of the writes must reject writes with an earlier term. Alternatively, the holder writes to the tree with
+//! a multi that contains the steps of [`Held::fence`].
 //!
-//! Nodes have the same layout as the nodes of Curator, so processes with Curator can use the same paths.
+//! Nodes have the same layout as the nodes of Curator, so processes that use Curator can use the same paths.
 //!
 //! Invariants: no user code runs in a task of the client. No user code runs while the code of a recipe holds a mutex.
 //! When a caller drops a future, the client removes the node of that future.

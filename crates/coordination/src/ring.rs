@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Members that share the keys. The ring does not depend on the order in which the caller lists the names.
+/// Members that share the keys. The ring does not depend on the order in which the caller lists the members.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Ring {
     /// Name and hash of each member, sorted and without duplicates.
@@ -23,7 +23,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Creates a ring from the names of its members. Their order has no effect, and a duplicate counts once.
+    /// Creates a ring from the names of its members. The order of the names has no effect, and a repeated name counts
+    /// once.
     pub fn new<T: Into<String>>(members: impl IntoIterator<Item = T>) -> Self {
         let hashed = members.into_iter().map(Into::into).map(|name| {
             let hash = xxh3_64(name.as_bytes());
@@ -64,8 +65,8 @@ impl Ring {
     /// Panics if `share` times the number of members is less than the number of keys.
     #[must_use]
     pub fn assign<'a>(&self, keys: impl IntoIterator<Item = &'a str>, share: usize) -> BTreeMap<&'a str, &str> {
-        // The function assigns the keys in the order of their hashes. In alphabetical order, only keys late in the
-        // alphabet would go to members that are not their owners.
+        // The function assigns the keys in the order of their hashes. In alphabetical order, only keys at the end of
+        // the alphabet would go to members that do not have the greatest weight.
         let mut keys: Vec<(u64, &str)> = keys.into_iter().map(|key| (xxh3_64(key.as_bytes()), key)).collect();
         keys.sort_unstable();
         keys.dedup();
@@ -88,8 +89,8 @@ impl Ring {
         assigned
     }
 
-    /// Returns a `share` for [`Ring::assign`], which is the largest number of keys per member. For `keys` keys, the
-    /// share is `slack_percent` percent (for example 25) above the mean number of keys per member.
+    /// Returns the largest number of keys per member, for the parameter `share` of [`Ring::assign`]. The result is
+    /// `slack_percent` percent (for example 25) above the mean number of keys per member, if there are `keys` keys.
     #[must_use]
     pub fn share(&self, keys: usize, slack_percent: usize) -> usize {
         let all = keys.saturating_mul(100 + slack_percent).div_ceil(100);

@@ -1,4 +1,5 @@
-//! Port of the coordination tree, with ZooKeeper's data model, for recipes that several processes run together.
+//! Port (interface) of the coordination tree, which has ZooKeeper's data model. Recipes that several processes run
+//! together use this port. An engine implements the port, for example on ZooKeeper or PostgreSQL.
 //!
 //! A tree consists of nodes, each with a path. A node has data, a version, an access list and children. A process opens
 //! a [`Session`](session::Session) with [`Trees::open`] and sends requests through the [`Tree`] that it gets.
@@ -12,8 +13,8 @@
 //! - The changes of a session happen in the order in which the session requested them.
 //! - A read may show an outdated state of the tree. It never shows an older state than a state that the same session
 //!   has already read or written. After [`Tree::sync`], reads show a state that is at least as new as the state at the
-//!   start of that call. ZooKeeper has one exception: a leader that another leader has replaced may return an older
-//!   state until it notices the replacement (decision 0148).
+//!   start of that call. ZooKeeper has one exception: a server that was the leader may return an older state until it
+//!   notices that another server has become the leader (decision 0148).
 //! - A watch reports a change before a read of the same session shows that change. It reports changes in their order. A
 //!   [`Watch`] fires once. [`Events`] report many changes. After a lost connection they report [`Event::Gap`], and the
 //!   caller must read the nodes again.
@@ -49,9 +50,9 @@ pub use watchers::Watchers;
 /// Future of the outcome of a request to a [`Tree`].
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, TreeError>>;
 
-/// Largest size of the data of one node, in bytes. It is also the largest size of a multi. The size of a multi is the
-/// sum of the sizes of its paths and data, plus 100 bytes for each step. ZooKeeper rejects requests above 1 MiB,
-/// including headers and paths.
+/// Largest size of the data of one node, in bytes. It is also the largest size of a multi, a list of steps that the
+/// engine runs as one change. The size of a multi is the sum of the sizes of its paths and data, plus 100 bytes for
+/// each step. ZooKeeper rejects requests above 1 MiB, including headers and paths.
 pub const DATA_BYTES_MAX: usize = 1_000_000;
 /// Number of bytes that a step of a multi needs in addition to its path and data. The number includes a header and an
 /// access list with a few grants.
@@ -90,9 +91,9 @@ impl Default for SessionOptions {
 /// session, but the attempt may fail. [`Tree::close`] waits until the session is closed.
 ///
 /// # Errors
-/// Returns [`TreeError::Disconnected`] if the engine may have executed a change, or may still execute it until the
-/// session ends. Returns [`TreeError::SessionLost`] if the session has ended for good. Every other error names the
-/// invalid part of the request, and the request has changed nothing.
+/// Returns [`TreeError::Disconnected`] if the engine did not respond. The engine may have executed the requested
+/// change, or may still execute it until the session ends. Returns [`TreeError::SessionLost`] if the session has ended.
+/// Returns another error if the engine rejected the request and changed nothing.
 pub trait Tree: Send + Sync + 'static {
     /// Returns the handle of the session's state.
     fn session(&self) -> &Session;
@@ -100,14 +101,15 @@ pub trait Tree: Send + Sync + 'static {
     /// Creates a node. The path of a sequential node is `path` followed by a [`Sequence`].
     fn create(&self, path: &NodePath, data: Bytes, mode: CreateMode, acl: Acl) -> Answer<'_, Created>;
 
-    /// Replaces the data of a node that has the `expected` version, and increments the version. Returns the new stat.
+    /// Replaces the data of a node that has the `expected` version, and increments the version. Returns the new stat of
+    /// the node.
     fn set(&self, path: &NodePath, data: Bytes, expected: Expected) -> Answer<'_, Stat>;
 
     /// Deletes a node that has the `expected` version and no children. The root cannot be deleted.
     fn delete(&self, path: &NodePath, expected: Expected) -> Answer<'_, ()>;
 
-    /// Runs all steps in order as one change, or none of them. Each step sees the effects of the steps before it. A
-    /// multi has at most [`OPS_MAX`] steps.
+    /// Runs a multi: the engine executes all steps of `ops` in order as one change, or none of them. Each step sees the
+    /// effects of the steps before it. A multi has at most [`OPS_MAX`] steps.
     fn multi(&self, ops: Vec<Op>) -> Answer<'_, Vec<Done>>;
 
     /// Returns the data and the stat of the node.
@@ -131,20 +133,20 @@ pub trait Tree: Send + Sync + 'static {
     /// created or deleted, and when the node itself is deleted.
     fn children_and_watch(&self, path: &NodePath) -> Answer<'_, (Children, Watch)>;
 
-    /// Returns a stream of the events of this node and of all nodes below it, from now on. The node may or may not
-    /// exist.
+    /// Returns a stream of the later events of this node and of all nodes below it. The node does not have to exist.
     fn watch_all(&self, path: &NodePath) -> Answer<'_, Events>;
 
-    /// Ensures that every read that begins after this call shows all changes that happened before the call. If this
-    /// session requested a change earlier and got no response, the change does not happen after this call.
+    /// Ensures that every read that begins after this call shows all changes that happened before the call. If an
+    /// earlier request of this session got no response, the engine does not execute that request after this call.
     fn sync(&self) -> Answer<'_, ()>;
 
-    /// Returns the access list to a session that may read the node or change its access list. A session that may not
-    /// change the list receives `x` in place of each digest, because an attacker can guess a weak password from its
-    /// digest.
+    /// Returns the access list of a node. The session must have permission to read the node or to change its access
+    /// list. If the session may not change the list, it receives `x` in place of each digest, because an attacker can
+    /// guess a weak password from its digest.
     fn acl(&self, path: &NodePath) -> Answer<'_, Vec<Grant>>;
 
-    /// Replaces the access list of the node. Returns the new stat. The session needs [`Permissions::ADMIN`].
+    /// Replaces the access list of the node. Returns the new stat of the node. The session needs the permission
+    /// [`Permissions::ADMIN`].
     fn set_acl(&self, path: &NodePath, acl: Acl) -> Answer<'_, Stat>;
 
     /// Ends the session and deletes its ephemeral nodes. Does nothing if the session has ended.
@@ -188,7 +190,7 @@ impl CreateMode {
 /// Version of the node's data that a change requires.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Expected {
-    /// Every version of the node's data. The node must exist.
+    /// Any version of the node's data. The node must exist.
     Any,
     /// Only this version of the node's data. An earlier read or change returned it as [`Stat::version`].
     Version(i32),
@@ -199,34 +201,34 @@ pub enum Expected {
 pub enum Op {
     /// Checks that the node exists and has the expected version.
     Check {
-        /// Path of the node.
+        /// Path of the node that the step checks.
         path: NodePath,
         /// Version of the node's data that the check requires.
         expected: Expected,
     },
     /// Creates a node like [`Tree::create`].
     Create {
-        /// Path of the node, without the number of a sequential node.
+        /// Path of the new node, without the number that the engine adds to the name of a sequential node.
         path: NodePath,
-        /// Data of the node, which may be empty.
+        /// Data of the new node. The data may be empty.
         data: Bytes,
-        /// Kind of the node.
+        /// Kind of the new node.
         mode: CreateMode,
-        /// Access list of the node.
+        /// Access list of the new node.
         acl: Acl,
     },
     /// Replaces the data of a node like [`Tree::set`].
     Set {
-        /// Path of the node.
+        /// Path of the node whose data the step replaces.
         path: NodePath,
-        /// New data of the node, which may be empty.
+        /// New data of the node. The data may be empty.
         data: Bytes,
         /// Version of the node's data that the step requires.
         expected: Expected,
     },
     /// Deletes a node like [`Tree::delete`].
     Delete {
-        /// Path of the node.
+        /// Path of the node that the step deletes.
         path: NodePath,
         /// Version of the node's data that the step requires.
         expected: Expected,
@@ -234,7 +236,8 @@ pub enum Op {
 }
 
 impl Op {
-    /// Returns the path in the step. It does not contain the number of a sequential node.
+    /// Returns the path in the step. If the step creates a sequential node, the path does not contain the node's
+    /// number.
     #[must_use]
     pub fn path(&self) -> &NodePath {
         match self {
@@ -268,18 +271,18 @@ pub enum Done {
 /// Node that a session has just created.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Created {
-    /// Path of the node, including the number of a sequential node.
+    /// Path of the new node. The path of a sequential node includes its number.
     pub path: NodePath,
-    /// Stat of the new node.
+    /// Versions, times and sizes of the new node.
     pub stat: Stat,
 }
 
 /// Data and stat of a node at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Node {
-    /// Data of the node, which may be empty.
+    /// Data of the node. The data may be empty.
     pub data: Bytes,
-    /// Stat of the node.
+    /// Versions, times and sizes of the node.
     pub stat: Stat,
 }
 
@@ -288,15 +291,15 @@ pub struct Node {
 pub struct Children {
     /// Names of the direct children, sorted. A name is the last part of a path.
     pub names: Vec<String>,
-    /// Stat of the parent.
+    /// Versions, times and sizes of the parent.
     pub stat: Stat,
 }
 
 /// Versions, times and sizes of a node at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stat {
-    /// Number of the change that created the node. It is greater than the numbers of all nodes that earlier changes
-    /// created, even at the same path.
+    /// Number of the change that created the node. Every node that an earlier change created has a smaller number, even
+    /// a node at the same path.
     pub created: Zxid,
     /// Number of the last change of the node's data.
     pub modified: Zxid,
@@ -316,11 +319,12 @@ pub struct Stat {
     pub children: usize,
     /// Time at which the engine created the node, by the engine's clock.
     pub created_at: Timestamp,
-    /// Time of the last change of the node's data, by the engine's clock. It starts at `created_at`.
+    /// Time of the last change of the node's data, by the engine's clock. It equals `created_at` until the first
+    /// change.
     pub modified_at: Timestamp,
 }
 
-/// Checks the size of the data of a node, or the size of a multi.
+/// Checks the size, in bytes, of the data of a node or of a multi.
 ///
 /// # Errors
 /// Returns [`TreeError::Invalid`] if `bytes` is above [`DATA_BYTES_MAX`].

@@ -1,9 +1,9 @@
 //! Decisions that follow from a schedule's state and an event. A decision is a value, which the executor in the crate
 //! `scheduler` carries out.
 //!
-//! This module uses no clock and no randomness, and has no state. A decision contains due rows and runs, which the
-//! store port also uses in its changes. The store port defines which write must be durable before which response. This
-//! module defines the order of the writes.
+//! This module uses no clock and no randomness, and has no state. A decision contains due rows and runs. The changes of
+//! the store port contain values of the same types. The store port defines which write must be durable before which
+//! response. This module defines the order of the writes.
 //!
 //! Invariants: a recurring schedule gets its next due row when an occurrence starts, and never because an attempt has
 //! an outcome. A retry has the same occurrence and the next attempt number. The position of a due row is never earlier
@@ -15,8 +15,8 @@ use crate::occurrence::Run;
 use crate::recurrence::{CronError, Missed};
 use crate::{AttemptResult, DueKey, Occurrence, RunState, Schedule, Status, TargetKey, Timestamp, When};
 
-/// Returns the first due row of `schedule` after a user created or changed it at its `updated_at`. Returns `None` if
-/// the schedule has no further occurrence. A one-shot schedule always has a due row, even if its instant is long past.
+/// Returns the first due row of a schedule that a user created or changed at its `updated_at`. Returns `None` if the
+/// schedule has no further occurrence. A one-shot schedule always has a due row, even if its instant is long past.
 #[must_use]
 pub fn first(schedule: &Schedule, now: Timestamp) -> Option<DueKey> {
     let nominal = match &schedule.spec.when {
@@ -43,7 +43,7 @@ pub enum Start {
     /// occurrence. If the owner then fails, the next owner continues from this outcome (see [`after_outcome`]). After
     /// the outcome, the executor writes `latest`, the due row of the latest occurrence, which fires as usual.
     Skip { missed: Run, latest: DueKey },
-    /// The executor drops the row, because the row is void.
+    /// The executor drops the due row, because the row is void.
     Drop(Void),
     /// The executor writes the outcome [`RunState::Cancelled`]. A user cancelled or changed the schedule, and the run
     /// already has attempts or is a redrive.
@@ -55,7 +55,7 @@ pub enum Start {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Void {
-    /// A user changed or cancelled the schedule after the row was written.
+    /// The due row is older than the last change or the cancellation of the schedule.
     Superseded,
     /// The one-shot schedule already has its outcome, and this row is a duplicate.
     Ended,
@@ -64,7 +64,7 @@ pub enum Void {
 /// Occurrences that fire if several occurrences of a recurring schedule are due.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CatchUp {
-    /// The latest occurrence fires. The others are missed.
+    /// Only the latest due occurrence fires. The earlier occurrences are missed.
     Latest,
     /// Every occurrence fires, one after another.
     Every,
@@ -153,9 +153,9 @@ pub struct Outcome {
 }
 
 /// Decides the outcome of an attempt. `schedule` is the schedule that the executor read for the attempt. If the run is
-/// already void in this schedule, a success still counts, but the executor does not retry a failure. If a user changes
-/// the schedule later, [`at_start`] cancels the retry. `retry_after` is the wait that the target requested, counted
-/// from `now`. `random` selects the wait before the retry.
+/// already void in this schedule, a successful attempt still has the outcome `Succeeded`, but a failed attempt cancels
+/// the run. If a user changes the schedule later, [`at_start`] cancels the retry. `retry_after` is the wait from `now`
+/// that the target requested. `random` selects the wait before the retry.
 #[must_use]
 pub fn after_attempt(
     schedule: &Schedule,

@@ -23,8 +23,8 @@ pub enum DurationError {
     TooFine,
 }
 
-/// Parses a duration. `text` has either units from weeks to milliseconds, with larger units before smaller units
-/// (`1h30m`, `90 min`, `1d 12h`, `1.5h`), or the form of ISO 8601 (`PT1H30M`).
+/// Parses a duration. `text` consists of numbers with units from weeks to milliseconds, with larger units before
+/// smaller units (`1h30m`, `90 min`, `1d 12h`, `1.5h`), or it has the form of ISO 8601 (`PT1H30M`).
 ///
 /// # Errors
 /// Returns an error if `text` is not a duration, or if the duration is not a fixed number of whole milliseconds.

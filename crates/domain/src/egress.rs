@@ -203,8 +203,8 @@ const RESERVED_V4: [Network; 9] = [
     Network::v4(240, 0, 0, 0, 4), // this network includes the broadcast address
 ];
 
-/// Global unicast addresses. An IPv6 address outside this network is reserved, unless a class contains it or it
-/// contains an IPv4 address.
+/// Global unicast addresses. An IPv6 address outside this network is reserved, unless it belongs to a class or contains
+/// an IPv4 address.
 const GLOBAL_V6: Network = Network::v6([0x2000, 0, 0, 0], 3);
 
 const RESERVED_V6: [Network; 3] = [

@@ -25,7 +25,7 @@ pub struct ShardId(pub u16);
 /// Number of shards in a cluster.
 pub const SHARDS: u16 = 256;
 
-/// Fencing number of an ownership, which the store assigns. Code compares terms but does not calculate with them.
+/// Fencing number of an ownership, which the store assigns. Callers compare terms but do not calculate with them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Term(pub u64);
 
@@ -199,8 +199,8 @@ pub fn fnv1a(bytes: &[u8]) -> u32 {
 }
 
 impl PollerId {
-    /// Returns the poller of a schedule. A hash of the id selects one of the `pollers` of the tenant's newest
-    /// generation.
+    /// Returns the poller of the schedule `id`. A hash of this id selects one of the `pollers` in `generation`, the
+    /// tenant's newest generation.
     ///
     /// # Panics
     /// Panics if `pollers` is zero.

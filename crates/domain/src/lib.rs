@@ -1,7 +1,8 @@
-//! Pure core of Reveille: tenants, schedules, occurrences, retries, and the decisions about them.
+//! Domain model of Reveille: tenants, schedules, occurrences, retries, and the decisions about them.
 //!
 //! This crate contains only types of values and pure functions. It uses no clock, no randomness, no tasks and no I/O.
-//! Callers pass the current instant and a random number. `xtask tidy` checks the imports.
+//! Callers pass the current instant and a random number. `xtask tidy` checks that this crate imports only permitted
+//! crates.
 
 pub mod decide;
 pub mod duration;

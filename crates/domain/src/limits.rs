@@ -13,7 +13,7 @@ pub struct Limits {
     /// schedule with a more recent instant in the past fires at once. Default 60 s.
     pub past_max: Duration,
     /// Shortest `every`, and shortest distance between two instants of a cron expression. Default 1 s. With a shorter
-    /// interval, a single schedule could fill a queue.
+    /// interval, a single schedule could fill the queue of its target.
     pub interval_min: Duration,
     /// Maximum time from now until `at`, and maximum length of `every`. Default 10 years.
     pub horizon: Duration,

@@ -20,8 +20,8 @@ pub struct Occurrence {
     pub replay: u16,
 }
 
-/// Public id of a run of an occurrence. The id is opaque and consists of 52 Crockford digits. It contains no dots,
-/// because Standard Webhooks forbids dots in ids.
+/// Public id of a run of an occurrence. The id is opaque and consists of 52 Crockford base-32 digits. It contains no
+/// dots, because Standard Webhooks forbids dots in ids.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RunId(String);
 
@@ -43,7 +43,7 @@ impl RunId {
         &self.0
     }
 
-    /// Returns the occurrence with the id `text`, or `None` for any text that [`Occurrence::run_id`] never writes.
+    /// Returns the occurrence whose run has the id `text`, or `None` if `text` does not have the form of a run's id.
     #[must_use]
     pub fn parse(text: &str) -> Option<Occurrence> {
         if text.len() != 52 || !text.is_ascii() {
@@ -79,7 +79,7 @@ pub struct DueKey {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RunState {
-    /// An attempt failed, and a retry is planned.
+    /// An attempt failed, and the run has a due row for a retry.
     Retrying,
     Succeeded,
     /// The last allowed attempt failed. The run is a dead letter until a user redrives it.
@@ -119,9 +119,9 @@ pub const TLS_FAILED: &str = "TLS: ";
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AttemptResult {
-    /// The target responded with this status.
+    /// The target responded with this HTTP status.
     Answered(u16),
-    /// The executor could not reach the target, or the connection failed. The text is a short reason for people.
+    /// The executor could not reach the target, or the connection failed. The text is a short reason in plain words.
     Unreachable(String),
     TimedOut,
     /// The executor panicked before it had a result. The panic counts as a failed attempt.

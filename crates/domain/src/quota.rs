@@ -1,4 +1,4 @@
-//! Quotas of a tenant, and the token bucket that measures rates.
+//! Quotas of a tenant, and the token bucket that limits rates.
 
 use std::time::Duration;
 
@@ -265,8 +265,8 @@ mod tests {
                     taken += 1;
                 }
                 let arrived = (now - began).as_secs_f64() * f64::from(tokens);
-                // The rate rounds the interval between two tokens down to whole nanoseconds, so the test tolerates a
-                // few more tokens.
+                // `Rate` rounds the interval between two tokens down to whole nanoseconds, so the test tolerates a few
+                // more tokens.
                 prop_assert!(f64::from(taken) <= arrived + f64::from(tokens) + 1.0 + arrived * 1e-6);
                 prop_assert!(f64::from(taken) + 1.0 >= arrived.min(f64::from(tokens)));
             }

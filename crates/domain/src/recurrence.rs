@@ -18,8 +18,8 @@ pub enum When {
     /// All instants `since + n * interval`, for n from 1.
     Every {
         interval: Duration,
-        /// Instant at which a user last set the timing. `None` if the schedule has not changed since that instant. In
-        /// this case, the schedule's `updated_at` is the same instant and takes the place of `since`.
+        /// Instant at which a user last set the timing. `None` if this instant is the schedule's `updated_at`, because
+        /// the schedule has not changed since.
         since: Option<Timestamp>,
     },
 }
@@ -41,7 +41,7 @@ impl When {
     }
 
     /// Returns the first instant after `after`, or `None` if no instant follows. `anchor` is the instant at which a
-    /// user created or last changed the schedule. `Every` without `since` counts from `anchor`, so it does not drift.
+    /// user created or last changed the schedule. If `Every` has no `since`, its first interval starts at `anchor`.
     #[must_use]
     pub fn next_after(&self, anchor: Timestamp, after: Timestamp) -> Option<Timestamp> {
         match self {

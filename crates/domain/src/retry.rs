@@ -7,9 +7,9 @@ use std::time::Duration;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RetryPolicy {
     /// Maximum number of attempts, including the first attempt; at least 1. Default 5. With all defaults, the waits
-    /// between the attempts are at most 15 s in total, or longer if the target requests waits. If the number is too
-    /// small, a restart of the target causes dead letters. If the number is too large, a target that does not recover
-    /// receives useless attempts.
+    /// between the attempts are at most 15 s in total, unless the target requests additional waits. If the number is
+    /// too small, a restart of the target causes dead letters. If the number is too large, a target that does not
+    /// recover receives useless attempts.
     pub attempts_max: u16,
     /// Upper bound of the random wait before the second attempt. The bound doubles for each further attempt. Default
     /// 1 s.
@@ -28,9 +28,10 @@ impl RetryPolicy {
     /// Returns the wait before the next attempt, or `None` if the policy allows no further attempt.
     ///
     /// `attempt` is the number of the failed attempt, from 1. `random` selects a wait from the range from zero to
-    /// `backoff * 2^(attempt - 1)`, with a uniform distribution. The function adds this wait to `retry_after`. The sum
-    /// is at least 1 ms, the resolution of all instants, and at most `backoff_max`. If a target rejects several
-    /// attempts at the same time, the random waits spread the retries of these attempts over time.
+    /// `backoff * 2^(attempt - 1)`, with a uniform distribution. The function adds this wait to `retry_after`, the wait
+    /// that the target requested. The sum is at least 1 ms, the resolution of all instants, and at most `backoff_max`.
+    /// If a target rejects several attempts at the same time, the random waits spread the retries of these attempts
+    /// over time.
     #[must_use]
     pub fn wait(&self, attempt: u16, random: u64, retry_after: Option<Duration>) -> Option<Duration> {
         if attempt >= self.attempts_max {

@@ -60,13 +60,13 @@ impl ScheduleVersion {
         text
     }
 
-    /// Parses the public form of a version. Returns `None` for any text that [`ScheduleVersion::name`] never writes.
+    /// Parses the public form of a version. Returns `None` for any text that [`ScheduleVersion::name`] never returns.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         let (incarnation, revision) = name.split_once('-')?;
         let incarnation = Incarnation(crate::id::parse_base32(incarnation)?);
         let edition = ScheduleVersion { incarnation, revision: Revision(revision.parse().ok()?) };
-        // Each version has only one name, so the revisions `+7` and `007` are invalid.
+        // Each version has only one public form, so the revisions `+7` and `007` are invalid.
         (edition.name() == name).then_some(edition)
     }
 }
@@ -135,7 +135,8 @@ impl Target {
 
 /// Returns the scheme, host and port of a URL in a canonical form, such as `https://example.com:443`. All spellings of
 /// the same scheme, host and port have the same canonical form. The form has lower-case letters, no dot at the end of
-/// the host, IP addresses in their canonical form, and always a port. It contains an invalid part in lower case.
+/// the host, IP addresses in their canonical form, and always a port. If a part of the URL is invalid, the form
+/// contains this part in lower case.
 #[must_use]
 pub fn origin(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or_default();

@@ -7,7 +7,8 @@ use std::fmt;
 
 use bytes::Bytes;
 
-/// Prefix of an attempt's error if the member cannot decrypt a secret of the schedule or of its tenant.
+/// Prefix of the error text of an attempt that fails because the member cannot decrypt a secret of the schedule or of
+/// its tenant.
 pub const NOT_DECRYPTED: &str = "secret_not_opened";
 
 /// Secret value. It is encrypted in storage. The value is plain text on the way from a user's request to the store, and

@@ -11,8 +11,8 @@ pub struct Tenant {
     pub name: String,
     /// Number of changes to the tenant. It is 0 for a tenant from an older release, which did not count changes.
     pub version: u64,
-    /// Number of pollers of each generation, the oldest first. New schedules use the last generation. Only
-    /// [`Tenant::OPERATOR`] has an empty list.
+    /// Number of pollers of each generation, from the oldest generation to the newest. New schedules use the newest
+    /// generation. Only [`Tenant::OPERATOR`] has an empty list.
     pub generations: Vec<u16>,
     /// Secrets that sign the tenant's callbacks, the newest first. A tenant has one secret, or two secrets while the
     /// newer secret replaces the older secret.
@@ -20,8 +20,8 @@ pub struct Tenant {
     pub keys: Vec<ApiKey>,
     /// Current quotas. The tenant's admins may change them up to the ceilings.
     pub quotas: Quotas,
-    /// Ceilings, which are the highest values of the quotas. Only operators may change them. No quota is above its
-    /// ceiling.
+    /// Ceilings of the quotas. A ceiling is the highest value to which the tenant's admins may set a quota. Only
+    /// operators may change the ceilings. No quota is above its ceiling.
     pub ceilings: Quotas,
     /// Policy that states which destinations the tenant's callbacks may reach.
     pub egress: Egress,
@@ -72,7 +72,7 @@ impl Tenant {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SigningSecret {
     pub id: String,
-    /// Secret that signs callbacks, of 24 to 64 bytes.
+    /// Secret of 24 to 64 bytes that signs callbacks.
     pub secret: Secret,
     pub created_at: Timestamp,
 }

@@ -1,7 +1,7 @@
 //! Validation of a schedule. It finds all violations at once and reports the field of each violation.
 //!
 //! The server validates a schedule before it stores anything. If the text of a cron expression, a duration or an
-//! instant is malformed, its parser rejects the text before there is a [`Spec`].
+//! instant is malformed, the parser of this text returns an error, and the server creates no [`Spec`].
 //!
 //! Invariant: if a spec has no violations, the server can send requests to its target without changes to the URL, the
 //! method or the headers. No header of the target can start another header line, change the framing of the message, or
@@ -144,8 +144,8 @@ fn check_url(url: &str, bytes_max: usize) -> Result<(), UrlProblem> {
     Ok(())
 }
 
-/// Rejects `CONNECT` and `TRACE`, because they cannot carry a callback. `CONNECT` opens a tunnel, and `TRACE` must not
-/// have a body.
+/// Returns false for a method that is malformed or too long, and for `CONNECT` and `TRACE`, which cannot carry a
+/// callback. `CONNECT` opens a tunnel, and `TRACE` must not have a body.
 fn is_method_usable(method: &str) -> bool {
     const METHOD_BYTES_MAX: usize = 32;
     let parsed = Method::from_bytes(method.as_bytes());
@@ -212,7 +212,7 @@ fn shortened(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
-/// Field of a [`Spec`], in the terms that users know.
+/// Field of a schedule in the body of a user's request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Field {
     At,

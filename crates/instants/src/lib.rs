@@ -20,9 +20,9 @@ pub use deadline::Deadline;
 pub struct Timestamp(i64);
 
 impl Timestamp {
-    /// 1970-01-01T00:00:00Z. A subtraction returns no earlier instant.
+    /// 1970-01-01T00:00:00Z, the earliest instant that a subtraction can return.
     pub const MIN: Timestamp = Timestamp(0);
-    /// 9999-12-30T22:00:00Z, the last instant that RFC 3339 can write in every zone.
+    /// 9999-12-30T22:00:00Z, the last instant that has an RFC 3339 form in every time zone.
     pub const MAX: Timestamp = Timestamp(253_402_207_200_000);
 
     /// Creates the instant `millis` milliseconds after 1970-01-01T00:00:00Z. Does not check the range.

@@ -8,10 +8,10 @@
 //! journal reported as durable. A disk that loses power during a write may corrupt every sector of that write, but no
 //! other sector.
 //!
-//! A record contains its own offset and its segment's salt. The journal draws another salt each time that it reuses the
-//! file. The checksum of the record's header covers the salt and the offset, and the checksum of the entries starts
-//! from the salt. The parser therefore rejects records of an earlier use of the file, payloads that imitate a record,
-//! and blocks that the disk wrote to a wrong place.
+//! A record contains its own offset and its segment's salt. The journal draws another salt each time that it reuses a
+//! segment's file. The checksum of the record's header covers the salt and the offset, and the checksum of the entries
+//! starts from the salt. The parser therefore rejects records of an earlier use of this file, payloads that imitate a
+//! record, and blocks that the disk wrote to a wrong place.
 //!
 //! docs/decisions/0010-write-each-group-commit-as-one-record.md gives the reasons for the design.
 
@@ -33,8 +33,8 @@ pub(crate) struct SegmentHeader {
     /// Number of the segment. Each segment's number is one greater than the number of the segment before it.
     pub(crate) number: u64,
     pub(crate) salt: u64,
-    /// Entries below this index were durable before the journal prepared the segment. Earlier segments contain these
-    /// entries.
+    /// Index below which all entries were durable before the journal prepared the segment. Earlier segments contain
+    /// these entries.
     pub(crate) synced_below: u64,
     /// Length of the whole segment file in bytes.
     pub(crate) length: u64,
@@ -86,7 +86,7 @@ pub(crate) struct RecordHeader {
     pub(crate) offset: u64,
     /// Index of the record's first entry; in a marker, the index of the next entry.
     pub(crate) first_index: u64,
-    /// Entries below this index were durable before the journal wrote the record.
+    /// Index below which all entries were durable before the journal wrote the record.
     pub(crate) synced_below: u64,
     pub(crate) count: u32,
     body_bytes: u32,

@@ -16,7 +16,7 @@ use crate::format::{BLOCK, HEADER_BYTES, SegmentHeader, to_usize};
 use crate::segment::Segment;
 use crate::shared::Shared;
 
-/// Interval between attempts to prepare a segment on a full disk when no other event triggers an attempt.
+/// Time after which the keeper tries again to prepare a segment on a full disk, unless another event wakes it earlier.
 const FULL_RETRY: Duration = Duration::from_secs(1);
 
 const SEGMENT_PREFIX: &str = "segment-";

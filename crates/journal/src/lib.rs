@@ -82,14 +82,15 @@ pub struct Commit<T> {
 
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Length of a segment in bytes; a multiple of 4096. The default is 64 MiB. A small value creates many files, and
-    /// the writer often waits for the next file. With a large value, the journal frees disk space late and scans more
-    /// bytes at a start. Existing segments retain their length.
+    /// Length of a segment in bytes; a multiple of 4096. The default is 64 MiB. With a small value, the journal uses
+    /// many files, and the writer often waits for the next file. With a large value, the journal frees disk space late
+    /// and scans more bytes when it opens. Existing segments retain their length.
     pub segment_bytes: u64,
     /// Maximum size of an entry in bytes. The default is 8 MiB.
     pub entry_bytes_max: usize,
-    /// Maximum size of a record in bytes, unless a single entry is larger. The default is 1 MiB. A small value causes
-    /// more syncs under load. With a large value, the first entry of a record waits long for the last entry.
+    /// Maximum size in bytes of a record with more than one entry. The default is 1 MiB. With a small value, the writer
+    /// syncs more often under load. With a large value, each entry waits longer until the writer has written and synced
+    /// the whole record.
     pub batch_bytes_max: u64,
     /// Maximum number of bytes in the queue of the writer. The default is 32 MiB. While the queue is full,
     /// [`Journal::append`] waits. The option limits the use of memory.
@@ -337,8 +338,8 @@ async fn create(runtime: &Runtime, dir: &Path, options: &Options, files_named: u
     Ok(Recovered { journal_id, live, ready: VecDeque::new(), next: 1, proven: true })
 }
 
-/// Makes the folder's directory entry durable, and also the directory entries of parent folders, because the journal
-/// may also have created these folders.
+/// Makes the directory entries of the journal's folder and of its parent folders durable, because the journal may have
+/// created each of these folders.
 async fn sync_ancestors(disk: &dyn Disk, dir: &Path) -> Result<(), OpenError> {
     for ancestor in dir.ancestors().skip(1) {
         let ancestor = if ancestor.as_os_str().is_empty() { Path::new(".") } else { ancestor };

@@ -4,8 +4,8 @@
 //! A commit requires a sync and the wake-up of the waiting callers. This work does not depend on the number of entries.
 //! Without a delay, a busy journal on a fast disk would write thousands of small commits per second, and these commits
 //! would occupy the cores. But if every caller waits for a response before its next append, a delay collects no entries
-//! and slows every caller down. The queue's length does not show which of the two cases applies. The writer therefore
-//! tries a delay, and continues to use the delay while the rate of entries is high enough.
+//! and slows every caller down. The queue's length does not show whether the callers wait for responses. The writer
+//! therefore tries a delay, and continues to use the delay while the rate of entries is high enough.
 //!
 //! docs/decisions/0012-delay-commits-under-load.md gives the reasons for the design.
 
@@ -19,8 +19,8 @@ const DELAY: Duration = Duration::from_millis(1);
 const ROUND: Duration = Duration::from_millis(50);
 /// Time without a commit after which the writer discards the measurement of the round.
 const IDLE: Duration = Duration::from_millis(10);
-/// Minimum ratio of the rate with delay to the rate without delay. The writer uses the delay while the ratio is at
-/// least this value.
+/// Minimum ratio of the rate of entries with delay to the rate of entries without delay. The writer uses the delay
+/// while the ratio is at least this value.
 const RATE_RETAINED: f64 = 0.9;
 /// Number of rounds with delay, after which the writer measures the rate without delay again.
 const ROUNDS_WITH: u32 = 64;
@@ -77,8 +77,8 @@ impl Linger {
         self.rounds_left = self.rounds_left.saturating_sub(1);
         if !self.waits {
             self.rate_without = rate;
-            // The writer does not wait if each entry depends on the response to the entry before. It also does not wait
-            // if commits take so long that many entries arrive during a commit.
+            // The writer does not delay commits if each entry depends on the response to the previous entry. It also
+            // does not delay them if commits take so long that many entries arrive during a commit.
             let are_many = self.entries >= 2 * self.commits as usize;
             let are_small = 4 * DELAY * self.commits > elapsed;
             self.waits = self.rounds_left == 0 && are_many && are_small;

@@ -150,15 +150,15 @@ impl<T> Queue<T> {
         self.full.send_replace(full) != full
     }
 
-    /// Returns the number of queued entries and the number of bytes that they take from the queue's limit.
+    /// Returns the number of queued entries and the part of the queue's limit of bytes that they occupy.
     pub(crate) fn depth(&self) -> (usize, u64) {
         let entries = self.state().entries.len();
         (entries, u64::from(self.capacity_max).saturating_sub(self.capacity.available_permits() as u64))
     }
 
     fn weight(&self, entry: &Bytes) -> u32 {
-        // The weight of an entry is at most the limit of the queue, so that an empty queue also accepts an entry that
-        // is larger than this limit.
+        // The weight of an entry is the number of permits that it takes. It is at most the limit of the queue, so that
+        // an empty queue also accepts an entry that is larger than this limit.
         u32::try_from(entry.len()).unwrap_or(u32::MAX).max(self.share).min(self.capacity_max)
     }
 

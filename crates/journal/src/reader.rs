@@ -1,5 +1,5 @@
 //! Reader that returns the entries of a journal in order. The consumer reads entries when it starts. A reader also
-//! works while the writer appends further entries, for example for a backup.
+//! works while the writer appends further entries, so a backup can read a journal that is in use.
 
 use std::io;
 use std::sync::Arc;
@@ -71,8 +71,8 @@ impl Reader {
                 continue;
             }
             let Some(header) = segment.next_header(offset).await.map_err(failed)? else {
-                // The rest of the segment contains no valid record header. It may have contained only markers before
-                // they became corrupt. The first record of the next segment shows whether entries are missing.
+                // The rest of the segment contains no valid record header. If the corrupt bytes were only markers, no
+                // entry is missing. The first record of the next segment shows whether entries are missing.
                 self.position = Some((segment.number + 1, BLOCK));
                 continue;
             };

@@ -106,7 +106,8 @@ struct Walk {
     defect: Option<Defect>,
     /// Index below which all entries were durable, according to a valid header.
     evidence: u64,
-    /// Index of the expected next entry. While `anchored` is false, this is a lower bound of that index.
+    /// Index of the entry that recovery expects next. While `anchored` is false, the value is only a lower bound of the
+    /// index.
     next: u64,
     /// True once recovery knows the index of the first retained entry. If the oldest segment is the journal's first
     /// segment, this index is 1. Otherwise, the first record of the oldest segment contains the index.

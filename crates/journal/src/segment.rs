@@ -12,7 +12,7 @@ use crate::format::{BLOCK, HEADER_BYTES, RecordHeader, to_usize};
 /// Number of bytes that the search for a record reads at once; a multiple of [`BLOCK`].
 const SCAN_BYTES: u64 = 1 << 20;
 
-/// Segment with a valid header. This type does not interpret its records.
+/// Segment with a valid header. This type reads single records, and does not check the order of their indexes.
 pub(crate) struct Segment {
     pub(crate) number: u64,
     pub(crate) path: PathBuf,

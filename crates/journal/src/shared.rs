@@ -2,7 +2,7 @@
 //!
 //! Invariants: live segments are in order from the oldest to the newest, and their numbers have no gap. The writer
 //! writes to the last live segment, the active segment. The keeper removes a segment only once a later segment has a
-//! durable record. The index of the next entry is therefore never lost.
+//! durable record. Recovery can therefore always compute the index of the next entry from the remaining segments.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -80,7 +80,7 @@ impl Shared {
 #[derive(Clone)]
 pub(crate) struct LiveSegment {
     pub(crate) segment: Arc<Segment>,
-    /// Index of the segment's first entry, or of the journal's next entry if the segment has none.
+    /// Index of the segment's first entry, or of the journal's next entry if the segment contains no entry.
     pub(crate) first_index: u64,
     /// Offset of the end of the segment's last durable record.
     pub(crate) end_offset: u64,

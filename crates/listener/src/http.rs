@@ -1,9 +1,9 @@
 //! Serves one HTTP connection and closes it after an idle timeout.
 //!
-//! Each connection has one idle timer, see [`Activity`]. This timer replaces the header timer of the HTTP library,
-//! which the library creates again for each request. The idle timer also covers an HTTP/2 connection without requests,
-//! a response that the client does not read, and a client that does not send the HTTP/2 preface. Further requests do
-//! not extend the time for which a client may leave responses unread.
+//! Each connection has one idle timer, see [`Activity`]. The HTTP library would create a header timer for each request,
+//! so the idle timer replaces the library's header timer. The idle timer also closes an HTTP/2 connection without
+//! requests, and a connection whose client does not read a response or does not send the HTTP/2 preface. Further
+//! requests do not extend the time for which a client may leave responses unread.
 //!
 //! docs/decisions/0061-set-one-idle-timer-per-connection.md and 0193-bound-the-bytes-of-unread-responses.md give the
 //! reasons for the design.
@@ -54,11 +54,10 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Executo
 /// Idle timeout of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct IdleTimeout {
-    /// Timeout before the first response. The handler of a request can set another timeout with
-    /// [`Activity::set_idle_timeout`].
+    /// Idle timeout until the handler of a request sets another timeout with [`Activity::set_idle_timeout`].
     pub first: Duration,
-    /// Time between two checks of whether the connection is idle. It must not exceed the shortest idle timeout, because
-    /// a response may shorten the timeout between two checks.
+    /// Interval at which [`serve_http`] checks whether the connection is idle. It must not exceed the shortest idle
+    /// timeout, because the handler of a request may shorten the timeout between two checks.
     pub period: Duration,
 }
 
@@ -125,11 +124,12 @@ pub struct Activity {
     /// Slot of the connection, which counts the requests that have no response yet.
     slot: Slot,
     idle_timeout_millis: AtomicU64,
-    /// Time of the last start or end of a request or of the last [`Activity::touch`], in milliseconds of the monotonic
-    /// clock.
+    /// Time of the last activity, in milliseconds of the monotonic clock. The start of a request, its end, and a call
+    /// of [`Activity::touch`] count as activity.
     last_millis: AtomicU64,
-    /// Time of the client's last read of each unread piece of a response, in milliseconds of the monotonic clock. Until
-    /// the client reads a part of a piece, the value is the time of the call of [`Activity::unread`].
+    /// Times in milliseconds of the monotonic clock, one for each piece of a response that the client has not read
+    /// completely. Each is the time at which the client last read a part of the piece or, before the first read, the
+    /// time of the call of [`Activity::unread`].
     unread: Mutex<Vec<Arc<AtomicU64>>>,
 }
 
@@ -204,7 +204,8 @@ impl Activity {
         !self.is_busy() && self.runtime.monotonic() >= self.idle_from()
     }
 
-    /// Returns true if the client has read no part of an unread piece of a response for the length of the idle timeout.
+    /// Returns true if a piece of a response is unread, and the client has read no part of this piece for the length of
+    /// the idle timeout.
     fn is_stalled(&self) -> bool {
         let (now, timeout) = (self.now_millis(), self.idle_timeout_millis.load(Ordering::Relaxed));
         self.pieces().iter().any(|read_millis| now >= read_millis.load(Ordering::Relaxed).saturating_add(timeout))

@@ -2,7 +2,8 @@
 //! connections at shutdown.
 //!
 //! The accept loop does not depend on HTTP. Its caller passes a function that serves one connection. [`http`] contains
-//! such a function for HTTP/1.1 and HTTP/2, which uses hyper-util. The callers provide TLS, authentication and routes.
+//! such a function, which serves HTTP/1.1 and HTTP/2 with hyper-util. The callers provide TLS, authentication and
+//! routes.
 //!
 //! Invariants: at most `connections_max` connections are open, and at most one further connection waits for a slot.
 //! When [`serve_until`] returns, no connection is open and no task that holds a token of [`Shutdown::tasks`] runs.
@@ -29,7 +30,7 @@ use slots::{Slots, Taken};
 
 /// Wait after a failed accept. Most causes of a failure, such as a lack of file descriptors, last for some time.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
-/// Minimum interval between two warnings about failed accepts. A lack of file descriptors causes 20 failures per second.
+/// Minimum interval between two warnings about failed accepts. A lack of file descriptors causes 20 failures a second.
 const WARNING_PERIOD: Duration = Duration::from_secs(60);
 /// Highest value that the limit of open connections can have.
 const CONNECTIONS_MAX: usize = 1 << 20;
@@ -52,7 +53,7 @@ pub enum BindError {
 /// port 0, the returned address has the port that the kernel chose.
 ///
 /// `backlog` is the number of connections that the kernel queues until [`serve_until`] accepts them. `remedy` is the
-/// verb in the advice of the error text, for example "listen".
+/// verb of the advice in the error text, for example "listen" in "listen on another address".
 ///
 /// # Errors
 /// Returns an error if the socket cannot listen on `address`.
@@ -106,7 +107,7 @@ pub struct Shutdown {
     pub drain: CancellationToken,
     /// Signal that drops all connections.
     pub kill: CancellationToken,
-    /// Tasks that must end before the listener returns, including the tasks of the listener's connections.
+    /// Tasks that must end before [`serve_until`] returns, including the tasks of the listener's connections.
     pub tasks: TaskTracker,
 }
 

@@ -53,7 +53,8 @@ impl Slot {
         }))
     }
 
-    /// Prevents the listener from closing the connection to free its slot. The caller has checked the client's key.
+    /// Prevents the listener from closing the connection to free its slot. The caller must first check the client's
+    /// key.
     pub fn trust(&self) {
         self.0.is_trusted.store(true, Ordering::Relaxed);
     }
@@ -203,7 +204,7 @@ impl Slots {
         Found::Slot(slot)
     }
 
-    /// Closes the replaceable connection that has been idle longest.
+    /// Closes the untrusted connection that has been idle longest.
     pub(crate) fn free_one(&self) {
         replace(self.open().slots.values());
     }
@@ -220,7 +221,7 @@ enum Found {
     ShareUsedUp,
 }
 
-/// Closes the replaceable connection that has been idle longest. Returns true if it closes a connection.
+/// Closes the untrusted connection that has been idle longest. Returns true if it closes a connection.
 fn replace<'a>(slots: impl Iterator<Item = &'a Slot>) -> bool {
     let idle_from = |slot: &&Slot| slot.0.idle_from_millis.load(Ordering::Relaxed);
     slots.filter(|slot| slot.is_replaceable()).min_by_key(idle_from).is_some_and(Slot::close)

@@ -1,5 +1,5 @@
-//! Conformance suite of the port `Ownership`: one test per promise. Every engine runs these tests against its real
-//! server. The crate `conformance` describes how an engine runs a suite.
+//! Conformance suite of the port `Ownership`, with one test for each promise of the port. Every engine runs these tests
+//! against its real server. The crate `conformance` describes how an engine runs a suite.
 //!
 //! A case about the end of a lease waits until the lease ends, which takes a fraction of a second.
 
@@ -20,8 +20,8 @@ pub trait Subject: Send + Sync {
     fn runtime(&self) -> Runtime;
 
     /// Length of the leases that end during the cases. The length is short, because a case waits for the end of several
-    /// such leases. It is long enough for renewals on a busy machine: a member renews after every quarter of this time,
-    /// and each renewal must arrive before the lease ends.
+    /// such leases. It is long enough for renewals on a busy machine: a member renews its session after every quarter
+    /// of this time, and each renewal must arrive before the lease ends.
     fn lease(&self) -> Duration {
         Duration::from_millis(300)
     }

@@ -10,11 +10,10 @@
 //! for changes. Each connection reconnects by itself. No call waits much longer than [`Options::statement_timeout`]. If
 //! a call times out, the engine closes its connection, because the state of that connection is unknown.
 //!
-//! Invariants: The database grants a claim of an ended session to another member only in the transaction that deletes
-//! that session. The database syncs each change to disk before it responds. A database that returns to an earlier state
-//! (after a restore, or a fail-over to a standby that lagged) loses renewals and claims. In this case, only the store
-//! rejects writes of old owners, because it compares their terms. See
-//! docs/decisions/0101-tie-claims-to-sessions.md.
+//! Invariants: The database deletes an ended session before it grants a claim of that session to another member. The
+//! database syncs each change to disk before it responds. A database that returns to an earlier state (after a restore,
+//! or a fail-over to a standby that lagged) loses renewals and claims. In this case, only the store rejects writes of
+//! old owners, because it compares their terms. See docs/decisions/0101-tie-claims-to-sessions.md.
 
 use std::collections::BTreeSet;
 use std::fmt;

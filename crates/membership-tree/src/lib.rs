@@ -4,7 +4,7 @@
 //! A member has an engine session and an ephemeral node `<root>/members/<id>`. The timeout of the session is the
 //! member's lease. The node contains the member's public information and the names of its claims. Each claim also has
 //! an ephemeral node `<root>/claims/<name>`, which only one member can create. The member creates this node in the same
-//! change that adds the name to the member's own node. A view therefore reads only the members' nodes.
+//! change that adds the name to the member's own node. A read of the view therefore needs only the members' nodes.
 //!
 //! The member's process closes a session that it could not renew in time. If the process died or cannot reach the
 //! engine, the engine ends the session.
@@ -36,7 +36,7 @@ use self::session::{NodeContent, Renewing, Session, view_of};
 
 /// Time between two attempts to watch for changes.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
-/// Largest number of attempts to read the view. An attempt fails if the view changes at the same time.
+/// Largest number of attempts to read the view. An attempt fails if the view changes during the attempt.
 const TRIES: usize = 100;
 /// Number of ended sessions whose ids this process retains, so that it opens no second session with the same id.
 const ENDED_MAX: usize = 1_000;
@@ -74,11 +74,11 @@ struct Joined {
 }
 
 impl TreeOwnership {
-    /// Opens the cluster at `root`. Members create the cluster's nodes when they need them, with `acl`. The sessions of
-    /// the members use `credentials`.
+    /// Opens the cluster at `root`. Members create the cluster's nodes on demand, with the access list `acl`. The
+    /// sessions of the members use `credentials`.
     ///
     /// # Errors
-    /// Returns [`TreeError::Invalid`] if the path is too long.
+    /// Returns [`TreeError::Invalid`] if the path of a node below `root` is too long.
     pub fn new(
         runtime: &Runtime,
         trees: Arc<dyn Trees>,
@@ -354,7 +354,7 @@ fn touch(clock: &NodePath) -> Op {
     Op::Set { path: clock.clone(), data: Bytes::new(), expected: Expected::Any }
 }
 
-/// Returns the engine's time from the result of a multi whose last operation touches the clock node.
+/// Returns the engine's time from the result of an atomic request whose last operation writes the clock node.
 fn renewed(done: Result<Vec<Done>, TreeError>) -> Result<Renewed, OwnershipError> {
     match done.map_err(ownership_error)?.last() {
         Some(Done::Set(stat)) => Ok(Renewed { engine_now: stat.modified_at }),

@@ -104,7 +104,8 @@ impl Session {
                 after.version += 1;
                 *content = Some(after);
             }
-            // The node's content in the tree differs from the cached content, or is unknown, so the cache stays empty.
+            // The node's content in the tree differs from the expected content, or is unknown. The cache therefore
+            // stays empty.
             Err(TreeError::Multi { at: 0, .. } | TreeError::Disconnected(_)) => {}
             Err(_) => *content = Some(before),
         }
@@ -209,8 +210,8 @@ impl NodeContent {
     }
 }
 
-/// Returns the view of the members in `all`, with their claims. `all` contains the node's content and the lease of each
-/// member.
+/// Returns the view of the members in `all`, with their claims. `all` contains, for each member, the content of the
+/// member's node and the member's lease.
 pub(super) fn view_of(all: Vec<(NodeContent, Duration)>) -> View {
     let first_end = all.iter().map(|(_, lease)| *lease).min();
     let mut view = View { first_end, ..View::default() };

@@ -54,8 +54,8 @@ pub fn plan(
 /// Returns each member with its current shards, ordered by descending weight, and with the size of its share. Shares
 /// have at most two sizes, which differ by one shard. Members that hold more shards than the smaller size get the
 /// larger shares first, because fewer shards then move. The remaining larger shares go to the other members with the
-/// lowest ids. The numbers of shards that these other members hold do not matter, because the numbers change while the
-/// members take their planned shards.
+/// lowest ids. This choice does not depend on the number of shards that these members hold, because that number changes
+/// while the members take their planned shards.
 fn shares(
     claims: &BTreeMap<ShardId, MemberId>,
     members: &BTreeSet<MemberId>,
@@ -86,7 +86,7 @@ fn weight(shard: ShardId, member: MemberId) -> (u64, MemberId) {
     (hash, member)
 }
 
-/// Mixes the bits with the step of SplitMix64 (Steele, Lea and Flood, 2014): every input bit affects every output bit.
+/// Mixes the bits of `value` like SplitMix64 (Steele, Lea and Flood, 2014): every input bit affects every output bit.
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -2,8 +2,8 @@
 //! the promises that every engine of the port keeps.
 //!
 //! A claim gives a member the right to take a shard. The term that `store::Store::take` creates decides which member
-//! owns the shard. Claims therefore do not fence writes: the store rejects the writes of a member that continues after
-//! its session has ended, because that member's term is older.
+//! owns the shard. Terms therefore fence writes, and claims do not: if a member still writes after another member has
+//! taken the shard, the store rejects these writes, because their term is older.
 //!
 //! A member's process opens a *session* ([`Ownership::join`]), renews it, and claims names under it. The session ends
 //! when the member leaves, or, by the engine's clock, one lease after the last renewal. All claims of the session end

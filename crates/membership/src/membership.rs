@@ -1,17 +1,17 @@
 //! Membership of a process in a cluster. It joins the cluster through an engine, renews its session and watches the
 //! view. From its own clock it derives when the process must stop using its claims.
 //!
-//! - A [`Lease`] is valid until a deadline that this machine computes alone: the time *before* the last successful
-//!   renewal began, plus the lease, minus a margin. The engine grants no claim of the session to another member before
-//!   that deadline, so the engine need not notify this process of the end of the session.
+//! - A [`Lease`] is valid until a deadline that this machine computes alone: a time *before* the start of the last
+//!   successful renewal, plus the length of the lease, minus a margin. The engine grants no claim of the session to
+//!   another member before that deadline, so the engine need not notify this process of the end of the session.
 //! - Before each renewal, the membership runs `before_renewal`. In this check, an owner processes the cancellation
 //!   records of its shards. The membership renews the session only if the check returns true. The renewed lease counts
-//!   from a time before the check began. If a record has been durable for a whole lease, the owner has therefore
-//!   processed the record, or the owner's lease has ended.
+//!   from a time before the check began. If a record has been durable for the length of a lease, the owner has
+//!   therefore processed the record, or the owner's lease has ended.
 //! - After the membership loses its session, it opens another session, under a new [`MemberId`] and with a new
 //!   [`Lease`]. The old lease never becomes valid again.
-//! - While this machine's clock is wrong, the membership announces a member that takes no shards ([`Member::owns`]), so
-//!   the plans of other members assign no shards to this member.
+//! - While this machine's clock is wrong, the membership announces that this member takes no shards ([`Member::owns`]),
+//!   so the plans of other members assign no shards to this member.
 //! - The membership reads the view again after the engine hints at a change, when the first session of the view may
 //!   end, periodically, and at the caller's request.
 //!
@@ -76,7 +76,8 @@ impl Options {
         self.lease.min(Self::PACE_LEASE_MAX) / 20
     }
 
-    /// Length of the lease above which the time limit of a call, and the wait before a retry, do not increase further.
+    /// Length of the lease up to which the time limit of a call and the wait before a retry increase with the lease.
+    /// Both values are the same for all longer leases.
     const PACE_LEASE_MAX: Duration = Duration::from_secs(10);
 }
 
@@ -213,14 +214,14 @@ impl Membership {
         .filter(|lease| lease.is_valid(self.shared.runtime.monotonic()))
     }
 
-    /// Returns whether this machine's clock and the engine's clock differ too much, by the last measurements.
+    /// Returns whether this machine's clock and the engine's clock differ too much, according to the last measurements.
     #[must_use]
     pub fn clock_is_off(&self) -> bool {
         self.shared.clock().is_off()
     }
 
-    /// Returns the difference between the engine's clock and this machine's clock, as the last successful call to the
-    /// engine measured it. Returns `None` before the first measurement.
+    /// Returns the last measured difference between the engine's clock and this machine's clock. Returns `None` before
+    /// the first measurement.
     #[must_use]
     pub fn clock_offset(&self) -> Option<ClockOffset> {
         self.shared.clock().offset()
@@ -282,7 +283,8 @@ impl Membership {
         self.shared.stop.send_replace(true);
         let mut status = self.status();
         let left = status.wait_for(|status| matches!(status, Status::Left));
-        // If the caller ended the membership's task together with its task set, the task never reports `Status::Left`.
+        // If the caller has ended the task set of the membership, no task reports `Status::Left`. This wait therefore
+        // has a time limit.
         let _reported = self.shared.runtime.timeout(self.shared.options.call_limit() * 2, left).await;
     }
 }

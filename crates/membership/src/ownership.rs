@@ -120,7 +120,7 @@ pub struct View {
     pub members: Vec<Member>,
     /// Claims of live members.
     pub claims: BTreeMap<ClaimName, MemberId>,
-    /// Time from the read of the view until the first session of a live member ends, unless this member renews the
+    /// Time from the read of the view until the first session of a live member ends, if that member does not renew the
     /// session. The caller must read the view again at that time.
     pub first_end: Option<Duration>,
 }
@@ -149,7 +149,7 @@ impl View {
         self.claims.iter().filter_map(|(name, member)| Some((name.to_shard()?, *member))).collect()
     }
 
-    /// Returns whether both views have the same members and claims.
+    /// Returns whether this view and `other` have the same members and claims.
     #[must_use]
     pub fn has_same_content(&self, other: &View) -> bool {
         self.members == other.members && self.claims == other.claims

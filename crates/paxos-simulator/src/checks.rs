@@ -36,9 +36,10 @@ pub enum Rule {
     OneState,
     /// Each snapshot equals the state after the slots that it replaces.
     SnapshotEqualsLog,
-    /// Once the simulation has healed a core of nodes, the core makes progress.
+    /// Once the simulation has ended all faults among a quorum of nodes, these nodes make progress.
     Progress,
-    /// Members of the healed core learn all decided slots, even if no client writes.
+    /// Once the simulation has repaired all links, all members that are up learn all decided slots, even if no client
+    /// writes.
     AllLearn,
     /// All assertions of the program hold.
     Assertion,
@@ -66,21 +67,21 @@ pub(crate) struct Checks {
     decided_in: BTreeMap<u64, (usize, Slot)>,
     rejected: BTreeSet<u64>,
     last_promised: Vec<Vec<Ballot>>,
-    /// End of the time for which each node is master, by the node's own clock, and the epoch of its mastership. The
-    /// outer list is by node, and each inner list is by paxos group.
+    /// For each node and each paxos group: the end of the time for which the node is master, by the node's own clock,
+    /// and the epoch of its mastership. `None` if the node is not master.
     serving: Vec<Vec<Option<(Instant, u64)>>>,
-    /// Roles of each node in moves.
+    /// For each node, its roles in moves of masters.
     ordered: Vec<Vec<Ordered>>,
-    /// Fence of the move that holds the move token after the last reported slot of the system group (`None` if no move
-    /// holds the token), and this slot.
+    /// Newest reported state of the move token: the fence of the move that holds the token (`None` if no move holds
+    /// it), and the slot of the system group after which the token had this state.
     token: (Option<u64>, Slot),
     /// Slot of the system group at which each node last renewed its liveness.
     renewed: Vec<Slot>,
     /// Epoch of the last decided mastership of each paxos group.
     epochs: Vec<u64>,
     disks: Vec<Vec<Shadow>>,
-    /// For each paxos group, the lowest slot after which a node has removed entries from its log on disk since the last
-    /// check of durability. `None` if no node has removed entries.
+    /// Lowest slot after which a node has removed entries from its log on disk, by paxos group. Only removals since the
+    /// last check of durability count; `None` if there were no such removals.
     changed: Vec<Option<Slot>>,
     /// For each paxos group, the last acknowledged slot and two member lists. A quorum of at least one of these lists
     /// has this slot and all earlier slots on disk.
@@ -129,7 +130,7 @@ impl Checks {
         self.incidents
     }
 
-    /// Returns the number of slots of the paxos group that a node has reported as decided.
+    /// Returns the number of slots of the paxos group that at least one node has reported as decided.
     pub(crate) fn count(&self, group: usize) -> u64 {
         self.decided[group].len() as u64
     }
@@ -138,8 +139,8 @@ impl Checks {
         &self.acknowledged
     }
 
-    /// Resets the summaries of the node's disk when the node starts. The summaries may lack unsynced records that the
-    /// disk kept, and the starting node reads all records again.
+    /// Resets the summaries of the logs on the node's disk when the node starts. The summaries may lack unsynced
+    /// records that the disk kept in a crash. The starting node reads all records again.
     pub(crate) fn starts(&mut self, node: usize) {
         self.disks[node].fill(Shadow::default());
         self.changed.fill(Some(Slot(0)));
@@ -330,7 +331,7 @@ impl Checks {
     }
 
     /// Processes all records that one sync made durable, and then checks that acknowledged slots are still durable. The
-    /// check therefore does not treat entries as lost if the same sync removes them and writes them again.
+    /// check therefore does not treat entries as lost if these records remove the entries and write them again.
     pub(crate) fn on_disk<P: Program>(&mut self, node: usize, records: &[Bytes]) -> Result<(), Violation> {
         for record in records {
             P::note(record, &mut |group, change| self.change(node, group.0 as usize, change));
@@ -352,8 +353,8 @@ impl Checks {
             OnDisk::Push { value } => shadow.values.push(value),
             OnDisk::Base { slot } => {
                 let gone = usize::try_from(slot.0.saturating_sub(shadow.base)).expect("logs are short");
-                // If an entry contradicts the snapshot, the node removes this entry and all later entries by a later
-                // truncation record.
+                // The summary keeps the entries after the snapshot, even if the node drops them from its log because
+                // they contradict the snapshot. The node's next record with entries removes them from the summary.
                 shadow.values.drain(..gone.min(shadow.values.len()));
                 shadow.base = shadow.base.max(slot.0);
             }

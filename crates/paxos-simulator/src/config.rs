@@ -56,13 +56,14 @@ impl Fault {
 #[derive(Clone, Debug)]
 pub struct RunConfig {
     pub seed: u64,
-    /// Minimum number of events.
+    /// Minimum number of events that the run handles.
     pub steps: u64,
     pub nodes: u32,
     pub groups: u32,
     /// True if the run also has a system group. Idle masters renew their leases through the system group.
     pub has_system: bool,
-    /// Range of message delays. All times are in microseconds.
+    /// Range of message delays, in microseconds. The other integer times of this configuration are also in
+    /// microseconds.
     pub delay: (u64, u64),
     pub sync: (u64, u64),
     pub tick: u64,
@@ -75,7 +76,7 @@ pub struct RunConfig {
     /// larger of this value and `tail`. For all other messages, it uses `tail`.
     pub late_orders: f64,
     pub targeted_fault: f64,
-    /// True if the simulation isolates masters one after another. It heals all links before it isolates the next
+    /// True if the simulation isolates masters one after another. It repairs all links before it isolates the next
     /// master.
     pub isolates_masters: bool,
     /// True if about every second fault is a move of a master.
@@ -83,10 +84,11 @@ pub struct RunConfig {
     /// Maximum difference between a clock's rate and the true rate, in millionths. It is about half of the drift that
     /// the options of the program permit between two clocks.
     pub drift_ppm: u32,
-    /// True if the rates of clocks may exceed `drift_ppm`. Two nodes may then be master at a time, and two moves may be
-    /// in progress, but all other rules must hold.
+    /// True if a clock's rate may differ from the true rate by more than `drift_ppm`. Two nodes may then be master at a
+    /// time, and two moves may be in progress, but all other rules must hold.
     pub is_clock_broken: bool,
-    /// True if the simulation heals a core of nodes at the end of the run, and the core must then make progress.
+    /// True if the simulation ends all faults among a quorum of nodes at the end of the run, and then checks that these
+    /// nodes make progress.
     pub heals: bool,
     /// Bit set of the disabled [`Fault`]s.
     pub without: u32,
@@ -101,7 +103,7 @@ pub enum Mutation {
     None,
     /// Bug in the crate `paxos`.
     Core(Mutant),
-    /// Bug that measures leases by the wall clock, which jumps.
+    /// Bug: the program measures leases by the wall clock, which jumps.
     WallClock,
 }
 
@@ -196,7 +198,8 @@ impl RunConfig {
             moves,
             drift_ppm,
             is_clock_broken: random.below(20) == 0 && drift_ppm > 0,
-            // With `Defence::Log` alone, nodes may depose each other again and again, so the core may make no progress.
+            // With `Defence::Log` alone, nodes may depose each other again and again. The nodes may then make no
+            // progress, even without faults.
             heals: random.below(4) == 0 && options.deviation.defence != Defence::Log,
             without: 0,
             late_orders: [0.0, 0.3, 0.8][random.index(3)],

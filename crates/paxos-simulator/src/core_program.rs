@@ -24,13 +24,13 @@ pub struct Core {
     node: Node,
     effects: Effects,
     applications: BTreeMap<GroupId, Application>,
-    /// Preparation of a move. At a later tick, the application reports to the node that it has finished this
-    /// preparation.
+    /// Preparation of a move that the node requested from the application. At a later tick, the application reports to
+    /// the node that the preparation is finished.
     prepares: Option<(Fence, Preparation)>,
     /// State of the system group that this program last saw. The program reports the changes between this state and a
     /// newer state as observations.
     system: System,
-    /// For each paxos group, the last move whose orders made this node, as master, shorten its lease or let its lease
+    /// For each paxos group, the last move that ordered this node to shorten its lease as master, or to let this lease
     /// end.
     leaves: BTreeMap<GroupId, Move>,
 }
@@ -123,8 +123,7 @@ impl Program for Core {
             leaves: BTreeMap::new(),
         };
         core.collect(out);
-        // The snapshots that a start installs come from the node's own disk, so their installation does not count as an
-        // incident.
+        // At a start, the node installs snapshots from its own disk, so these installations do not count as incidents.
         out.observations.retain(|observation| *observation != Observation::Incident(Incident::SnapshotInstalled));
         core
     }
@@ -176,7 +175,8 @@ impl Program for Core {
         self.node.system().token().map(|token| token.fence.0)
     }
 
-    /// Registers all nodes in the system group, and reports most preparations of moves as finished.
+    /// Registers all nodes in the system group. For most moves, also reports to the node that the application has
+    /// finished the preparation of the move.
     fn attend(&mut self, now: Instant, out: &mut Out<Self::Message>) {
         if let Some((fence, what)) = self.prepares.take_if(|(fence, _)| !mix(fence.0).is_multiple_of(8)) {
             self.effects.token = Token(out.token);
@@ -212,8 +212,8 @@ impl Program for Core {
 
     fn promised_ballot((group, message): &Self::Message) -> Option<(GroupId, Ballot)> {
         match message {
-            // A leader's `Accept` also promises its ballot. After a restart, the leader must not lead by the same
-            // ballot again, because its log may differ from the log before the restart.
+            // With an `Accept` message, a leader also promises the ballot of this message. After a restart, the leader
+            // must not lead by the same ballot again, because its log may differ from the log before the restart.
             Message::Promise { ballot, pre_vote: false, .. }
             | Message::Accepted { ballot, .. }
             | Message::Accept { ballot, .. } => Some((*group, *ballot)),
@@ -296,7 +296,8 @@ impl Core {
         let observation = match event {
             Event::Decided { slot, entry } => {
                 let value = entry_hash(&entry);
-                // The node itself applies the slots of the system group and creates the snapshots of this group.
+                // The node itself, and not the application, applies the slots of the system group and creates its
+                // snapshots.
                 let chain = if group == GroupId::SYSTEM { value } else { mix(application.last() ^ value) };
                 application.chain.push(chain);
                 out.observations.extend(application.observe_incident(&entry.value).map(Observation::Incident));

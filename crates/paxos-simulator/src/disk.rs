@@ -1,9 +1,11 @@
-//! Simulated journal of a node, as bytes. A crash changes its unsynced bytes, and a start reads its records.
+//! Simulated journal of a node, as bytes. A crash of the node changes the unsynced bytes. When the node starts, it
+//! reads the records of the journal.
 
 use bytes::Bytes;
 use simulator::Random;
 
-/// Size of a frame's header: length, checksum, and the number of bytes that were durable when the node wrote the frame.
+/// Size of a frame's header in bytes. The header contains the length of the frame's record, a checksum, and the number
+/// of bytes that were durable when the node wrote the frame.
 const HEADER: usize = 4 + 4 + 8;
 
 #[derive(Debug, Default)]
@@ -11,8 +13,8 @@ pub(crate) struct Disk {
     bytes: Vec<u8>,
     /// Number of synced bytes, which survive a crash.
     synced: usize,
-    /// Largest number of durable bytes that the header of a synced frame states. A start recognises damage to these
-    /// bytes.
+    /// Largest number of durable bytes that the header of a synced frame states. When the node starts, it detects
+    /// damage to these first bytes of the journal.
     known: usize,
     /// Token of each append whose records are not yet durable, with the position at which the bytes of these records
     /// end.
@@ -24,7 +26,7 @@ pub(crate) struct Disk {
     hole: Option<usize>,
 }
 
-/// Error of a node's start: the journal has lost durable bytes.
+/// Error when a node starts: durable bytes of its journal are lost or damaged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Damaged;
 
@@ -32,9 +34,9 @@ pub(crate) struct Damaged;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Left {
     All,
-    /// The disk keeps some whole unsynced records or none, and loses all other unsynced records.
+    /// The disk loses all unsynced records, or only some at the end. It keeps no part of a lost record.
     Lost,
-    /// The disk keeps a part of a record.
+    /// The disk keeps only a part of an unsynced record.
     Torn,
 }
 
@@ -64,7 +66,8 @@ impl Disk {
         self.synced == self.bytes.len()
     }
 
-    /// Returns true if all bytes are durable, but no synced frame states this. The node then appends a marker.
+    /// Returns true if all bytes are durable, but no synced frame states this. The node then appends an empty frame,
+    /// whose header states the number of durable bytes.
     pub(crate) fn wants_marker(&self) -> bool {
         self.is_synced() && self.known + HEADER < self.synced
     }
@@ -98,7 +101,7 @@ impl Disk {
         self.hole = Some(self.hole.map_or(start, |hole| hole.min(start)));
     }
 
-    /// Returns the records in this range of bytes.
+    /// Returns the records in the range `range` of the journal's bytes.
     pub(crate) fn records(&self, range: std::ops::Range<usize>) -> Vec<Bytes> {
         let record = |(start, end): (usize, usize)| Bytes::copy_from_slice(&self.bytes[start + HEADER..end]);
         frames(&self.bytes[..range.end], range.start).map(record).filter(|record| !record.is_empty()).collect()
@@ -120,7 +123,7 @@ impl Disk {
         };
         self.bytes.truncate(cut);
         if random.coin() {
-            // The file continues with a sector that the node never wrote.
+            // After the crash, the file ends with bytes of a sector that the node never wrote.
             let garbage = random.bits().to_le_bytes();
             self.bytes.extend_from_slice(&garbage);
         }
@@ -132,8 +135,8 @@ impl Disk {
         }
     }
 
-    /// Flips a bit of the bytes that a synced frame states as durable. A start of the node therefore detects the
-    /// damage. Returns false if no frame states any durable bytes.
+    /// Flips a bit of the bytes that are durable according to a synced frame. The node therefore detects the damage
+    /// when it starts. Returns false if no synced frame states that bytes are durable.
     pub(crate) fn flip(&mut self, random: &mut Random) -> bool {
         if self.known == 0 {
             return false;
@@ -143,7 +146,7 @@ impl Disk {
         true
     }
 
-    /// Opens the journal after a crash: returns the records, and cuts an incomplete last frame.
+    /// Opens the journal after a crash: returns the records, and removes an incomplete frame at the end.
     pub(crate) fn open(&mut self) -> Result<Vec<Bytes>, Damaged> {
         let mut records = Vec::new();
         let (mut end, mut known) = (0, 0);
@@ -161,7 +164,8 @@ impl Disk {
         if end < promised {
             return Err(Damaged);
         }
-        // The start ignores the numbers of durable bytes that the cut frames state.
+        // The number `known` is from the frames that the journal keeps, and not from the frames that the truncation
+        // removes.
         self.bytes.truncate(end);
         (self.synced, self.known, self.hole) = (end, known, None);
         Ok(records)

@@ -73,8 +73,8 @@ impl<P: Program> World<P> {
     fn cut_or_heal(&mut self, random: &mut Random) {
         let count = self.nodes.len();
         match random.below(5) {
-            // The simulation cuts or heals a single random link. It therefore heals links in another order than it cut
-            // them.
+            // The simulation cuts or repairs one direction of a single random link. It therefore repairs links in
+            // another order than it cut them.
             0 => {
                 let (a, b) = (random.index(count), random.index(count));
                 let was_whole = !self.is_cut[a][b] && !self.is_cut[b][a];
@@ -100,7 +100,7 @@ impl<P: Program> World<P> {
         }
     }
 
-    /// Injects a targeted fault into a node that has just begun to lead or to serve. At this time most messages are in
+    /// Injects a targeted fault into a node that has just begun to lead or to serve. At this time, many messages are in
     /// flight.
     pub(crate) fn inject_targeted_fault(&mut self, node: usize, crashes: bool) {
         if !self.draws_targeted_fault() {
@@ -121,8 +121,8 @@ impl<P: Program> World<P> {
     }
 
     /// Injects a targeted fault into a move in progress. There are three such faults. In the first, the holder of the
-    /// token fails, and another process must continue the move. In the second, the simulation pauses the master that
-    /// must hand over. In the third, another node takes over the system group.
+    /// move token fails, and another process must continue the move. In the second, the simulation pauses the master
+    /// that must hand over its mastership. In the third, another node becomes master of the system group.
     pub(crate) fn inject_fault_into_move(&mut self, holder: usize) {
         if !self.draws_targeted_fault() {
             return;
@@ -204,8 +204,8 @@ impl<P: Program> World<P> {
         others.retain(|member| *member != self.nodes[master].id);
         let Some(to) = others.get(random.index(others.len().max(1))) else { return Ok(()) };
         self.request(master, group, Request::Shorten(*to, remaining))?;
-        // The simulation pauses the master. At this time, the master may have written the record that ends its lease,
-        // but may not know yet that this record is decided.
+        // The simulation pauses the master. When the pause begins, the master may have proposed the `Shorten` entry,
+        // which ends its lease, but may not know yet whether this entry is decided.
         if self.config.has(Fault::Pauses)
             && self.is_up(master)
             && !self.nodes[master].is_paused
@@ -222,8 +222,8 @@ impl<P: Program> World<P> {
         self.newest(group).map(|view| view.members.to_vec()).unwrap_or_default()
     }
 
-    /// Returns true if the simulation may permanently damage the node's data, because in each member list that may be
-    /// in effect, the healthy other members are a quorum.
+    /// Returns true if the simulation may permanently damage the node's data: the other healthy members are a quorum of
+    /// each member list that may be in effect.
     fn can_spare(&self, node: usize) -> bool {
         let id = self.nodes[node].id;
         let is_quiet =
@@ -236,8 +236,8 @@ impl<P: Program> World<P> {
             })
     }
 
-    /// Returns all member lists that a node considers to be in effect, and all member lists that requested changes may
-    /// produce.
+    /// Returns all member lists that any node considers to be in effect, and all member lists that requested changes of
+    /// members may produce.
     fn configurations(&self) -> Vec<Vec<NodeId>> {
         let mut all = Vec::new();
         for program in self.nodes.iter().filter_map(|member| member.program.as_ref()) {
@@ -290,11 +290,11 @@ impl<P: Program> World<P> {
         Ok(())
     }
 
-    /// Heals a core of nodes and no other nodes. Each paxos group must soon have a master in the core, and decide the
-    /// proposals of clients.
+    /// Ends all faults among the nodes that the function `core` selects. The other nodes may stay down or isolated.
+    /// Each paxos group must soon have a master among the selected nodes, and must decide the proposals of clients.
     pub(crate) fn heal(&mut self) -> Result<(), Violation> {
         self.faults_stopped = true;
-        // The simulation starts all nodes, because `core` needs the member lists that the nodes know.
+        // The simulation starts all nodes, because the function `core` needs the member lists that the nodes know.
         for node in 0..self.nodes.len() {
             if self.nodes[node].has_failed {
                 self.crash(node)?;
@@ -307,8 +307,8 @@ impl<P: Program> World<P> {
                 if core[a] && core[b] {
                     self.is_cut[a][b] = false;
                 } else if core[a] != core[b] {
-                    // Between a node of the core and another node, messages pass in one direction, in both directions,
-                    // or in none.
+                    // Between a node that `core` selects and any other node, messages pass in one direction, in both
+                    // directions, or in none.
                     self.is_cut[a][b] = self.random.coin();
                 }
             }
@@ -323,10 +323,10 @@ impl<P: Program> World<P> {
         let begun = self.now;
         let timeout = 40 * lease + 10_000_000;
         // If a lease may end before the members decide a slot, it is possible that no node becomes master. The rule
-        // `Progress` then requires decided slots instead of acknowledgements. It also requires decided slots of the
-        // system group, because clients do not write to this group. A write waits for the sync in progress and then for
-        // its own sync. The lease must be longer than twice the total of these two syncs and of two message delays, so
-        // that a master serves for about half of the time.
+        // `Progress` then requires decided slots instead of acknowledgements. For the system group, the rule always
+        // requires decided slots, because clients do not write to this group. A write waits for the sync in progress
+        // and then for its own sync. The lease must be longer than twice the total of these two syncs and of two
+        // message delays, so that a master serves for about half of the time.
         let can_serve = lease > 2 * (2 * self.config.delay.1 + 2 * self.config.sync.1);
         let count = |world: &Self, group: GroupId| match can_serve && group != GroupId::SYSTEM {
             true => world.checks.acknowledgements()[group.0 as usize],
@@ -344,8 +344,8 @@ impl<P: Program> World<P> {
             self.run(1_000, begun + timeout)?;
             let mut groups = required.iter().zip(&before);
             let decide = groups.all(|(group, before)| count(self, *group) >= before + 5);
-            // A node's liveness expires if the master of the system group does not receive the node's messages, or if
-            // this master never gets the node's renewals decided.
+            // A node's liveness expires if the master of the system group does not receive the node's renewals, or if
+            // the system group never decides these renewals.
             let mut renewals = self.checks.renewals().iter().zip(&renewed_before).zip(&core);
             let is_alive = renewals.any(|((last, before), is_core)| *is_core && last > before);
             let is_over = move_before.is_none_or(|before| self.move_known(&core) != Some(before));
@@ -360,8 +360,8 @@ impl<P: Program> World<P> {
         Err(Violation { rule: Rule::Progress, detail })
     }
 
-    /// Heals all links, stops the clients and restarts a node. All members that are up must soon know all slots that
-    /// one of these members knew to be decided.
+    /// Repairs all links, stops the clients and restarts a node. All members that are up must soon know all slots that
+    /// any node knew to be decided before the restart.
     fn check_all_learn(&mut self, timeout: u64) -> Result<(), Violation> {
         self.clients_stopped = true;
         self.heal_links();
@@ -404,16 +404,16 @@ impl<P: Program> World<P> {
         self.nodes.iter().filter(is_behind).map(|member| (group, decided, member.id)).collect()
     }
 
-    /// Returns the move that may be in progress, according to the core node that has decided the most slots of the
-    /// system group.
+    /// Returns the fence of the move that may be in progress, or `None`. The answer is from the node in `core` that has
+    /// decided the most slots of the system group.
     fn move_known(&self, core: &[bool]) -> Option<u64> {
         let nodes = self.nodes.iter().zip(core).filter(|(_, is_core)| **is_core && self.config.has_system);
         let programs = nodes.filter_map(|(member, _)| member.program.as_ref());
         programs.max_by_key(|program| program.view(GroupId::SYSTEM).decided)?.moves()
     }
 
-    /// Returns the nodes of the core: all healthy nodes except one. If these nodes are not a quorum of each member list
-    /// that may be in effect, returns all healthy nodes.
+    /// Selects the nodes among which the simulation ends all faults: all healthy nodes except one. If these nodes are
+    /// not a quorum of each member list that may be in effect, selects all healthy nodes. Returns a flag for each node.
     fn core(&self) -> Vec<bool> {
         let well: Vec<bool> = self.nodes.iter().map(|member| !member.is_damaged).collect();
         let is_enough = |core: &[bool]| {

@@ -11,7 +11,8 @@ use anyhow::{Context, ensure};
 use clap::Parser;
 use paxos_simulator::{Coverage, Failure, Fault, Mutation, RunConfig, catch, moves_table, run_core, run_pieces};
 
-/// Minimum number of seeds in a run for the check that every kind of incident occurs in at least 1 % of the seeds.
+/// Minimum number of seeds for which the command checks that every kind of incident occurs in at least 1 % of the
+/// seeds.
 const SEEDS_THAT_COVER: u64 = 1_000;
 /// Maximum number of seeds that the command runs to detect each deliberate bug.
 const SEEDS_THAT_CATCH: u64 = 10_000;
@@ -46,7 +47,7 @@ struct Arguments {
     /// With --seed: number of events after which the run ends
     #[arg(long, requires = "seed")]
     steps: Option<u64>,
-    /// With --seed: omission of the final phase that heals a core of nodes
+    /// With --seed: omission of the final phase, in which a quorum of nodes has no faults
     #[arg(long, requires = "seed")]
     no_healing: bool,
     /// With --seed: deliberate bug to enable

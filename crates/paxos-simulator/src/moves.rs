@@ -71,8 +71,9 @@ impl MoveKind {
 
     /// Returns the predicted duration of a move and the predicted time without a master, each with its median and its
     /// 99th percentile. For `Consents`, the prediction is from the plan of this project. For `Waits` and `Shortens`,
-    /// the prediction describes phxpaxos. In phxpaxos, the next master polls, which adds delays in proportion to the
-    /// lease. For `Waits`, the master of phxpaxos also stops serving 100 ms before its lease ends.
+    /// the prediction describes phxpaxos, another Paxos implementation. In phxpaxos, the next master polls the state of
+    /// the lease, at intervals that are proportional to the lease. For `Waits`, the master of phxpaxos also stops
+    /// serving 100 ms before its lease ends.
     fn predicted(self, lease: Duration) -> Option<[[u64; 2]; 2]> {
         let lease = micros(lease);
         let polling = |late: [u64; 2]| late.map(|part| lease * part / 1_000);

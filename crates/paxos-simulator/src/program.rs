@@ -20,14 +20,15 @@ pub trait Program: Sized {
     /// Panics if the node does not have the paxos group `group`.
     fn view(&self, group: GroupId) -> View;
 
-    /// Returns the ballot that a message promises. The sender of the message must never promise a lower ballot.
+    /// Returns the paxos group and the ballot of the promise that the message contains, or `None` if it contains no
+    /// promise. The sender of the message must never promise a lower ballot later.
     fn promised_ballot(message: &Self::Message) -> Option<(GroupId, Ballot)>;
 
     /// Calls `shadow` with each change of the log that a durable record causes.
     fn note(record: &Bytes, shadow: &mut dyn FnMut(GroupId, OnDisk));
 
-    /// Returns true if the message contains the orders of a move. Orders permit the receiver of the message to act for
-    /// a limited time.
+    /// Returns true if the message contains the orders of a move. Orders permit the receiver of the message to take
+    /// part in the move for a limited time.
     fn is_order(_message: &Self::Message) -> bool {
         false
     }
@@ -44,7 +45,8 @@ pub trait Program: Sized {
         None
     }
 
-    /// Performs the work of an operator. The simulation calls this method at each tick.
+    /// Performs work that an operator would do, for example the registration of nodes. The simulation calls this method
+    /// at each tick.
     fn attend(&mut self, _now: Instant, _out: &mut Out<Self::Message>) {}
 
     /// Returns the text of a message for the trace.
@@ -84,8 +86,8 @@ pub enum Request {
     Snapshot(u64),
     AddMember(NodeId),
     RemoveMember(NodeId),
-    /// Requires that all masterships leave the given node if the flag is true. Otherwise, allows masterships on this
-    /// node again.
+    /// Requires that the given node hands over all its masterships if the flag is true. Otherwise, permits masterships
+    /// on this node again.
     Drain(NodeId, bool),
 }
 
@@ -177,9 +179,9 @@ pub struct View {
     /// End of the time for which the node is master, by its own clock, and the epoch of its mastership. `None` if the
     /// node is not master.
     pub serves: Option<(Instant, u64)>,
-    /// Members after the last entry of the log. The entry may be undecided.
+    /// Members of the paxos group after the last entry of the node's log. This entry may be undecided.
     pub members: Arc<[NodeId]>,
-    /// Members after the last decided slot.
+    /// Members of the paxos group after the last slot that the node has decided.
     pub members_decided: Arc<[NodeId]>,
 }
 

@@ -22,7 +22,7 @@ use crate::{Mutation, run_core};
 pub struct RunReport {
     pub result: Result<(), Violation>,
     pub steps: u64,
-    /// True if the run reached its healing phase.
+    /// True if the run reached its final phase, in which a quorum of nodes has no faults.
     pub is_healed: bool,
     pub trace_hash: u64,
     /// Bit set of [`Incident`]s.
@@ -70,14 +70,14 @@ pub fn shrink<P: Program>(config: &RunConfig, violation: &Violation) -> RunConfi
             (least, (steps, is_healed)) = (simpler, found);
         }
     }
-    // A run reproduces a violation in the healing phase only if it contains all steps before this phase.
+    // If the violation occurred in the final phase, a run reproduces it only with all steps before this phase.
     if !is_healed {
         (least.steps, least.heals) = (steps, false);
     }
     least
 }
 
-/// Violation of a rule by a seed, with the smallest configuration that reproduces it.
+/// Violation of a rule in the run of a seed, with the smallest configuration that reproduces the violation.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub violation: Violation,

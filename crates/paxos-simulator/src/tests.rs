@@ -43,8 +43,8 @@ fn simulations_with_the_same_seed_have_the_same_trace() {
     assert_eq!(hashes.collect::<BTreeSet<_>>().len(), 20, "each seed has a different trace");
 }
 
-/// The search for a bug begins at a seed that detected the bug before, because a full search takes minutes. `cargo
-/// xtask simulate --scenario paxos --mutants` runs the full search.
+/// The search for a bug begins at a seed whose run is known to detect the bug, because a full search takes minutes.
+/// `cargo xtask simulate --scenario paxos --mutants` runs the full search.
 #[test]
 fn simulation_detects_every_deliberate_bug() {
     quietly(|| {

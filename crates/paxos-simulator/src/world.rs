@@ -39,9 +39,9 @@ pub(crate) struct World<P: Program> {
     founders: Vec<NodeId>,
     everyone: Vec<NodeId>,
     pub(crate) trace: u64,
-    /// Requested additions of members. A paxos group may decide such a change at any time.
+    /// Additions of members that the simulation has requested. A paxos group may decide such an addition at any time.
     pub(crate) requested_additions: BTreeSet<(GroupId, NodeId)>,
-    /// Requested removals of members. A paxos group may decide such a change at any time.
+    /// Removals of members that the simulation has requested. A paxos group may decide such a removal at any time.
     pub(crate) requested_removals: BTreeSet<(GroupId, NodeId)>,
     /// Trace as lines of text; `None` if the caller did not request a trace.
     pub(crate) lines: Option<Vec<String>>,
@@ -371,8 +371,8 @@ impl<P: Program> World<P> {
                 let view = self.nodes[node].program.as_ref().map(|program| program.view(group));
                 let Some(view) = view else { return Ok(()) };
                 let indexes = |members: &[NodeId]| members.iter().map(|id| self.index(*id)).collect::<Vec<_>>();
-                // The check needs the members after the last entry and the members after the last decided slot, because
-                // the node may have begun the next change of members in the same step.
+                // The check of durability needs the members after the last entry and the members after the last decided
+                // slot, because the node may have begun the next change of members in the same step.
                 let members = [indexes(&view.members), indexes(&view.members_decided)];
                 self.checks.acknowledged(index(group), slot, id, members)
             }
@@ -521,7 +521,7 @@ impl<P: Program> World<P> {
     }
 
     /// Sets a new random rate of the node's clock. The rate differs from the true rate by at most `drift_ppm`
-    /// millionths, or by at most 20 times as much if clocks are broken.
+    /// millionths, or by at most 20 times as much if `is_clock_broken` is true.
     pub(crate) fn set_rate(&mut self, node: usize) {
         let now = self.now;
         let bound = i64::from(self.config.drift_ppm) * if self.config.is_clock_broken { 20 } else { 1 };

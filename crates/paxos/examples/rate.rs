@@ -1,6 +1,6 @@
-//! Measures how many entries per second this crate processes alone. Three members of one paxos group run in one thread,
-//! with a disk and a network that take no time. Each entry has 1 KB and is different from all others. All three members
-//! apply all entries in order.
+//! Measures how many entries per second the crate `paxos` processes without a real disk or network. Three members of
+//! one paxos group run in one thread. Each entry has 1 KB and differs from all other entries. All three members apply
+//! all entries in order.
 //!
 //! Run the example with `cargo run --profile dist -p paxos --example rate`. The example needs 2.4 GB of memory, because
 //! all entries are in memory from the beginning to the end.

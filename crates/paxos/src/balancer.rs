@@ -18,8 +18,8 @@
 //! - *Different weights*: to find an optimum is as hard as to divide a set of numbers into two sets of equal sums. The
 //!   result is therefore a local optimum: no chain of moves of equally heavy paxos groups improves it. A chain may also
 //!   be a single move, such as the return of one paxos group to its present master. Two bounds follow if all members
-//!   have the same capacity and may be master of every paxos group. A member then carries at most max(upper end of its
-//!   band, share + heaviest weight). It carries at least min(lower end of its band, share - heaviest weight).
+//!   have the same capacity and may be master of every paxos group. The load of a member is then at most max(upper end
+//!   of its band, share + heaviest weight). It is at least min(lower end of its band, share - heaviest weight).
 //! - *Hysteresis*: while the load of every member differs from its share by at most [`Tolerance::start_percent`], a
 //!   paxos group moves only if its master is unknown, must not be master, or is not a replica.
 //! - If the present distribution is already ideal, the balancer returns this distribution. For equal weights, each move
@@ -62,7 +62,7 @@ pub struct Tolerance {
     /// paxos groups. If the value is too small, the balancer moves paxos groups at every change of traffic. If the
     /// value is too large, a member may carry more than its share permanently.
     pub start_percent: u8,
-    /// Intended maximum difference after the moves between the load of a member and its share, in per cent of the
+    /// Maximum difference between the load of a member and its share that the moves should leave, in per cent of the
     /// share. The value should be less than `start_percent`; otherwise the next change of traffic causes further moves.
     /// If the value is too small, more paxos groups move than necessary.
     pub goal_percent: u8,
@@ -104,7 +104,7 @@ const BALANCE: i128 = 1 << 24;
 struct Plan {
     planned: Vec<PlannedMember>,
     groups: Vec<Placed>,
-    /// Indices in `groups` of the paxos groups of each weight.
+    /// Indices of paxos groups in `groups`, by the weight of the paxos groups.
     alike: BTreeMap<i128, Vec<usize>>,
 }
 
@@ -128,7 +128,7 @@ struct Placed {
     at: usize,
 }
 
-/// Edge of the residual graph: a change of the master of one paxos group, or of a member's load.
+/// Edge of the residual graph: a change of one paxos group's master, or a change of one member's load.
 struct Edge {
     from: usize,
     to: usize,
@@ -179,7 +179,7 @@ impl Plan {
     }
 
     /// Assigns each paxos group that has a present master to this master. Then assigns the other paxos groups, the
-    /// heaviest first. The master of each of them becomes the eligible replica with the least load in proportion to its
+    /// heaviest first. For each of them, chooses the eligible replica with the least load in proportion to its
     /// capacity.
     fn place_unassigned(&mut self) {
         let mut unassigned = Vec::new();
@@ -233,8 +233,8 @@ impl Plan {
 
     /// Improves the distribution until no improvement exists. Each improvement reduces the cost, so the loop ends.
     fn refine(&mut self) {
-        // The search starts with the heaviest paxos groups, because one heavy paxos group can replace several light
-        // paxos groups.
+        // The search starts with the heaviest paxos groups, because the move of one heavy paxos group can replace the
+        // moves of several light paxos groups.
         let weights: Vec<i128> = self.alike.keys().rev().copied().collect();
         loop {
             let mut improved = false;
@@ -307,8 +307,8 @@ fn scale(groups: &mut [Placed]) {
 }
 
 /// Returns a cycle of negative cost, or `None` if no such cycle exists. The function is a Bellman-Ford search that
-/// starts from all nodes at once. If a node's cost still decreases in the last round, such a cycle leads to the node.
-/// The number of rounds is the number of nodes.
+/// starts from all nodes at once. The number of its rounds is the number of nodes. If the cost of a node still
+/// decreases in the last round, a path leads to this node from a cycle of negative cost.
 fn negative_cycle(nodes: usize, edges: Vec<Edge>) -> Option<Vec<Edge>> {
     let mut cost = vec![0_i128; nodes];
     let mut by: Vec<Option<usize>> = vec![None; nodes];

@@ -196,7 +196,7 @@ impl Coded for bool {
 }
 
 impl Coded for Duration {
-    /// Writes the duration, but at most 584 years.
+    /// Writes the duration in nanoseconds. Writes the greatest `u64` for a duration of more than 584 years.
     fn put(&self, out: &mut Vec<u8>) {
         u64::try_from(self.as_nanos()).unwrap_or(u64::MAX).put(out);
     }

@@ -28,8 +28,8 @@ pub enum Input {
     StorageFailed,
     /// Reports that time has passed. [`crate::Group::next_tick`] returns when a tick is due.
     Tick,
-    /// Proposes an entry on the master. This crate does not limit the size of the entry: the driver ensures that a
-    /// record and a message can contain the entry.
+    /// Proposes an entry. The paxos group rejects the entry if this node is not the master. This crate does not limit
+    /// the size of the entry: the driver must ensure that the entry fits into a record and into a message.
     Propose { id: ProposalId, entry: Bytes },
     /// Proposes an entry. If this node is not the master, it forwards the entry to the master. No event reports the
     /// outcome: the entry may be lost, or two slots may contain it.
@@ -114,7 +114,8 @@ pub enum Event {
     },
     /// Reports that the last decided slot began a mastership of a new master, or another mastership of the same master.
     MasterChanged(Mastership),
-    /// Reports that this node serves until [`crate::Group::serves_until`], which may be in the past.
+    /// Reports that this node serves as master until the instant that [`crate::Group::serves_until`] returns. The
+    /// instant may be in the past.
     Serves {
         term: Term,
     },
@@ -123,12 +124,12 @@ pub enum Event {
         ballot: Ballot,
         after: Position,
     },
-    /// Reports that another node declined this node's request for its consent to a takeover. For example, the other
-    /// node is not the master in this term, or has handed the mastership over to a third node.
+    /// Reports that another node declined to consent to a takeover by this node. For example, the other node is not the
+    /// master in this term, or has handed the mastership over to a third node.
     Declined {
         term: Term,
     },
-    /// Requests that the application prepares the hand-over of a mastership of this node. The application then sends
+    /// Requests that the application prepare the hand-over of a mastership of this node. The application then sends
     /// [`crate::NodeInput::Prepared`].
     Prepare {
         of: Move,
@@ -136,7 +137,7 @@ pub enum Event {
     },
 }
 
-/// Reason why no slot contains the proposal, and no slot ever will.
+/// Reason why the paxos group rejected a proposal. No slot will ever contain the rejected proposal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Rejection {
     #[error("{}", not_master(*.0))]

@@ -22,7 +22,7 @@ impl Position {
     /// Position before the first slot.
     pub const START: Position = Position { ballot: Ballot::NONE, slot: Slot(0) };
 
-    /// Returns true if the position may be in the log of a node whose greatest promise is `most`.
+    /// Returns true if the position may be in the log of a node whose greatest promised ballot is `most`.
     pub(crate) fn is_sound(self, most: Ballot) -> bool {
         self.slot.is_sound() && self.ballot <= most && (self.slot == Slot(0)) == (self.ballot == Ballot::NONE)
     }
@@ -46,7 +46,8 @@ pub enum Value {
     Data(Arc<[Bytes]>),
     BeMaster(BeMaster),
     Shorten(Shorten),
-    /// Sets the members from this slot on, in ascending order. The list differs from the earlier list by one member.
+    /// Sets the list of members from this slot on. The list is in ascending order, and differs from the earlier list by
+    /// one member.
     Members(Arc<[NodeId]>),
 }
 
@@ -54,8 +55,8 @@ pub enum Value {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BeMaster {
     pub node: NodeId,
-    /// Liveness epoch of the node in the system group; 0 if the node has none. While the paxos group is idle, a renewal of
-    /// this epoch also renews the master's lease.
+    /// Liveness epoch of the node in the system group; 0 if the node has none. While the paxos group is idle, a renewal
+    /// of this epoch also renews the master's lease.
     pub liveness: u64,
     pub claim: Claim,
     /// All members at this slot, in ascending order. A node that did not receive the first members at its start reads
@@ -63,7 +64,7 @@ pub struct BeMaster {
     pub members: Arc<[NodeId]>,
 }
 
-/// Reason why a node may become master. Each node that applies the entry compares the claim with the present
+/// Reason why a node may become master. Each node that applies the `BeMaster` entry compares the claim with the present
 /// mastership, as in a compare-and-swap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Claim {
@@ -77,8 +78,8 @@ pub enum Claim {
     Consent { term: Term },
 }
 
-/// Value that shortens the lease. The master serves for `remaining`, counted from just before its proposal of this
-/// value. Then `to` may take over.
+/// Value that shortens the lease. The master serves for the time `remaining`, which begins just before the master
+/// proposes this value. After this time, the node `to` may take over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shorten {
     pub term: Term,

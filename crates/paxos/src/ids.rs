@@ -1,4 +1,5 @@
-//! Identifiers, counters and instants. Each is a separate type, so that code cannot confuse two of them.
+//! Identifiers, counters and instants. Each has its own type, so that the compiler rejects code that confuses two of
+//! them.
 
 use std::fmt;
 use std::ops::{Add, Sub};
@@ -21,8 +22,8 @@ impl GroupId {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Slot(pub u64);
 
-/// Exclusive upper bound of the numbers in messages and snapshots. A number below this bound can be incremented without
-/// an overflow.
+/// Exclusive upper bound of slots, epochs and rounds of ballots in messages and snapshots. A number below this bound
+/// can be incremented without an overflow.
 pub(crate) const BEYOND_COUNT: u64 = 1 << 62;
 
 impl Slot {
@@ -43,8 +44,8 @@ impl Slot {
     }
 }
 
-/// Number that identifies a node's right to propose. Acceptors obey the greatest ballot that they know. Two nodes never
-/// have the same ballot.
+/// Ballot with which a node proposes entries. An acceptor rejects proposals with a lower ballot than the greatest
+/// ballot that it has promised. Two nodes never have the same ballot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ballot {
     pub round: u64,
@@ -61,7 +62,7 @@ impl Ballot {
 }
 
 /// Fencing number of a mastership. It is greater than the numbers of all earlier masterships in the same paxos group.
-/// The number 0 precedes the first mastership.
+/// Before the first mastership, the epoch is 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Epoch(pub u64);
 
@@ -72,12 +73,12 @@ impl Epoch {
     }
 }
 
-/// Identifier of a mastership. Each log counts its own epochs, so two logs with undecided entries may contain different
-/// masterships with the same epoch. The ballot distinguishes these masterships.
+/// Identifier of a mastership. Undecided entries of two logs may contain different masterships with the same epoch. The
+/// ballots of these masterships differ.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Term {
     pub epoch: Epoch,
-    /// Ballot with which the master won the mastership, and with which it proposes.
+    /// Ballot with which the master won the mastership, and with which it proposes entries.
     pub ballot: Ballot,
 }
 
@@ -85,8 +86,8 @@ impl Term {
     /// Term before the first mastership.
     pub const NONE: Term = Term { epoch: Epoch(0), ballot: Ballot::NONE };
 
-    /// Returns true if a node won or renewed the mastership `other` later than this mastership. The two masterships may
-    /// be in different logs. Within one log, a comparison of the epochs is sufficient.
+    /// Returns true if `other` is a later mastership than this mastership. The two masterships may be in different
+    /// logs. Within one log, a comparison of the epochs is sufficient.
     pub(crate) fn is_before(self, other: Term) -> bool {
         (self.ballot, self.epoch) < (other.ballot, other.epoch)
     }

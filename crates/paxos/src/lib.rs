@@ -5,15 +5,14 @@
 //! these things, and reports the results as inputs.
 //!
 //! Sources: ballots and phases are from Lamport (*The Part-Time Parliament*). Three ideas are from Raft (sections 3.5,
-//! 9.6 and 4.1 of Ongaro's dissertation): logs that are equal up to every common position, the pre-vote, and changes of
-//! one member at a time. Further ideas are from three systems. In phxpaxos, the master is a value in the log, and the
-//! master's proposals renew its lease. CockroachDB has one liveness record per node. WMB (58.com) moves masters one at
-//! a time, by three schemes. `docs/decisions/0151` to `0155` describe how this crate differs from its sources, and give
-//! the reasons.
+//! 9.6 and 4.1 of Ongaro's dissertation): the log matching property, the pre-vote, and changes of one member at a time.
+//! Further ideas are from three systems. In phxpaxos, the master is a value in the log, and the master's proposals
+//! renew its lease. CockroachDB has one liveness record per node. WMB (58.com) moves masters one at a time, by three
+//! schemes. `docs/decisions/0151` to `0155` describe how this crate differs from its sources, and give the reasons.
 //!
-//! Invariants: two nodes never decide different entries for a slot, even if the network loses, delays, duplicates or
-//! reorders messages and nodes crash. At most one node serves at a time, on the condition that the rates of clocks
-//! differ by at most [`Options::drift_ppm`].
+//! Invariants: two nodes never decide different entries for a slot, even if nodes crash, or the network loses, delays,
+//! duplicates or reorders messages. At most one node serves at a time, on the condition that the rates of clocks differ
+//! by at most [`Options::drift_ppm`].
 
 pub mod balancer;
 mod codec;

@@ -3,11 +3,11 @@
 //!
 //! One record renews the leases of all paxos groups of which a node is master, even if they are idle. When a process
 //! starts, it takes the next liveness epoch of its node. Two processes of a node never have the same epoch. A record
-//! renews the lease of the epoch once the record is decided. The lease counts from an instant before the proposal of
-//! the record, by the node's own clock. Another node waits until the lease must be over, and then proposes a record
-//! that ends the epoch. This second record is a compare-and-swap: it has no effect if another record has renewed the
-//! epoch. Other nodes may take over the paxos groups of the dead node only after the system group has decided the
-//! second record.
+//! renews the lease of the epoch once the record is decided. The lease counts from the proposal of the record, by the
+//! node's own clock. Another node waits until the lease is certainly over, and then proposes an `Expire` record, which
+//! ends the epoch. The `Expire` record is a compare-and-swap: it has no effect if the node has renewed its epoch in the
+//! meantime. Other nodes may take over the paxos groups of the dead node only after the system group has decided the
+//! `Expire` record.
 //!
 //! docs/decisions/0154-renew-leases-by-one-liveness-record.md gives the reasons for the design.
 
@@ -30,7 +30,7 @@ pub(crate) struct Liveness {
     proposed: Option<Instant>,
     /// Last renewal of each node that is alive, and the instant at which this node learned of the renewal.
     renewals: BTreeMap<NodeId, ((u64, Slot), Instant)>,
-    /// Instant since which this node is the master of the system group; `None` if it is not.
+    /// Instant since which this node has been the master of the system group; `None` if this node is not the master.
     master_since: Option<Instant>,
 }
 
@@ -61,8 +61,8 @@ impl Liveness {
     }
 
     /// # Panics
-    /// Panics if this build cannot read an entry. A newer build or an unrelated program has then proposed the entry. If
-    /// the node skipped the entry, its state would differ from the state of the other nodes.
+    /// Panics if this build cannot read an entry. In this case, a newer build or an unrelated program proposed the
+    /// entry. If this node skipped the entry, the states of the nodes would differ.
     pub(crate) fn apply(&mut self, entries: &[Bytes], now: Instant, deviation: Deviation) {
         for entry in entries {
             let mut record = Record::decode(entry).unwrap_or_else(|error| {
@@ -90,8 +90,8 @@ impl Liveness {
         Ok(())
     }
 
-    /// Stores each new renewal with the instant `now`, because this node counts the time of another node's lease from
-    /// the instant at which it learned of the renewal.
+    /// Stores each new renewal with the instant `now`. This node counts the lease of another node from the instant at
+    /// which this node learned of the last renewal.
     fn look(&mut self, now: Instant) {
         for (id, node) in self.system.nodes() {
             let Some(alive) = node.alive else {
@@ -117,9 +117,9 @@ impl Liveness {
         }
     }
 
-    /// Returns the records that this node must propose to the system group. One record states that this node is alive,
-    /// if its renewal is due. If this node is the master of the system group, further records state that other nodes
-    /// are dead.
+    /// Returns the records that this node must propose to the system group. If the renewal of this node's epoch is due,
+    /// one record states that this node is alive. If this node is the master of the system group, further records state
+    /// that other nodes are dead.
     pub(crate) fn tick(&mut self, is_master: bool, now: Instant, options: &Options) -> Vec<Record> {
         let mut records: Vec<Record> = self.own(now, options).into_iter().collect();
         self.master_since = is_master.then(|| self.master_since.unwrap_or(now));

@@ -1,11 +1,11 @@
-//! Entries of a node's log after its snapshot.
+//! Entries of a node's log that follow the node's snapshot.
 
 use std::collections::VecDeque;
 
 use crate::entry::{Entry, Position};
 use crate::ids::{Ballot, Slot};
 
-/// Log without gaps. From entry to entry, ballots never decrease.
+/// Log without gaps. The ballot of an entry is never lower than the ballot of the entry before it.
 #[derive(Clone, Debug)]
 pub(crate) struct Log {
     /// Position of the last entry that the node has trimmed.

@@ -10,26 +10,26 @@ use crate::mover::Move;
 use crate::state::GroupState;
 use crate::system::{Fence, Preparation, Step};
 
-/// Message to a member of a paxos group. Durations are by the sender's clock.
+/// Message to a member of a paxos group. The sender measures durations by its own clock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// Starts phase 1 or a pre-vote. A pre-vote does not change the state of the receiver. A node that was isolated
-    /// therefore does not make members promise a greater ballot, which would depose a master.
+    /// Starts phase 1 or a pre-vote. A pre-vote does not change the state of the receiver. Therefore, a node that was
+    /// isolated and has a greater ballot does not depose the master by a pre-vote.
     Prepare {
         ballot: Ballot,
         pre_vote: bool,
         over: MastershipEnd,
     },
-    /// Promises to obey the ballot. `idle` is a lower bound of the time since a leader proposed the last slot in the
-    /// sender's log that renewed a lease.
+    /// Promises to obey the ballot. `idle` is at most the time since a leader proposed the last lease renewal in the
+    /// sender's log.
     Promise {
         ballot: Ballot,
         pre_vote: bool,
         last: Position,
         idle: Duration,
     },
-    /// Rejects a message with the ballot `ballot`. If `promised` is greater than `ballot`, the receiver needs a ballot
-    /// greater than `promised`.
+    /// Rejects a message with the ballot `ballot`. If `promised` is greater than `ballot`, the receiver of the
+    /// rejection needs a ballot greater than `promised`.
     Reject {
         ballot: Ballot,
         promised: Ballot,
@@ -46,8 +46,8 @@ pub enum Message {
         after: Position,
         entries: Vec<Entry>,
     },
-    /// Contains entries of phase 2 and the last decided slot. A message without entries requests the progress of the
-    /// receiver.
+    /// Contains the entries that a leader proposes in phase 2, and the leader's last decided slot. A message without
+    /// entries requests the progress of the receiver.
     Accept {
         ballot: Ballot,
         after: Position,
@@ -75,7 +75,7 @@ pub enum Message {
         offset: u64,
         part: Bytes,
     },
-    /// Confirms that the first `offset` bytes of this snapshot have arrived.
+    /// Confirms that the sender has received the first `offset` bytes of the snapshot up to `slot`.
     Received {
         ballot: Ballot,
         slot: Slot,
@@ -89,8 +89,9 @@ pub enum Message {
     RequestConsent {
         term: Term,
     },
-    /// States that the master has stopped serving in favour of `taker`. A master that abandons its mastership sends
-    /// this message to each member. The first member that takes over makes the consents to the other members void.
+    /// States that the master has stopped serving, and consents to a takeover by `taker`. A master that abandons its
+    /// mastership sends this message to each member. Once one member has taken over, the consents to the other members
+    /// have no effect.
     Consent {
         term: Term,
         taker: NodeId,
@@ -166,7 +167,7 @@ fn are_members(members: &[NodeId]) -> bool {
     !members.is_empty() && members.is_sorted_by(|one, next| one < next)
 }
 
-/// Report of a node: its masterships, and its progress with its orders.
+/// Report of a node about its masterships and about its progress with orders.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Report {
     pub process: u64,
@@ -174,7 +175,7 @@ pub struct Report {
     pub stamp: Instant,
     pub serves: Vec<Serving>,
     pub prepared: Option<(Fence, Preparation)>,
-    /// Step that the node cannot do, with the fence of the step's move.
+    /// Step that the node cannot do, with the fence of the move that contains the step.
     pub rejected: Option<(Fence, Step)>,
 }
 
@@ -187,8 +188,9 @@ pub struct Serving {
     pub members: Vec<(NodeId, u64)>,
 }
 
-/// Orders to a node that takes part in a move. Orders respond to a report. Their duration counts from the instant of
-/// this report, so a node can recognise late orders. A process ignores orders to an earlier process of its node.
+/// Orders to a node that takes part in a move. They are the response to a report of this node. The duration of the
+/// orders counts from the instant of the report, so the node can recognise late orders. A process ignores orders to an
+/// earlier process of its node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Orders {
     /// Process that sent the report to which the orders respond.
@@ -199,10 +201,10 @@ pub struct Orders {
     pub within: Duration,
 }
 
-/// Evidence that a mastership is over. With this evidence, an acceptor may promise a candidate's ballot although the
-/// acceptor knows a master. `term` names the last mastership in the candidate's log, or a later mastership that the
-/// master handed over to the candidate. All earlier masterships are also over, even if an acceptor knows an earlier
-/// mastership whose lease a liveness epoch renews.
+/// Evidence that a mastership is over. With this evidence, an acceptor may promise to obey a candidate's ballot
+/// although the acceptor knows a master. `term` names the last mastership in the candidate's log, or a later mastership
+/// that the master handed over to the candidate. All earlier masterships are also over. This holds even if an acceptor
+/// knows an earlier mastership, and a liveness epoch still renews its lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MastershipEnd {
     /// The candidate has waited until the lease of the mastership was over.

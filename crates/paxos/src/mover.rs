@@ -1,25 +1,27 @@
 //! Mover, which moves masters to their ideal nodes, one at a time.
 //!
-//! Every node has a mover, but only the mover on the master of the system group acts. The system group decides the
-//! proposals of its master soonest, and has at most one master at a time. Moves would be safe even if several movers
-//! acted, because their safety depends on the *token* in the log of the system group. The token names one move, and has
-//! a lease and a fence. The system group decides each step of a move before the step begins.
+//! Every node has a mover, but only the mover on the master of the system group acts. The system group decides
+//! proposals of its own master sooner than other proposals, and has at most one master at a time. Moves would be safe
+//! even if several movers acted, because the safety of moves depends only on the *token* in the log of the system
+//! group. The token names one move, and has a lease and a fence. The system group decides each step of a move before
+//! the step begins.
 //!
-//! At each call, the mover compares the present masters with the ideal masters. Its earlier proposals may be lost, and
-//! the token may belong to another process. The fields of the mover affect only the timing of steps. A mover that has
-//! just started can therefore continue any move.
+//! At each call, the mover compares the present masters with the ideal masters. The network may have lost earlier
+//! proposals of the mover, and another process may have taken over the token. The fields of the mover affect only the
+//! timing of steps. A mover that has just started can therefore continue any move.
 //!
 //! Invariants:
 //! - A process begins a step only while it is the holder of the token. By its own clock, it begins the step within
 //!   [`Options::lease`] after its proposal of the token's last record. Another process takes the token over only after
-//!   [`Options::wait`], counted from the instant at which it learned of the last record. By then the lease is over, and
-//!   all steps that began during the lease are also over. Therefore no two moves are in flight.
-//! - Every step has a time limit, and a move ends with its last step, even if the move fails. At the limit, each node
-//!   returns to its earlier state without a further message, or is no longer master. The holder ends the token of a
-//!   failed move only after all steps of the move are over.
+//!   [`Options::wait`], counted from the instant at which it learned of the last record. By then the lease of the token
+//!   is over, and all steps that began during the lease are also over. Therefore no two moves are in flight at the same
+//!   time.
+//! - Every step has a time limit, so that a failed move also ends. At the time limit of a step, each node returns to
+//!   its earlier state without a further message, or is no longer master. The holder ends the token of a failed move
+//!   only after all steps of the move are over.
 //! - After a failed move, the mover begins no move to the same node for some time. Of several moves, the mover chooses
-//!   the move whose target node has the fewest failures. If several target nodes have equally few failures, it chooses
-//!   the move whose paxos group has the fewest failures. A move that always fails therefore does not block other moves.
+//!   the move to the node with the fewest failed moves. Of several moves to such nodes, it chooses the move of the
+//!   paxos group with the fewest failed moves. A move that always fails therefore does not block other moves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -45,7 +47,8 @@ pub struct Options {
     /// Time within which the holder of a token may begin a step, counted from its proposal of the token's last record.
     pub lease: Duration,
     /// Time after which another process may take over a token, counted from the instant at which it learned of the
-    /// token's last record. The time must exceed [`Options::in_flight`] by the possible drift of two clocks.
+    /// token's last record. The time must exceed [`Options::in_flight`] by at least the possible drift between two
+    /// clocks.
     pub wait: Duration,
     /// Time after which the mover repeats an undecided proposal. It must be at most a third of `lease`.
     pub retry: Duration,
@@ -53,8 +56,8 @@ pub struct Options {
     pub prepare_within: Duration,
     /// Time limit of a hand-over by consent or by a shortened lease. It must exceed `remaining`.
     pub handover_within: Duration,
-    /// Time limit of a hand-over by waiting. It must exceed the sum of a master's lease and the duration of an
-    /// election.
+    /// Time limit of a hand-over in which the next master waits for the end of the lease. It must exceed the sum of a
+    /// master's lease and the duration of an election.
     pub lease_within: Duration,
     /// Time for which a master serves after it shortened its lease. In this time, the next master receives the entry
     /// that shortens the lease, and prepares to take over.
@@ -125,21 +128,22 @@ pub struct Facts {
 pub enum Input {
     /// Reports that time has passed or the view has changed. The caller sends several ticks per second.
     Tick,
-    /// Reports that the application has finished this preparation of the move with this fence.
+    /// Reports that the application has finished the preparation `what` of the move with the fence `fence`.
     Prepared { fence: Fence, what: Preparation },
-    /// Reports that a node cannot do this step of the move with this fence. The mover therefore need not wait until the
-    /// time limit of the step.
+    /// Reports that a node cannot do the step `step` of the move with the fence `fence`. The mover therefore need not
+    /// wait for the time limit of the step.
     Rejected { fence: Fence, step: Step },
 }
 
-/// Action that the mover requests from its caller. The caller does the actions in their order. Moves are safe even if
-/// an action fails.
+/// Action that the mover requests from its caller. The caller performs the actions in the order in which the mover
+/// returns them. Moves are safe even if an action fails.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
     /// Requests that the caller proposes this record to the system group.
     Propose(Record),
-    /// Requests that the caller orders the nodes of the move to do this step from now on, for at most `within`.
-    /// [`Input::Prepared`] reports the end of a preparation, and the view shows the end of a hand-over.
+    /// Requests that the caller orders the nodes of the move `of` to do the step `step`, for at most `within` from now
+    /// on. The caller reports the end of a preparation by [`Input::Prepared`], and the end of a hand-over by a [`View`]
+    /// with the new master.
     Begin { step: Step, of: Move, within: Duration },
 }
 
@@ -158,24 +162,24 @@ pub struct Move {
 pub struct Mover {
     options: Options,
     deviation: Deviation,
-    /// Last record of the token, and the instant when this node first observed it.
+    /// Last record of the token, and the instant at which this node first observed the record.
     observed: (Option<(Fence, Slot)>, Instant),
-    /// Stage of the move whose token this process holds; `None` if the process holds no token, or has not yet acted as
-    /// its holder.
+    /// Stage of the move whose token this process holds; `None` if the process holds no token, or has not yet continued
+    /// the move.
     stage: Option<Stage>,
     /// Instant at which all steps that this process began with its token are over.
     busy_until: Instant,
-    /// Last proposal of this mover, and its instant. The proposal names a step of a move, or `None` if it ends the
-    /// token.
+    /// Last proposal of this mover, and the instant of this proposal. The proposal names a step of a move, or no step
+    /// if the proposal ends the token.
     proposed: Option<((Fence, Option<Step>), Instant)>,
     rest_until: Instant,
     /// True if the purpose of the last chosen move is to balance the loads of nodes. The mover then continues to
-    /// balance loads that differ from the nodes' shares by less than `start_percent`. It stops when all loads are within
-    /// `goal_percent` or no further move is possible.
+    /// balance loads even if they differ from the nodes' shares by less than `start_percent`. It stops once all loads
+    /// differ from the shares by at most `goal_percent`, or no further move is possible.
     balancing: bool,
     /// Number of failed moves of each paxos group since its last successful move.
     failures: BTreeMap<GroupId, u32>,
-    /// Nodes to which a move has failed since the last successful move to this node.
+    /// Backoff of each node to which a move has failed since the last successful move to the same node.
     backoffs: BTreeMap<NodeId, Backoff>,
 }
 
@@ -308,8 +312,8 @@ impl Mover {
     }
 
     /// Returns true if the move can begin now. It cannot begin if the present master is dead, because the paxos group
-    /// then elects another master without a move. It cannot begin while the target is unreachable or lacks too many
-    /// slots.
+    /// then elects another master without a move. It cannot begin while one of the two nodes is unreachable, while `to`
+    /// lacks too many slots, or during the backoff of `to`.
     fn can_move(&self, now: Instant, view: &View<'_>, group: GroupId, from: NodeId, to: NodeId) -> bool {
         let lag = view.groups.get(&group).and_then(|facts| facts.lag.get(&to));
         view.system.is_alive(from)
@@ -319,9 +323,9 @@ impl Mover {
             && self.backoffs.get(&to).is_none_or(|backoff| backoff.until <= now)
     }
 
-    /// Proposes to take over the token of another node or of an earlier process of this node. If the token's move is
-    /// over, proposes the end of the token without a wait. The wait is not necessary, because any step that the holder
-    /// may still begin names a mastership that is over.
+    /// Proposes to take over the token of another node or of an earlier process of this node, after a wait of
+    /// [`Options::wait`]. If the token's move is over, proposes the end of the token without a wait. In this case, the
+    /// wait is not necessary, because any step that the holder may still begin names a mastership that is over.
     fn take_over(&mut self, now: Instant, view: &View<'_>, token: &Token) -> Vec<Action> {
         if view.is_over(token) {
             return self.propose(now, (token.fence, None), Record::TokenEnd { fence: token.fence });
@@ -415,9 +419,9 @@ impl Mover {
         }
     }
 
-    /// Proposes to take the token for this move. [`Mover::propose`] treats the first renewal of the token as a
-    /// repetition of this proposal. This treatment delays the renewal by at most [`Options::retry`], so the renewal is
-    /// still in time.
+    /// Proposes to take the token for a move. The first renewal of the token names the same fence and step, so
+    /// [`Mover::propose`] treats it as a repetition of this proposal. This treatment delays the renewal by at most
+    /// [`Options::retry`], so the renewal is still in time.
     fn propose_take(&mut self, now: Instant, take: Take) -> Vec<Action> {
         let what = (Fence(take.precondition.0.0 + 1), Some(Step::FIRST));
         self.propose(now, what, Record::TokenTake(take))

@@ -20,9 +20,9 @@ mod moves;
 
 pub use moves::ActiveOrders;
 
-/// Node with a member of each of its paxos groups. If the system group is one of these paxos groups, the node is the
-/// application of the system group. Through the system group, the node renews the leases of its other paxos groups, and
-/// moves their masters.
+/// Node, which contains one member of each of its paxos groups. If the system group is one of these paxos groups, the
+/// node itself applies the decisions of the system group. Through the system group, the node renews the leases of its
+/// other paxos groups, and moves their masters.
 #[derive(Debug)]
 pub struct Node {
     process: Process,
@@ -50,10 +50,10 @@ pub enum NodeInput {
     Message { from: NodeId, group: GroupId, message: Message },
     /// Reports that all records with this token or an earlier token are durable.
     Persisted(Token),
-    /// Reports that appended records might not be durable. The node then only rejects proposals, and the driver must
-    /// restart it.
+    /// Reports that appended records might not be durable. From then on, the node only rejects proposals, and the
+    /// driver must restart the node.
     StorageFailed,
-    /// Reports that time has passed. [`Node::next_tick`] returns when a tick is due.
+    /// Reports that time has passed. [`Node::next_tick`] returns the instant at which the next tick is due.
     Tick,
     /// Reports that the application has finished the preparation that [`Event::Prepare`] requested.
     Prepared { fence: Fence, what: Preparation },
@@ -70,8 +70,8 @@ pub struct Process {
 }
 
 impl Node {
-    /// Starts a node from the records of its journal, in order. `groups` are the paxos groups of the node, each with
-    /// its first members.
+    /// Starts a node from the records of its journal, in the order of the journal. `groups` are the paxos groups of the
+    /// node, each with its first members.
     ///
     /// # Panics
     /// Panics in the cases in which [`Group::start`] panics. Also panics if the options allow a process to take over a
@@ -195,9 +195,10 @@ impl Node {
         self.relay_consents(sent, effects);
     }
 
-    /// Also sends each consent among the messages from index `at` on to the members of the system group. These members
-    /// forward the consent to the next master. They may receive this node's messages although the next master does not.
-    /// This node then stays alive, and the next master could not take over without the consent.
+    /// Also sends each consent to the members of the system group, which forward the consent to the next master.
+    /// Searches for consents in the messages from index `at` on. The members of the system group may receive this
+    /// node's messages although the next master does not. This node then stays alive, and the next master could not
+    /// take over without the forwarded consent.
     fn relay_consents(&self, at: usize, effects: &mut Effects) {
         let Some(system) = self.groups.get(&GroupId::SYSTEM) else { return };
         for index in at..effects.sends.len() {
@@ -228,15 +229,16 @@ impl Node {
         self.step_group(GroupId::SYSTEM, now, Input::Forward { entry }, effects);
     }
 
-    /// Returns true if this node leads the system group and has an undecided entry that makes the record stale. Nodes
-    /// repeat undecided records. If decisions took long, these repetitions would delay all other records.
+    /// Returns true if this node leads the system group and has an undecided entry that will make the record stale. In
+    /// this case, the caller drops the record. Nodes repeat undecided records. If decisions took long, these
+    /// repetitions would delay all other records.
     fn is_pending(&self, record: &system::Record) -> bool {
         let (Some(system), Some(rivals)) = (self.groups.get(&GroupId::SYSTEM), record.rivals()) else { return false };
         system.undecided_entries().any(|entry| entry.starts_with(&rivals))
     }
 
     /// Applies the decisions of the system group among the events from index `at` on, and passes the results to the
-    /// other paxos groups. This may cause further decisions and events, which the function also applies.
+    /// other paxos groups. These results may cause further decisions and events, which the function also applies.
     fn apply_system(&mut self, mut at: usize, now: Instant, effects: &mut Effects) {
         let token = |node: &Node| node.system().token().map(|token| (token.fence, token.step));
         let before = token(self);

@@ -32,8 +32,9 @@ pub struct Options {
     pub batch_bytes: usize,
     /// Time for which an entry waits for further entries while other slots are in flight.
     pub linger: Duration,
-    /// Maximum number of bytes of entries that wait for a slot. The master rejects further entries. A single entry may
-    /// be larger. The size of a waiting entry includes a fixed number of bytes for its place in the queue.
+    /// Maximum size, in bytes, of all entries that wait for a slot. Above this size, the master rejects further
+    /// entries. A single entry may be larger. The size of a waiting entry includes a fixed number of bytes for its
+    /// place in the queue.
     pub waiting_bytes: usize,
     /// Maximum number of bytes in a message to a member that is behind. A single slot may be larger.
     pub chunk_bytes: usize,
@@ -44,7 +45,7 @@ pub struct Options {
     pub report: Duration,
     /// Options for moves of masters.
     pub mover: mover::Options,
-    /// Deviation from the rules. Only the simulator sets it.
+    /// Deviation from the rules of this crate. Only the simulator sets it.
     pub deviation: Deviation,
 }
 
@@ -73,7 +74,7 @@ impl Default for Options {
 
 impl Options {
     /// # Panics
-    /// Panics if these options do not allow any decision, or if they make leases unsafe.
+    /// Panics if a paxos group with these options could not decide any slot, or if its leases would be unsafe.
     pub(crate) fn check(&self) {
         let limits = [self.window_slots, self.window_bytes, self.batch_entries, self.chunk_bytes];
         assert!(limits.iter().all(|limit| *limit > 0), "the limits of windows, batches and chunks must not be zero");

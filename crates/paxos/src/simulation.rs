@@ -1,18 +1,19 @@
-//! Deliberate bugs, and switches that disable lines of defence. Only builds for the simulator contain them.
+//! Deliberate bugs, and switches that disable safeguards. Only builds for the simulator can enable them.
 
 #![cfg_attr(
     not(feature = "mutants"),
     expect(unreachable_pub, dead_code, reason = "only the simulator's build enables deliberate bugs")
 )]
 
-/// Lines of defence that are enabled. They prevent two masters at a time. Each line is sufficient alone, and the
-/// simulator tests each line alone.
+/// Safeguards that are enabled. Each of the two safeguards alone prevents two masters at the same time. The simulator
+/// therefore also tests each safeguard alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Defence {
     #[default]
     Both,
-    /// An acceptor promises no ballot of another node until the master's lease is certainly over. A candidate may
-    /// campaign at any time, and a node that applies a `BeMaster` entry does not compare the entry's claim.
+    /// An acceptor promises to obey no ballot of a node other than the master until the master's lease is certainly
+    /// over. A candidate may start a candidacy at any time. A node that applies a `BeMaster` entry does not check the
+    /// entry's claim.
     Acceptors,
     /// A candidate waits until the master's lease is over. When a node applies a `BeMaster` entry of the log, it
     /// compares the entry's claim with the mastership in its own state. An acceptor makes promises at any time.
@@ -26,16 +27,17 @@ pub enum Mutant {
     ForgetsPromise,
     /// A candidate leads with a ballot whose promise might not be durable on its own disk.
     LeadsBeforeSync,
-    /// A vote counts before it is durable.
+    /// A member votes for entries before they are durable on its own disk.
     VotesBeforeSync,
     /// A follower votes for entries although it lacks the entries before them.
     VotesWithGap,
     /// A leader sends entries with the position at the end of its previous message, although the entries may belong
     /// after another position.
     MergesIntoStaleAccept,
-    /// The log accepts every `BeMaster` entry and does not compare its claim.
+    /// A node applies every `BeMaster` entry of the log and does not check the entry's claim.
     SkipsCompareAndSwap,
-    /// The log compares the epoch of a claim, but not the last slot that renewed the lease.
+    /// A node that applies a `BeMaster` entry compares the term of the entry's claim, but not the last slot that
+    /// renewed the lease.
     ComparesMasterRecordOnly,
     /// A lease counts from the decision of the slot that renews it, not from the proposal of this slot.
     LeaseFromDecision,
@@ -60,7 +62,7 @@ pub enum Mutant {
     ChangesMembersTwice,
     /// The remaining time of a shortened lease counts from the decision of the `Shorten` entry, not from its proposal.
     ShortensFromDecision,
-    /// A candidate uses its own log although another log is ahead.
+    /// A candidate uses its own log although the log of another member is ahead.
     IgnoresLogAhead,
     /// A leader sends the last decided slot only once, even if the message is lost.
     TellsOnce,
@@ -116,7 +118,7 @@ impl Mutant {
     ];
 }
 
-/// Deviation from the rules: a disabled line of defence, a deliberate bug, or both.
+/// Deviation from the rules of this crate: a disabled safeguard, a deliberate bug, or both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Deviation {
     #[cfg(feature = "mutants")]

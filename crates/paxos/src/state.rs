@@ -23,8 +23,8 @@ pub struct Mastership {
     /// own mastership.
     pub term: Term,
     pub node: Option<NodeId>,
-    /// Liveness epoch of the master, which renews the lease while the paxos group is idle; 0 if no liveness epoch
-    /// renews the lease.
+    /// Liveness epoch of the master; 0 if the lease does not depend on a liveness epoch. Each renewal of this epoch
+    /// also renews the lease, even if the paxos group is idle.
     pub liveness: u64,
     /// Last slot that renewed the lease.
     pub lease_slot: Slot,
@@ -32,8 +32,8 @@ pub struct Mastership {
     pub shortened: Option<Shortened>,
 }
 
-/// Early end of a lease. The master serves for `remaining` after its proposal of the early end. Then `to` may take
-/// over.
+/// Early end of a lease. The master serves for `remaining` after its proposal of the early end. Then the node `to` may
+/// take over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shortened {
     pub to: NodeId,
@@ -99,7 +99,7 @@ impl GroupState {
 }
 
 impl Mastership {
-    /// Value for a paxos group that has not had a master yet.
+    /// Value of the mastership before the first master of a paxos group.
     pub const NONE: Mastership =
         Mastership { term: Term::NONE, node: None, liveness: 0, lease_slot: Slot(0), shortened: None };
 

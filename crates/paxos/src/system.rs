@@ -2,11 +2,11 @@
 //!
 //! It stores which nodes are alive. A node has one liveness epoch for all its paxos groups. It also stores the
 //! capacities of nodes, the weights of paxos groups, and the *token*, which a move of a master requires. Most records
-//! are a compare-and-swap: they name the expected state, and have no effect if the state differs. The network may
-//! therefore delay or duplicate a record, and two nodes may propose the same record.
+//! are compare-and-swap operations: they name the expected state, and have no effect if the state differs. The network
+//! may therefore delay or duplicate a record, and two nodes may propose the same record.
 //!
-//! The state machine has no clock. The documentation of each record states which node must wait before it proposes the
-//! record, and how long.
+//! The state machine has no clock. If a node must wait before it proposes a record, the documentation of the record
+//! states how long.
 
 use std::collections::BTreeMap;
 
@@ -40,8 +40,8 @@ pub enum Record {
     Join {
         node: NodeId,
         liveness: u64,
-        /// Random number that the process drew at its start. By this number, the process distinguishes its own join
-        /// from a pending join of an earlier process of the node.
+        /// Random number that the process drew at its start. By this number, the process distinguishes its own `Join`
+        /// record from a pending `Join` record of an earlier process of the node.
         incarnation: u64,
         /// Instant at which the process proposed the join, by the node's own clock. The lease of the liveness epoch
         /// counts from this instant.
@@ -49,8 +49,8 @@ pub enum Record {
     },
     /// Renews the liveness epoch of a process. `last` is the slot of the last renewal that the process has learned. The
     /// record has no effect if there is a later renewal. Therefore a node that can send messages but receives none does
-    /// not stay alive: it cannot serve clients, and would block other nodes. `stamp` has the same meaning as in
-    /// [`Record::Join`].
+    /// not stay alive. If this node stayed alive, it could not serve clients, and other nodes could not take over from
+    /// it. `stamp` has the same meaning as in [`Record::Join`].
     Alive { node: NodeId, liveness: u64, last: Slot, stamp: Instant },
     /// Ends a liveness epoch whose last renewal is at the slot `last`. A node proposes this record only after a wait of
     /// the lease plus the possible clock drift. The wait begins when the node learns of the renewal at `last`, or when

@@ -1,5 +1,5 @@
-//! Measures requests per second over loopback and the latency of one request. For comparison, the same run measures a
-//! bare hyper echo server.
+//! Measures the requests per second from a client to a member over loopback, and the latency of a request. For
+//! comparison, the same run measures requests to a bare hyper echo server.
 //!
 //! Run the example with `cargo run --profile dist -p peers --example rate`. The client and the server share the cores
 //! of one machine. The echo server computes no MACs.
@@ -27,7 +27,7 @@ use tokio::net::TcpListener;
 
 const TIME: Duration = Duration::from_secs(3);
 
-/// Sends one request and waits for its response.
+/// Function that sends one request and waits for its response.
 type Once = Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
 
 #[tokio::main]
@@ -86,8 +86,9 @@ async fn measure(runtime: &Runtime, what: &str, tasks: usize, once: &Once) {
     println!("| {what} | {tasks} | {a_second} | {:.0} us | {p50} us | {p99} us |", all.mean());
 }
 
-/// Histogram of request durations in microseconds, up to one minute. A longer duration is an error. Little's law allows
-/// a check of each printed line: the requests per second times the mean duration equal the number of tasks.
+/// Returns an empty histogram of request durations in microseconds. It accepts durations of up to one minute. By
+/// Little's law, the requests per second times the mean duration in seconds equal the number of tasks in each printed
+/// line.
 fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000, 3).unwrap()
 }

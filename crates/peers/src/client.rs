@@ -34,9 +34,9 @@ pub struct PeersOptions {
     /// limit is too short, requests fail while the network is slow. If it is too long, requests to a dead machine fail
     /// late.
     pub connect_timeout: Duration,
-    /// Time limit of a request, from the call to the end of the response, including the time to connect. If the caller
-    /// splits a create into several requests, this limit applies to each request. Default 5 s. Callers also have their
-    /// own limits.
+    /// Time limit of a request, from the call to the end of the response, including the time to connect. Default 5 s.
+    /// If the caller splits a create request into several requests, this limit applies to each of them. A caller may
+    /// also apply its own time limit.
     pub request_timeout: Duration,
     /// Longest time for which the client keeps an unused connection open. Default 30 s. The value should be less than
     /// the idle timeout of the listener (`ListenerOptions::idle_timeout`).
@@ -109,8 +109,8 @@ struct Client {
     secret: ClusterSecret,
     from: Sender,
     pool: Pool<HttpConnector, Full<Bytes>>,
-    /// Semaphores that limit the requests in flight, by the member's address. The client removes unused semaphores when
-    /// it creates a semaphore.
+    /// Semaphores that limit the requests in flight to an address. The key is the address of a member. When the client
+    /// creates a semaphore, it removes the unused semaphores.
     slots: Mutex<HashMap<String, Weak<Semaphore>>>,
     options: PeersOptions,
 }
@@ -152,7 +152,8 @@ impl Client {
         self.read(head.nonce, response).await
     }
 
-    /// Reads the response. Returns an error unless the MAC of the response is valid.
+    /// Reads the response and returns its body. Returns an error if the MAC of the response is not valid, or if the
+    /// member rejected the request.
     async fn read(&self, nonce: u128, response: Response<Incoming>) -> Result<Bytes, Reason> {
         let (head, body) = response.into_parts();
         let status = head.status;
@@ -235,7 +236,7 @@ fn describe(error: &(dyn Error + 'static)) -> Reason {
 const INCOMPLETE_RESPONSE: &str = "connection closed before the response was complete";
 
 fn name_io(error: &io::Error) -> Option<&'static str> {
-    // `ErrorKind` has no variants for these errors, ENFILE and EMFILE.
+    // `ErrorKind` has no variants for the error numbers 23 (ENFILE) and 24 (EMFILE).
     if let Some(23 | 24) = error.raw_os_error() {
         return Some("no file descriptor is free: raise the limit on open files (ulimit -n)");
     }

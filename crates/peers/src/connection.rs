@@ -1,7 +1,7 @@
 //! HTTP/1.1 connection from a peer.
 //!
-//! Invariant: if a connection carries no authenticated request, the listener closes it with the first response, or
-//! within about the read timeout.
+//! Invariant: if a connection carries no authenticated request, the listener closes the connection after the first
+//! response, or at about the end of the read timeout.
 
 use std::sync::Arc;
 
@@ -15,7 +15,8 @@ use crate::service::Service;
 
 const HEADERS_MAX: usize = 32;
 
-/// Serves requests until the peer closes the connection, its idle timeout passes, or the listener drains.
+/// Serves the requests of a connection until the peer closes the connection, the idle timeout passes, or the listener
+/// stops.
 pub(crate) async fn serve(service: Arc<Service>, stream: TcpStream, slot: Slot) {
     let parts = &service.parts;
     let (read_timeout, idle_timeout) = (parts.options.read_timeout, parts.options.idle_timeout);

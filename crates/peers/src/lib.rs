@@ -3,17 +3,18 @@
 //!
 //! The client and the listener prove that they know the cluster's secret ([`ClusterSecret`]). The client's proof in
 //! each request covers the receiving member, a nonce and the time. The listener's proof in each response covers the
-//! request. Therefore processes without the secret cannot send requests or responses, change messages or replay them.
-//! This crate does not encrypt messages. Without TLS, a process that records the network traffic between members can
-//! read the bodies, including tenants' payloads and headers. Therefore operators must keep the network between members
-//! private.
+//! request. Therefore processes without the secret cannot send valid requests or responses, and cannot change or replay
+//! messages. This crate does not encrypt messages. Without TLS, a process that records the network traffic between
+//! members can read the bodies, including tenants' payloads and headers. Therefore operators must keep the network
+//! between members private.
 //!
 //! The client repeats a request only if its pooled connection closed before the client sent any byte of the request.
-//! This crate knows no operations and no schedules: it transports bytes under an operation's name.
+//! This crate does not interpret the bodies of requests: it transports bytes and the name of an operation.
 //!
 //! Invariants: The listener verifies the MAC of a request before it handles the request. The client verifies the MAC of
 //! a response before it uses the response. Every failure of a request is [`scheduler::PeerError::Unreachable`] with a
-//! reason. Sizes, times and counts are limited. The secret appears in no log and no error.
+//! reason. This crate limits the sizes of messages, the durations of waits, and the numbers of connections, requests
+//! and nonces. The secret appears in no log and no error.
 //!
 //! docs/decisions/0110-send-member-requests-over-http.md gives the reasons for the design.
 
@@ -34,10 +35,11 @@ pub use client::{HttpPeers, PeersOptions};
 pub use secret::ClusterSecret;
 pub use service::{Handler, IsCurrentSession, ListenerOptions};
 
-/// Maximum bytes of the head (first line and headers) of a request or response.
+/// Maximum size in bytes of a request's or response's head (first line and headers).
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// Spawns the tasks of the client's connections. Each task ends when the client drops its connection pool, or earlier.
+/// Spawns the tasks of the client's connections. Each task ends at the latest when the client drops its connection
+/// pool.
 #[derive(Clone)]
 struct Executor(Runtime);
 

@@ -36,7 +36,7 @@ impl Listener {
         Ok(Listener { runtime: runtime.clone(), options, listener, local_addr, request_counter: Arc::default() })
     }
 
-    /// Local address, with the port that the kernel chose if the requested port was 0.
+    /// Returns the local address, with the port that the kernel chose if the requested port was 0.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
@@ -47,9 +47,9 @@ impl Listener {
         self.request_counter.register(registry);
     }
 
-    /// Responds to requests until `stop` resolves. Then it accepts no more connections, waits up to `drain_timeout` for
-    /// the requests in progress, and drops the requests that remain. When this function returns, no connection is open
-    /// and no handler runs.
+    /// Responds to requests until `stop` resolves. Then the listener accepts no more connections, waits up to
+    /// `drain_timeout` for the requests in progress, and drops the requests that remain. When this function returns, no
+    /// connection is open and no handler runs.
     pub async fn serve_until(
         self,
         secret: ClusterSecret,

@@ -1,9 +1,9 @@
-//! Nonces of handled requests. They prevent the listener from handling a request twice.
+//! Nonces of handled requests. The listener remembers them, so that it handles no request twice.
 //!
 //! The listener remembers the nonce of a request until the age check rejects a repetition of the request. It measures
-//! this time by the monotonic clock. Suppose that an operator sets this member's wall clock back by more than the limit
-//! of the age check. Then a process that recorded the traffic can replay requests from the repeated period until the
-//! member's session ends.
+//! this time by the monotonic clock, but the age check uses the wall clock. Suppose that an operator sets the wall
+//! clock back by more than the limit of the age check. Then earlier requests become recent again, although the listener
+//! has forgotten their nonces. A process that recorded these requests can replay them until the member's session ends.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};

@@ -2,9 +2,9 @@
 //!
 //! A request's MAC covers its method and path, its operation, its sender, its receiver, a nonce, the time by the
 //! sender's clock, and the hash of its body. The head contains the hash, so the listener can verify the head before it
-//! reads the body. A response's MAC covers the request's nonce, the status and the hash of the response's body, so it
-//! is valid only for this request. The MACs of requests and of responses cover texts that begin with different words.
-//! Therefore the MAC of a request is never valid for a response.
+//! reads the body. A response's MAC covers the request's nonce, the status and the hash of the response's body, so this
+//! MAC is valid only for a response to that request. The MACs of requests and of responses cover texts that begin with
+//! different words. Therefore the MAC of a request is never valid for a response.
 
 use domain::Timestamp;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -79,7 +79,7 @@ impl Head {
         }
     }
 
-    /// Parses a head from `headers`. The head is trustworthy only after [`UnverifiedHead::verified`].
+    /// Parses a head from `headers`. The caller must not trust the head before [`UnverifiedHead::verified`] returns it.
     pub(crate) fn read(headers: &HeaderMap) -> Option<UnverifiedHead> {
         let text = |name: HeaderName| headers.get(name)?.to_str().ok();
         let head = Head {

@@ -5,7 +5,8 @@ use std::fmt;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-/// Key of HMAC-SHA256. No output contains the key, and this value does not retain the original bytes of the key.
+/// Key of HMAC-SHA256. The `Debug` text does not contain the key, and this value does not retain the original bytes of
+/// the key.
 #[derive(Clone)]
 pub struct ClusterSecret(Hmac<Sha256>);
 
@@ -50,7 +51,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
-/// Parses 64 digits in the format of [`hex`].
+/// Parses a hash of 64 lower-case hexadecimal digits, which is the format of [`hex`].
 pub(crate) fn parse_hash(text: &str) -> Option<Hash> {
     let digits = text.as_bytes();
     if digits.len() != 64 {

@@ -1,9 +1,9 @@
 //! Handles one request: verifies its sender, runs the operation and responds.
 //!
-//! The service checks the MAC of the head, the receiver, the time and the nonce, in this order. Only then does it read
-//! the body, up to a limit, compare the hash of the body with the hash in the head, and pass the body to the handler.
-//! Invariants: For a request without a valid MAC, the service decodes no body, stores nothing and waits for nothing.
-//! Every response to a request with a valid MAC also has a MAC.
+//! The service first checks the head of the request: its MAC, its receiver, its time and its nonce, in this order. Then
+//! the service reads the body up to a limit, compares the hash of the body with the hash in the head, and passes the
+//! body to the handler. Invariants: For a request without a valid MAC, the service decodes no body, stores nothing and
+//! waits for nothing. Every response to a request with a valid MAC also has a MAC.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -43,8 +43,8 @@ pub struct ListenerOptions {
     /// Maximum number of connections. Further connections wait in the kernel. Default 1,024.
     pub connections_max: usize,
     /// Maximum number of requests that the service reads or handles at the same time. Further requests wait for at most
-    /// `read_timeout`. Default 256. Each request may occupy [`scheduler::REQUEST_BYTES_MAX`] bytes, and about twice as
-    /// much while the service decodes it.
+    /// `read_timeout`. Default 256. Each request may occupy [`scheduler::REQUEST_BYTES_MAX`] bytes of memory, and about
+    /// twice as much while the handler decodes it.
     pub requests_max: usize,
     /// Time within which the service must receive the body of a request, or the first head on a new connection. Default
     /// 5 s.
@@ -89,7 +89,8 @@ pub(crate) struct Parts {
     pub(crate) handler: Handler,
     pub(crate) options: ListenerOptions,
     pub(crate) request_counter: Arc<RequestCounter>,
-    /// Signals and tasks of the listener's stop. The signal `kill` drops the handlers that still run.
+    /// Signals that stop the listener's connections, and the tasks for whose end a stopping listener waits. The signal
+    /// `kill` drops the handlers that still run.
     pub(crate) shutdown: Shutdown,
 }
 
@@ -146,7 +147,8 @@ impl Service {
         response
     }
 
-    /// Returns the head of a request whose sender knows the secret. Other senders receive only a status.
+    /// Returns the head if the request's sender knows the secret. Otherwise returns the status of the response, which
+    /// has no body.
     fn authenticate(&self, request: &Request<Incoming>) -> Result<Head, StatusCode> {
         if request.uri().path() != PATH || request.uri().query().is_some() {
             return Err(StatusCode::NOT_FOUND);
@@ -218,8 +220,8 @@ impl Service {
         self.note(head, left)
     }
 
-    /// Rejects a repeated request. For this check, the listener remembers the nonce for `left`. After this time, the
-    /// age check rejects the request.
+    /// Rejects a repeated request. For this check, the listener remembers the nonce for the duration `left`. After this
+    /// time, the age check rejects the request.
     fn note(&self, head: &Head, left: Duration) -> Result<(), Rejected> {
         let now = self.parts.runtime.monotonic();
         let noted = self.nonces.lock().expect("no holder of this lock panics").note(head.nonce, now, now + left);

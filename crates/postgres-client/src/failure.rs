@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio_postgres::error::SqlState;
 
-/// Failure of a connection or a statement. The texts contain no statement, parameter or password.
+/// Failure of a connection or a statement. The error texts contain no statement, parameter or password.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Failure {
     /// There is no connection, or the connection ended before the server responded. The statement may have taken
@@ -109,7 +109,7 @@ impl Failure {
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         let Failure::Statement { code, .. } = self else { return false };
-        // The codes mean: serialization failure, deadlock, lock not available.
+        // These error codes mean: serialization failure, deadlock, lock not available.
         matches!(code.as_str(), "40001" | "40P01" | "55P03")
     }
 }

@@ -18,8 +18,8 @@ use crate::server::{Messages, Server};
 /// shortens each wait by up to half.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
-/// Extra wait of the client after the statement timeout. A server that still responds cancels the statement during this
-/// wait.
+/// Time that the client waits for the response after the statement timeout. A server that still responds cancels the
+/// statement during this time.
 const RESPONSE_GRACE: Duration = Duration::from_secs(1);
 
 /// Handle to a connection that a task opens and reopens. A clone is cheap. The task ends when the caller cancels the

@@ -19,7 +19,7 @@ pub struct Schema {
 }
 
 impl Schema {
-    /// Returns the version that the last migration creates.
+    /// Returns the schema version that the last migration creates.
     #[must_use]
     pub const fn version(&self) -> i32 {
         #[expect(clippy::cast_possible_truncation, reason = "migrations are few")]

@@ -23,7 +23,7 @@ pub struct Options {
     /// Name that `pg_stat_activity` shows for these connections.
     pub application_name: String,
     /// Longest time to establish a connection. The default is 5 s. With a shorter time, attempts to connect to a busy
-    /// server fail.
+    /// server may fail.
     pub connect_timeout: Duration,
     /// Longest duration of a statement. The server cancels a statement that takes longer. If the server does not
     /// respond, the client closes the connection one second after this time. The default is 10 s.
@@ -44,7 +44,7 @@ impl Default for Options {
     }
 }
 
-/// Address and connection options of one server. Its `Display` is its URL without the password.
+/// Address and connection options of one server. Its `Display` text is the server's URL without the password.
 #[derive(Clone)]
 pub struct Server {
     config: Config,
@@ -59,8 +59,8 @@ pub struct Server {
 pub type Messages = BoxStream<'static, Result<AsyncMessage, tokio_postgres::Error>>;
 
 impl Server {
-    /// Parses a libpq URL. Client certificates are not supported. `sslrootcert` names a PEM file. If the URL names
-    /// several servers, the client connects to the server that accepts writes.
+    /// Parses a libpq URL. This crate does not support client certificates. The parameter `sslrootcert` names a PEM
+    /// file. If the URL names several servers, the client connects to the server that accepts writes.
     ///
     /// # Errors
     /// Returns an error if the URL is invalid, or a file that it names cannot be read.
@@ -101,7 +101,8 @@ impl Server {
     /// Opens a connection. The connection makes progress only while the caller polls `Messages`.
     ///
     /// # Errors
-    /// Returns an error if the connection is not established within the connect timeout, or the server rejects it.
+    /// Returns an error if the client cannot establish the connection within the connect timeout, or if the server
+    /// rejects it.
     pub async fn connect(&self, runtime: &Runtime) -> Result<(Client, Messages), Failure> {
         let connecting = Box::pin(self.config.connect(self.tls.clone()));
         match runtime.timeout(self.connect_timeout, connecting).await {

@@ -12,7 +12,7 @@ pub(crate) fn wall() -> SystemTime {
     SystemTime::now()
 }
 
-/// Returns `None` if `limit` passed before the future completed.
+/// Returns the output of the future, or `None` if `limit` passed before the future completed.
 pub(crate) async fn timeout<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(limit, future).await.ok()
 }

@@ -74,8 +74,8 @@ impl Verifier {
     }
 }
 
-/// Extracts the callback in handlers behind the middleware [`verified`] or [`once`](crate::once()). If the route of
-/// such a handler lacks the middleware, the route responds with 500.
+/// Extracts the callback for a handler. The handler's route must have the middleware [`verified`] or
+/// [`once`](crate::once()). Without the middleware, the route responds with 500.
 impl<S: Sync> FromRequestParts<S> for Callback {
     type Rejection = (StatusCode, &'static str);
 

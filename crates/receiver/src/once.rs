@@ -189,9 +189,9 @@ impl Slot {
 }
 
 /// Transaction for the effects of a callback. It dereferences to a [`Client`] of `tokio_postgres`, on which the
-/// middleware has begun a transaction. A handler behind [`once`](once()) can take this type as an argument. The
-/// middleware ends the transaction after the handler returns, so handlers must not begin, commit or roll back a
-/// transaction.
+/// middleware has begun a transaction. If a route has the middleware [`once`](once()), its handler can take this type
+/// as an argument. The middleware ends the transaction after the handler returns, so handlers must not begin, commit or
+/// roll back a transaction.
 pub struct Transaction {
     /// Open transaction; `None` only after the drop of this value.
     open: Option<Open>,
@@ -220,8 +220,8 @@ impl fmt::Debug for Transaction {
     }
 }
 
-/// Extracts the transaction in handlers behind the middleware [`once`](once()). If the route of such a handler lacks
-/// the middleware, the route responds with 500.
+/// Extracts the transaction for a handler. The handler's route must have the middleware [`once`](once()). Without the
+/// middleware, the route responds with 500.
 impl<S: Sync> FromRequestParts<S> for Transaction {
     type Rejection = (StatusCode, &'static str);
 

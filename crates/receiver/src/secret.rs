@@ -27,7 +27,7 @@ pub enum SecretError {
     /// The decoded secret has fewer than 24 or more than 64 bytes. Standard Webhooks requires 24 to 64 bytes.
     #[error("invalid signing secret: expected 24 to 64 bytes after decoding, found {bytes}; copy the whole secret")]
     Length {
-        /// Number of bytes of the secret.
+        /// Number of bytes of the decoded secret.
         bytes: usize,
     },
 }

@@ -66,7 +66,8 @@ pub struct Callback {
     pub schedule_id: Option<String>,
     /// Number of this attempt, from 1. The signature does not cover it.
     pub attempt: Option<u32>,
-    /// Due time of the occurrence in RFC 3339, even if the callback is late. The signature does not cover it.
+    /// Due time of the occurrence in the format of RFC 3339, even if Reveille sends the callback later. The signature
+    /// does not cover it.
     pub scheduled_at: Option<String>,
 }
 
@@ -99,8 +100,8 @@ pub enum Rejection {
         /// Name of the malformed header.
         name: &'static str,
     },
-    /// The time of the signature is too old or in the future. The request is a replay, or the clock of the sender or of
-    /// this machine is wrong.
+    /// The time of the signature is too old or too far in the future. The request is a replay, or the clock of the
+    /// sender or of this machine is wrong.
     #[error(
         "the signature's time differs too much from this machine's clock; if the request is new, synchronize the clocks"
     )]
@@ -124,14 +125,14 @@ impl Rejection {
 }
 
 impl Verifier {
-    /// Creates a verifier that accepts callbacks with a signature by `secret`.
+    /// Creates a verifier that accepts callbacks that the sender signed with `secret`.
     #[must_use]
     pub fn new(secret: Secret, options: Options) -> Self {
         Verifier { secrets: vec![secret], options }
     }
 
-    /// Returns a verifier that also accepts callbacks with a signature by this secret. Use this function while one
-    /// secret replaces another secret.
+    /// Returns a verifier that also accepts callbacks that the sender signed with this secret. Use this function while
+    /// one secret replaces another secret.
     #[must_use]
     pub fn or(mut self, secret: Secret) -> Self {
         self.secrets.push(secret);

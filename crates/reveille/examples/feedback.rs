@@ -25,9 +25,9 @@ async fn request_feedback(callback: Callback, transaction: Transaction) -> Resul
     Ok(())
 }
 
-/// Handles a delivery report of the courier. If the report arrives again, even after the mail, the id of the schedule
-/// is already in use and `create` fails. With `put` instead of `create`, the second report would replace the schedule
-/// and cause a second mail.
+/// Handles a delivery report of the courier. If the courier repeats the report, even after the mail, `create` fails,
+/// because a schedule with the same id already exists. The method `put` would instead replace the schedule and cause a
+/// second mail.
 async fn delivered(reveille: &Client, url: &str, order: i64) -> anyhow::Result<()> {
     let request = ScheduleRequest::at(after(DAY), format!("{url}/feedback")).payload(&order)?;
     let outcome = match reveille.create(&request.id(format!("feedback-{order}"))).await {

@@ -1,6 +1,6 @@
-//! Reminders of carts. A customer that leaves items in the cart gets a reminder, and a customer that buys them gets no
-//! reminder. Each change of the cart postpones the reminder. Run `cargo run --example nudge` while `reveille serve`
-//! runs.
+//! Reminders about shopping carts. A customer that leaves items in the cart gets a reminder, and a customer that buys
+//! the items gets no reminder. Each change of the cart postpones the reminder. Run `cargo run --example nudge` while
+//! `reveille serve` runs.
 
 #![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
@@ -44,7 +44,8 @@ async fn main() -> anyhow::Result<()> {
         let mut cart = Cart { customer, items: Vec::new() };
         for item in ["a phone", "a case"] {
             cart.items.push(item.to_owned());
-            // The reminder is due three hours after this change, and contains the current content of the cart.
+            // Each change of the cart replaces the reminder. The new reminder is due three hours after the change, and
+            // lists the current items of the cart.
             let request = ScheduleRequest::at(after(3 * HOUR), format!("{url}/nudge")).payload(&cart)?;
             shop.reveille.put(&name(customer), &request).await?;
             println!("customer {customer} puts {item} into the cart");

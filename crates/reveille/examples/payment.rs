@@ -23,8 +23,8 @@ create table if not exists refunds (payment bigint primary key);";
 /// Handler that queries the bank and refunds the payment if the bank has taken the money.
 ///
 /// The handler cancels the schedule only at the occurrence after the refund, because the cancellation is not part of
-/// the transaction. If one occurrence did both and the commit of the refund failed, the schedule would be cancelled
-/// without a refund.
+/// the transaction. If the handler refunded the payment and cancelled the schedule at one occurrence, a failed commit
+/// would leave a cancelled schedule without a refund.
 async fn reconcile(State(reveille): State<Client>, callback: Callback, transaction: Transaction) -> Result<(), Failed> {
     let payment: i64 = callback.json()?;
     if transaction.query_opt("select 1 from refunds where payment = $1", &[&payment]).await?.is_some() {

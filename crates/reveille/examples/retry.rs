@@ -1,5 +1,5 @@
-//! Retries. Reveille retries a failed operation with growing waits, even if the application or the server restarts. Run
-//! `cargo run --example retry` while `reveille serve` runs.
+//! Retries. Reveille retries a failed operation at increasing intervals, even if the application or the server
+//! restarts. Run `cargo run --example retry` while `reveille serve` runs.
 
 #![expect(clippy::print_stdout, reason = "the example prints its progress")]
 

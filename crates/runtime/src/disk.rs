@@ -40,7 +40,7 @@ pub trait Disk: Send + Sync + 'static {
     fn remove<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<()>>;
     /// Makes durable all changes of names in `dir` that callers made before this call.
     fn sync_dir<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<()>>;
-    /// Returns the number of bytes that a user without special rights can still write on the volume of `path`.
+    /// Returns the number of bytes that an unprivileged user can still write on the volume of `path`.
     fn free_bytes<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<u64>>;
     /// Locks `path` for this process until the caller drops the guard. Creates the file if it does not exist. Fails
     /// with `WouldBlock` if another process holds the lock.
@@ -59,7 +59,7 @@ pub trait DiskFile: Send + Sync + 'static {
     /// Sets the length of the file. If the file grows, the call fills the new part with zeros that occupy disk space. A
     /// later write over these zeros therefore cannot fail for lack of space.
     fn allocate(&self, len: u64) -> BoxFuture<'_, io::Result<()>>;
-    /// Makes all bytes durable that callers wrote before this call. After an error, the state of all bytes since the
-    /// last `Ok` is unknown, and another call does not make them durable.
+    /// Makes all bytes durable that callers wrote before this call. After an error, the caller cannot know which bytes
+    /// since the last `Ok` are durable, and a later call does not make these bytes durable.
     fn sync_data(&self) -> BoxFuture<'_, io::Result<()>>;
 }

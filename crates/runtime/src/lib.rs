@@ -56,7 +56,7 @@ pub trait World: Send + Sync + 'static {
     fn halt(&self, reason: &str);
 }
 
-/// Handle to a [`World`], which is cheap to clone.
+/// Handle to a [`World`]. A clone of the handle is cheap.
 #[derive(Clone)]
 pub struct Runtime(Arc<dyn World>);
 

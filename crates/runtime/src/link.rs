@@ -1,5 +1,5 @@
 //! Simulated link between a caller and an in-memory engine, with the latency and the faults of a network. The in-memory
-//! engines of the ports model engines that callers reach over a network.
+//! engine of a port simulates an engine that callers reach over a network.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,8 +23,8 @@ pub struct MemoryLink {
 }
 
 impl MemoryLink {
-    /// Creates a working link. A call has a random delay from `latency` before its effect, and another delay after its
-    /// effect. On average, one call in `fail_one_in` fails, before or after its effect.
+    /// Creates a working link. A call has a random delay in the range `latency` before its effect, and another delay
+    /// after its effect. On average, one call in `fail_one_in` fails, before or after its effect.
     #[must_use]
     pub fn new(runtime: Runtime, latency: Option<RangeInclusive<Duration>>, fail_one_in: Option<u32>) -> Self {
         let (is_cut, loses_responses) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -56,17 +56,17 @@ impl MemoryLink {
         self.is_cut() || self.loses_responses.load(Ordering::Relaxed)
     }
 
-    /// Returns true if [`MemoryLink::cut`] has cut the link. Ignores [`MemoryLink::cut_answers`].
+    /// Returns true if [`MemoryLink::cut`] has cut the link. [`MemoryLink::cut_answers`] does not affect the result.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.is_cut.load(Ordering::Relaxed)
     }
 
-    /// Sends a call to the engine, where `effect` happens in one step, and returns the response.
+    /// Sends a call to the engine and returns the response. The engine executes `effect` in one step.
     ///
     /// # Errors
-    /// Returns the reason if no response arrives, because the call failed or the connection was lost. The call may or
-    /// may not have taken effect.
+    /// Returns a description of the error if the call fails or the connection is lost. In both cases no response
+    /// arrives, and the call may or may not have taken effect.
     pub async fn call<T>(&self, effect: impl FnOnce() -> T) -> Result<T, String> {
         let fails = |one_in: u32| self.runtime.random().is_multiple_of(u64::from(one_in));
         let failure = self.fail_one_in.filter(|one_in| fails(*one_in)).map(|_| self.runtime.random() % 2);

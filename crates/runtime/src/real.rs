@@ -18,8 +18,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::{Disk, DiskFile, Monotonic, OpenMode, Place, TaskEnd, TaskHandle, World};
 
-/// Interval between two wakeups in [`wake_workers`]. This is also the longest time for which a blocking task delays
-/// other tasks.
+/// Interval between two wakeups of a worker by [`wake_workers`]. A blocking task therefore delays the timers and
+/// sockets of other tasks by at most this interval.
 const WAKE_PERIOD: Duration = Duration::from_millis(100);
 
 pub(crate) struct RealWorld {
@@ -249,7 +249,8 @@ impl Disk for RealDisk {
     }
 }
 
-/// Creates a file and removes its name at once. `O_TMPFILE` creates no name, but not every file system supports it.
+/// Creates a file and removes its name at once. The function does not use `O_TMPFILE`, because not every file system
+/// supports this flag.
 fn open_unnamed(dir: &Path) -> io::Result<File> {
     let path = dir.join(format!(".unnamed-{:016x}", RANDOM.with_borrow_mut(Buffered::next)));
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
@@ -299,9 +300,9 @@ impl DiskFile for RealFile {
     }
 }
 
-/// Sets the length of the file to `len` bytes, and writes zeros into the new part. If the function only reserved this
-/// space, the first write into the space would make the next `fdatasync` also commit the file system's journal.
-/// Preallocation must avoid this commit.
+/// Sets the length of the file to `len` bytes, and writes zeros into the new part. If the function only reserved disk
+/// space for the new part, the first write into this part would make the next `fdatasync` also commit the file system's
+/// journal. Preallocation must avoid this commit.
 fn allocate(file: &File, len: u64) -> io::Result<()> {
     const CHUNK: usize = 1 << 20;
     let present = file.metadata()?.len();

@@ -1,4 +1,4 @@
-//! Tasks and their owners.
+//! Tasks, and sets that own tasks.
 //!
 //! docs/decisions/0144-run-waiting-requests-in-tasks.md gives the reasons for the design.
 
@@ -24,12 +24,13 @@ pub enum TaskEnd {
 pub struct TaskHandle {
     /// Future that completes when the task has ended.
     pub end: BoxFuture<'static, TaskEnd>,
-    /// Function that aborts the task: the runtime drops the task's future at its next await. Has no effect on a
-    /// [`Place::Thread`] task.
+    /// Function that aborts the task: the runtime drops the task's future when the future next awaits. The function has
+    /// no effect on a task in [`Place::Thread`].
     pub abort: Box<dyn Fn() + Send + Sync>,
 }
 
-/// Set that owns tasks. [`TaskSet::join`] waits for the tasks. A drop of the set without this call aborts the tasks.
+/// Set that owns tasks. [`TaskSet::join`] waits for the tasks. If the caller drops the set without this call, the set
+/// aborts its tasks.
 pub struct TaskSet {
     runtime: Runtime,
     tasks: Mutex<Vec<(&'static str, TaskHandle)>>,
@@ -42,8 +43,8 @@ impl TaskSet {
         TaskSet { runtime: runtime.clone(), tasks: Mutex::new(Vec::new()) }
     }
 
-    /// Spawns a task of this set. The set retains the handle of an ended task until the set is dropped, so callers
-    /// spawn the tasks of single requests with [`Runtime::spawn`].
+    /// Spawns a task of this set. The set retains the handle of an ended task until the caller drops the set. A caller
+    /// that spawns a task for each request should therefore use [`Runtime::spawn`].
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
         self.add(name, Place::Shared, Box::pin(future));
     }

@@ -1,5 +1,6 @@
-//! Creates, replaces, cancels and redrives schedules. Any member may create a schedule with a generated id. Only the
-//! owner of a schedule's shard may change an existing schedule or create a schedule with a chosen id.
+//! Creates, replaces and cancels schedules, and redrives dead letters. Any member may create a schedule with a
+//! generated id. Only the owner of a schedule's shard may change an existing schedule or create a schedule with a
+//! chosen id.
 //!
 //! For a chosen id, the owner of the id's home shard processes all requests that create a schedule with this id. The
 //! owner does not hand the shard over while such a request is in progress.
@@ -90,8 +91,8 @@ impl Changes {
         Ok(responses)
     }
 
-    /// Notifies the owner of a shard if one of these rows is due soon in this shard. The owner then reads its insert
-    /// log at once.
+    /// Notifies the owner of each shard in which one of these rows is due soon. The owner then reads its insert log at
+    /// once.
     fn nudge(&self, rows: &[(PollerId, DueKey)], placed: &[Placed], now: Timestamp) {
         let near = rows.iter().zip(placed).filter(|(_, placed)| self.is_near(placed.position, now));
         let shards: BTreeSet<ShardId> = near.map(|((poller, _), _)| poller.shard()).collect();
@@ -127,8 +128,8 @@ impl Changes {
         let name = (request.tenant.id, request.id.clone().expect("a put request contains the id of its schedule"));
         let _ids = self.lock_ids(std::slice::from_ref(&request)).await;
         let existing = self.shared.store.get(vec![name]).await?.pop().flatten();
-        // The store compares the versions again in the same step as the change. This check only avoids a write that
-        // would certainly fail.
+        // The store checks the precondition again in the same step as it writes the put. This first check only avoids a
+        // write that would certainly fail.
         if existing.as_deref().map(Schedule::seen) != seen {
             return Ok(None);
         }
@@ -138,7 +139,8 @@ impl Changes {
         }
     }
 
-    /// Writes the put. Returns `None` if the store's state does not match the precondition of `change`.
+    /// Writes a planned put to the store. Returns `None` if the store's state does not match the precondition of
+    /// `change`.
     async fn write_put(
         &self,
         mut insert: Insert,
@@ -237,7 +239,8 @@ impl Changes {
         }
     }
 
-    /// Returns the insert of the schedule and of its first due row. Returns `None` if the schedule has no occurrence.
+    /// Returns an [`Insert`] of the requested schedule and its first due row. Returns `None` if the schedule has no
+    /// occurrence.
     fn plan(&self, request: Create, now: Timestamp) -> Option<Insert> {
         let drawn = || Incarnation::new(now, self.shared.runtime.random_u128());
         let incarnation = request.incarnation.unwrap_or_else(drawn);
@@ -259,8 +262,8 @@ impl Changes {
         Some(Insert { schedule: Arc::new(schedule), due })
     }
 
-    /// Plans a put over `existing`, as [`Changes::plan`] plans a create. `existing` is the stored schedule at the time
-    /// of the put.
+    /// Plans a put that replaces `existing`, as [`Changes::plan`] plans a create. `existing` is the stored schedule at
+    /// the time of the put.
     fn plan_over(
         &self,
         request: Create,

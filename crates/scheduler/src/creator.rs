@@ -5,8 +5,8 @@ use std::time::Duration;
 use domain::{DueKey, PollerId};
 use store::{Placed, Store, StoreError};
 
-/// Confirms the placement of `rows`. Writes each row that lies at or before its poller's `closed` again at a later
-/// position, until all rows lie after `closed`.
+/// Confirms the placement of `rows`. If a row lies at or before its poller's `closed`, the function writes the row
+/// again at a later position. It repeats this step until all rows lie after `closed`.
 ///
 /// The owner writes `closed` and then reads the rows up to `closed`. A creator writes its row and then reads `closed`.
 /// Therefore the owner reads the row, or the creator reads the new `closed`. The creator must read `closed` after the

@@ -13,7 +13,7 @@ pub const CONNECTION_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Attempt, with all data that the transport needs.
 #[derive(Clone, Debug)]
 pub struct Delivery {
-    /// Tenant that owns the schedule. Contains the signing secret.
+    /// Tenant that owns the schedule. This value contains the tenant's signing secret.
     pub tenant: Arc<Tenant>,
     pub schedule: Arc<Schedule>,
     pub occurrence: Occurrence,

@@ -1,4 +1,4 @@
-//! Tenants that this member last read from the store.
+//! Tenants, as this member last read them from the store.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
@@ -21,7 +21,7 @@ impl Known {
 }
 
 impl KnownTenants {
-    /// Replaces the tenants. Returns false if the tenants did not change.
+    /// Replaces the known tenants with `tenants`. Returns false if the tenants did not change.
     pub(crate) fn replace(&self, tenants: Vec<Tenant>) -> bool {
         let known = self.known();
         if known.by_id.len() == tenants.len() && known.by_id.values().zip(&tenants).all(|(known, new)| **known == *new)

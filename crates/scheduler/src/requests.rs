@@ -30,10 +30,10 @@ pub enum CreateRejection {
     NeverFires,
 }
 
-/// Effect of a put on the timing of an existing live schedule.
+/// Effect of a put on the timing of an existing schedule that is not cancelled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Timing {
-    /// The timing starts again: the interval `every` counts from now.
+    /// The timing starts again: the first interval of an `every` timing begins at the put.
     Restarted,
     /// The timing does not change, and the next occurrence stays the same. The spec of the request must contain the
     /// same timing.
@@ -44,7 +44,7 @@ pub enum Timing {
 #[derive(Clone, PartialEq, Debug)]
 pub struct PutResponse {
     pub schedule: Arc<Schedule>,
-    /// True if no live schedule had the requested id before the put.
+    /// True if no schedule had the requested id before the put, or only a cancelled schedule had it.
     pub created: bool,
     /// True if an attempt of the replaced schedule is in flight. No other attempt of that schedule will start.
     pub too_late: bool,

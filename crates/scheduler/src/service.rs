@@ -133,8 +133,8 @@ impl Scheduler {
         Scheduler { shared, changes, forwarding, cluster, registry: Arc::new(registry), running }
     }
 
-    /// Hands the shards over, starts no further attempts, waits for the attempts in flight for at most
-    /// [`Options::drain`], and ends.
+    /// Stops the scheduler. It hands its shards over, starts no further attempts, and waits for the attempts in flight
+    /// for at most [`Options::drain`].
     pub async fn stop(&self) {
         let Running { assignment, owner, events } = &*self.running;
         assignment.stop().await;

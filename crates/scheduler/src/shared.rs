@@ -38,7 +38,7 @@ pub(crate) struct Shared {
     /// Channels to the current owner and its outcome writer.
     pub(crate) owner: Mutex<Option<OwnerHandle>>,
     pub(crate) events: Arc<Events>,
-    /// Turns in which the tenants read many rows from the store.
+    /// Turns that the tenants take for long reads from the store.
     pub(crate) turns: Turns,
 }
 

@@ -67,7 +67,7 @@ impl Tenants {
         self.shared.store.audit(tenant, after, limit).await
     }
 
-    /// Returns the tenant's stored schedules and bytes.
+    /// Returns the number of the tenant's stored schedules by status, and the size of the stored data in bytes.
     ///
     /// # Errors
     /// Returns an error if the store fails.
@@ -76,7 +76,8 @@ impl Tenants {
         Ok(usages.into_iter().next().expect("the store returns one usage per tenant"))
     }
 
-    /// Returns the stored schedules and bytes of each of these tenants.
+    /// Returns the number of stored schedules by status and the size of the stored data in bytes, for each of these
+    /// tenants.
     ///
     /// # Errors
     /// Returns an error if the store fails.
@@ -84,7 +85,8 @@ impl Tenants {
         self.shared.store.usage(tenants).await
     }
 
-    /// Returns the stored schedules and bytes of all tenants that this member knows.
+    /// Returns the number of stored schedules by status and the size of the stored data in bytes, as totals over all
+    /// tenants that this member knows.
     ///
     /// # Errors
     /// Returns an error if the store fails.

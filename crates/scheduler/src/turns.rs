@@ -1,4 +1,4 @@
-//! Turns in which the tenants read many rows from the store: listings, runs, dead letters and audit logs.
+//! Turns that the tenants take for long reads from the store: reads of listings, runs, dead letters and audit logs.
 //!
 //! Only a limited number of these reads run at a time, and one tenant runs at most half of that number. Waiting tenants
 //! take turns. Each read has a limited length, and a long listing needs one turn for each of its reads. A tenant
@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use domain::TenantId;
 use tokio::sync::oneshot;
 
-/// Largest number of reads at a time.
+/// Largest number of long reads that run at the same time.
 const READS_MAX: usize = 4;
-/// Largest number of reads of one tenant at a time.
+/// Largest number of long reads of one tenant that run at the same time.
 const READS_PER_TENANT: usize = 2;
 
 #[derive(Clone, Debug, Default)]
@@ -35,7 +35,7 @@ struct Requests {
     waiting: VecDeque<oneshot::Sender<Turn>>,
 }
 
-/// Right to make one read of many rows. When the holder drops this value, the next waiting request gets the turn.
+/// Permit for one long read from the store. When the holder drops the permit, the next waiting request gets its turn.
 #[derive(Debug)]
 pub(crate) struct Turn {
     turns: Turns,
@@ -60,7 +60,7 @@ impl Turns {
         receiver.await.expect("a waiting request stays in the queue until it gets its turn")
     }
 
-    /// Gives turns to waiting requests while the limits permit it.
+    /// Gives turns to waiting requests while the limits permit further reads.
     fn start_next(&self) {
         loop {
             let Some((tenant, sender)) = self.state().next() else { return };
@@ -76,7 +76,7 @@ impl Turns {
 }
 
 impl State {
-    /// Removes the next request that may start, and counts it as running.
+    /// Takes the next request that may start out of its queue, and counts the request as running.
     fn next(&mut self) -> Option<(TenantId, oneshot::Sender<Turn>)> {
         if self.running >= READS_MAX {
             return None;

@@ -1,6 +1,6 @@
-//! Benchmark of this crate's overhead per create. In one process, it measures two rates in turn. The first is the
-//! requests per second of a bare handler that parses the same JSON. The second is the requests per second of `POST
-//! /v1/schedules` on the in-memory engine.
+//! Benchmark of this crate's overhead per create request. It measures two rates alternately in one process, both in
+//! requests per second. The first is the rate of a bare handler that only parses the JSON of the request. The second is
+//! the rate of `POST /v1/schedules` on the in-memory engine.
 //!
 //! `cargo run --profile dist -p server --example overhead`
 

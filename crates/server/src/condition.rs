@@ -2,7 +2,7 @@
 //!
 //! A schedule's tag identifies its version. The tag changes with each replacement and with the cancellation. The tag
 //! stays the same when a recurring schedule advances. A cancelled schedule also has a tag, which a caller can read.
-//! However, `*` does not match a cancelled schedule, because a client can create another schedule with its id.
+//! However, `*` does not match a cancelled schedule, because a client can create another schedule with the same id.
 //!
 //! Invariants: the server rejects a request whose precondition it cannot read. Otherwise the request would run without
 //! its precondition. A tag that this API never issued matches no schedule.

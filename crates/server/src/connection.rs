@@ -23,14 +23,15 @@ use crate::state::AppState;
 use crate::unread::{Budget, watched};
 
 /// Maximum number of bytes in the send buffer of one HTTP/2 stream. The HTTP library takes a further piece of a
-/// response body only while the buffer contains fewer bytes. A small number limits the data rate to distant clients.
+/// response body only while the buffer contains fewer bytes than this number. A small number limits the data rate to
+/// distant clients.
 const SEND_BYTES_MAX: usize = 128 << 10;
 /// Maximum number of HTTP/2 streams that the client has reset before the server accepted them. The HTTP library closes
 /// a connection that exceeds this number (CVE-2023-44487).
 const RESET_STREAMS_MAX: usize = 20;
 
 /// Serves a connection until the client closes it or the connection is idle for too long. After a caller cancels
-/// `drain`, the function returns as soon as the current requests have ended.
+/// the token `drain`, the function returns as soon as the current requests have ended.
 pub(crate) async fn serve(
     app: Arc<AppState>,
     router: Router,

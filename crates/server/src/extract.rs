@@ -17,7 +17,7 @@ use crate::rejection::{Code, Rejected, reject, reject_fields};
 use crate::route::Body;
 use crate::state::AppState;
 
-/// Returns a path parameter. A parameter that is not UTF-8 becomes the empty text, which names no object.
+/// Returns a path parameter. A parameter that is not UTF-8 becomes the empty text, which is the name of no object.
 pub(crate) async fn path_parameter(parts: &mut Parts, name: &str) -> String {
     let Ok(parameters) = RawPathParams::from_request_parts(parts, &()).await else { return String::new() };
     parameters.iter().find(|(known, _)| *known == name).map_or_else(String::new, |(_, value)| value.to_owned())

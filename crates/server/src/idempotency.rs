@@ -1,4 +1,5 @@
-//! Header `Idempotency-Key`, which lets a client repeat a POST or a batch. `routes::once` describes its effect.
+//! Header `Idempotency-Key`, with which a client can safely repeat a POST request. The module `routes::once` describes
+//! the effect of the header.
 
 #[cfg(test)]
 mod tests;
@@ -98,8 +99,8 @@ fn bad_key(detail: &str) -> Rejected {
     reject_fields(Code::InvalidParameter, "the idempotency key is invalid; see the field `errors`", vec![error])
 }
 
-/// Returns a fingerprint of a body. By the fingerprint, the server detects that a client mistakenly sends another body
-/// with the same key.
+/// Returns a fingerprint of a body. With the fingerprint, the server detects a client that mistakenly sends another
+/// body with the same key.
 pub(crate) fn fingerprint(body: &[u8]) -> u32 {
     let digest = Sha256::digest(body);
     u32::from_be_bytes(digest[..4].try_into().expect("a SHA-256 digest has 32 bytes"))

@@ -1,7 +1,8 @@
 //! HTTP API of Reveille: routes, authentication, limits, and errors as problem details.
 //!
 //! The crate translates requests into calls of the scheduler, and the scheduler's results into responses. It stores no
-//! schedules and depends on no store engine. Its only decision about time is whether a request's times are allowed.
+//! schedules and depends on no store engine. It makes only one decision about time: whether it accepts
+//! the times in a request.
 //!
 //! Invariants: the server reads a body only after it has checked the key. The scheduler receives a schedule only after
 //! the server has checked all of its fields. Every rejection is a problem document with a stable code. Every

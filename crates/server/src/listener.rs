@@ -17,7 +17,7 @@ use crate::state::AppState;
 use crate::tls::Tls;
 use crate::{Options, Readiness, connection, routes};
 
-/// Number of connections that the kernel queues until the server accepts them.
+/// Maximum number of connections that the kernel queues until the server accepts them.
 const BACKLOG: u32 = 4_096;
 
 /// Maximum number of open connections of the listener for metrics. Few programs read metrics.
@@ -25,7 +25,7 @@ const METRICS_CONNECTIONS_MAX: usize = 64;
 const ACCEPT_FAILED: &str =
     "accept failed; raise the hard limit of open files (ulimit -Hn, LimitNOFILE) if this repeats";
 
-/// Bound server that does not serve yet. Clients can connect, but must wait for responses.
+/// Server that has bound its sockets but does not read requests yet. Clients can connect, but must wait for responses.
 pub struct Server {
     app: Arc<AppState>,
     listener: TcpListener,
@@ -144,7 +144,7 @@ fn address_share(app: &AppState) -> AddressShare {
 }
 
 /// Performs a TLS handshake. Returns `None` if the handshake fails or takes too long. The time limit includes the wait
-/// for a permit.
+/// for a permit to start the handshake.
 async fn handshake(
     app: &AppState,
     tls: &Tls,

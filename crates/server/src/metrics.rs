@@ -19,8 +19,8 @@ use runtime::Monotonic;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct RequestLabels {
-    /// Method and path pattern from the routing table. The label does not contain the path of the request, because it
-    /// would then have a separate value for each schedule.
+    /// Label with the method and the path pattern from the routing table. The label does not contain the path of the
+    /// request, because the label would then have a separate value for each schedule.
     route: &'static str,
     status: u16,
 }

@@ -1,8 +1,9 @@
 //! OpenAPI document of the API, generated from the routes, the wire types and the limits of this server.
 //!
 //! The module contains no list of routes. Each [`Route`] of the routing table describes itself, the schemas come from
-//! the types of `api`, and the limits come from [`Options`]. Responses may get more fields within `/v1`, so their
-//! schemas allow unknown fields. The schemas of requests forbid unknown fields, because the server rejects them.
+//! the types of `api`, and the limits come from [`Options`]. Later builds may add fields to responses, so the
+//! schemas of responses allow unknown fields. The schemas of requests forbid unknown fields, because the server rejects
+//! them.
 //!
 //! docs/decisions/0068-generate-the-openapi-document.md gives the reasons for the design.
 
@@ -134,8 +135,8 @@ fn describe_response(response: &ResponseSpec, schemas: &mut Schemas) -> Value {
     let mut described = json!({ "description": response.description });
     let content = match response.content {
         Content::Json(schema) => json!({ "application/json": { "schema": schema(&mut schemas.responses) } }),
-        // The document describes the lines as bytes. Generated clients return bytes unparsed, so the caller of such a
-        // client can read the lines.
+        // The document describes a body of NDJSON lines as bytes. A generated client returns the bytes unparsed, so
+        // the caller of the client can read the lines.
         Content::Lines => json!({ api::NDJSON_CONTENT_TYPE: { "schema": bytes() } }),
         Content::Text(media) => {
             let texts = media.iter().map(|media| ((*media).to_owned(), json!({ "schema": { "type": "string" } })));

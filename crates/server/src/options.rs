@@ -22,7 +22,7 @@ pub struct Options {
     /// Certificate of the server. Default none, which means that the server accepts unencrypted requests.
     pub tls: Option<Tls>,
     /// Maximum duration of a TLS handshake. Default 5 s. With a short timeout, the server rejects distant clients. With
-    /// a long timeout, a stalled client holds a permit for a long time.
+    /// a long timeout, a stalled client occupies one of the `handshakes_max` handshakes for a long time.
     pub handshake_timeout: Duration,
     /// Maximum number of concurrent TLS handshakes. Further handshakes wait, and the wait counts toward
     /// `handshake_timeout`. Default 1,024. If the number is too small, stalled clients delay other clients. If it is
@@ -31,7 +31,8 @@ pub struct Options {
     /// True if the server serves users' requests. Default true. If the value is false, the server serves only /healthz,
     /// /readyz and /metrics.
     pub answers_users: bool,
-    /// Number of pollers of a new tenant without a quota; see [`scheduler::Options::pollers`].
+    /// Number of pollers of a new tenant without a quota of callbacks per minute. Default: the default of
+    /// [`scheduler::Options::pollers`].
     pub tenant_pollers: u16,
     /// Quotas of a new tenant, unless its creator sets other quotas. Default: 50,000 callbacks per minute, 1,000
     /// schedules created per second, 1,000,000 pending schedules, 1,024 callbacks in flight, of which 256 may go to one
@@ -56,9 +57,10 @@ pub struct Options {
     pub idle_timeout: Duration,
     /// Time limit for the arrival of a body, and for each further piece of a batch's body. Default 10 s.
     pub body_timeout: Duration,
-    /// Maximum number of open connections. A further connection replaces the connection that has been idle longest,
-    /// among the connections whose client has not sent a valid key. If no such connection is idle, further connections
-    /// wait in the kernel's queue. One client address may have at most half of the connections. Default 4,096.
+    /// Maximum number of open connections. At the limit, the server closes an idle connection to accept a further
+    /// connection. Among the connections whose client has not sent a valid key, it closes the connection that has been
+    /// idle longest. If no such connection is idle, further connections wait in the kernel's queue. One client address
+    /// may have at most half of the connections. Default 4,096.
     pub connections_max: usize,
     /// Networks of trusted reverse proxies. One address in these networks may have all connections. Default none.
     pub trusted_proxies: Vec<Network>,

@@ -1,8 +1,8 @@
 //! Enforces the quotas of requests. The scheduler enforces the quotas of callbacks.
 //!
 //! Invariants: `creates_per_second` counts each request and each batch line before the server parses it, even if the
-//! server then rejects it. The other quotas count only valid schedules. A rejected request has no further effect. If the
-//! server does not create a schedule, it releases the reservation.
+//! server then rejects it. A rejected request has no further effect. The other quotas count only valid schedules. If
+//! the server does not create the schedule of a valid request, it releases the schedule's reservation.
 //!
 //! docs/decisions/0201-count-stored-bytes-with-every-change.md gives the reasons for the design.
 
@@ -53,7 +53,7 @@ pub(crate) struct Reservation(Option<Reserved>);
 struct Reserved {
     tenant: TenantId,
     bytes: u64,
-    /// Read time of the usage that includes the reservation.
+    /// Time at which the server read the usage to which it then added this reservation.
     read_at: Monotonic,
 }
 
@@ -61,9 +61,9 @@ struct Reserved {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Written {
     Nothing,
-    /// A later spec of an active schedule. It needs bytes, but is no further schedule.
+    /// New spec of an active schedule. The spec adds bytes, but the number of active schedules stays the same.
     Spec,
-    /// A further active schedule.
+    /// Schedule that increases the number of active schedules.
     Schedule,
 }
 
@@ -87,9 +87,9 @@ const FULL_USAGE_AGE_MAX: Duration = Duration::from_millis(100);
 const ROW_BYTES: u64 = 256;
 
 impl Stored {
-    /// Reserves one schedule and its bytes if the tenant's quotas allow them. The usage may omit schedules that other
-    /// members created and runs that were recorded within the last second, and schedules whose creation was in progress
-    /// at the time of the read.
+    /// Reserves one schedule and its bytes if the tenant's quotas allow them. The check uses numbers that are up to
+    /// one second old. These numbers may omit recent runs, and schedules that other members created recently. They may
+    /// also omit schedules whose creation was in progress when the server read the numbers from the store.
     pub(crate) async fn admit(
         &self,
         scheduler: &Scheduler,
@@ -165,7 +165,8 @@ impl Stored {
             Quota::PendingMax => known.usage.active + known.schedules >= limit(*quota),
             _ => known.usage.bytes + known.bytes + bytes > limit(*quota).saturating_mul(1 << 20),
         };
-        // The bytes come first, because a request that replaces a schedule may exceed the other quota.
+        // The function checks the quota of bytes first, because the quota of pending schedules does not limit a request
+        // that replaces an active schedule.
         let full = [Quota::StoredMibMax, Quota::PendingMax].into_iter().find(is_full);
         let age_max = if full.is_none() { USAGE_AGE_MAX } else { FULL_USAGE_AGE_MAX };
         if read.is_none() && now.since(known.read_at) >= age_max {
@@ -184,7 +185,7 @@ impl Stored {
     }
 }
 
-/// Returns about the number of bytes that a schedule with this spec adds to the usage.
+/// Returns the approximate number of bytes that a schedule with this spec adds to the usage.
 fn size(spec: &Spec) -> u64 {
     let Target::Http(http) = &spec.target;
     let headers: usize =

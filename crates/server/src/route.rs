@@ -87,7 +87,7 @@ pub(crate) struct Route {
     pub(crate) body: Option<Body>,
     /// Successful responses. The OpenAPI document does not contain a route without successful responses.
     pub(crate) responses: Vec<ResponseSpec>,
-    /// Problem codes in addition to those that follow from the other fields.
+    /// Problem codes of the route, except the codes that [`Route::rejections`] derives from the other fields.
     rejects: &'static [Code],
 }
 
@@ -214,11 +214,12 @@ impl Route {
         }
         match self.needs {
             Needs::Nothing => {}
-            // The code `RoleForbidden` also applies to an operator's key, because the key's tenant has no schedules.
+            // An operator's key also causes `RoleForbidden` on a route for readers, writers or admins, because the
+            // tenant of an operator's key has no schedules.
             Needs::Reader | Needs::Writer | Needs::Admin | Needs::Operator => rejections.push(Code::RoleForbidden),
             Needs::AdminOf => rejections.extend([Code::RoleForbidden, Code::TenantNotFound]),
         }
-        // A route without parameters also rejects unknown parameters.
+        // A route without query parameters also rejects a request that contains query parameters.
         if self.needs != Needs::Nothing {
             rejections.push(Code::InvalidParameter);
         }

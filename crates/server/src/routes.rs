@@ -480,7 +480,7 @@ impl Routes {
         self.add_at(route.method_and_path().1, route, handler)
     }
 
-    /// Adds a route under a path that differs from the path in the route's name.
+    /// Adds a route under `path`, which may differ from the path in the route's name.
     fn add_at<T: 'static>(mut self, path: &str, route: Route, handler: impl Handler<T, Arc<AppState>>) -> Self {
         let method = Method::from_bytes(route.method_and_path().0.as_bytes()).ok();
         let filter =
@@ -501,7 +501,8 @@ async fn serve(State((app, route)): State<Entry>, request: Request, next: Next) 
     let work = async {
         let request = admit(&app, &route, request).await?;
         let budget: &Budget = request.extensions().get().expect("each connection passes its budget");
-        // A request without a key reserves no bytes, because its response is small. Tenant 0 is a placeholder.
+        // The server reserves no bytes for a request without a key, because its response is small. For this request,
+        // tenant 0 is only a placeholder.
         let tenant = request.extensions().get().map_or(TenantId(0), |caller: &Caller| caller.tenant.id);
         let reserved = app.reserve(&budget.clone(), tenant, &route).await?;
         let mut response = next.run(request).await;

@@ -1,7 +1,8 @@
-//! Spans of requests, at debug level and with their own tracing target. A disabled span costs one integer comparison.
+//! Spans of requests, at debug level and with their own tracing target. If spans are disabled, a request only performs
+//! one integer comparison per span.
 //!
-//! The span exporter (`reveille::otlp`) relies on the field names. A schedule's incarnation and revision identify the
-//! span that the schedule's runs link to.
+//! The span exporter (`reveille::otlp`) relies on the field names. The spans of a schedule's runs link to the request
+//! span with the same incarnation and revision.
 
 use axum::http::{HeaderMap, StatusCode};
 use domain::Schedule;
@@ -36,7 +37,7 @@ pub(crate) fn record_status(span: &Span, status: StatusCode) {
     }
 }
 
-/// Records the client's trace from the header `traceparent`.
+/// Records the client's trace context, which the header `traceparent` contains, in the current span.
 pub(crate) fn record_caller(headers: &HeaderMap) {
     if let Some(caller) = headers.get("traceparent").and_then(|value| value.to_str().ok()) {
         Span::current().record("caller", caller);

@@ -1,8 +1,9 @@
 //! Spool for the results of a batch, between the task that reads lines and the response.
 //!
 //! Many clients write a whole request before they read the response. If the server waited for such a client to read,
-//! both would wait for each other. The spool therefore accepts results while the client reads nothing. The first
-//! [`Options::batch_memory_max`] bytes stay in memory, and later results go to a file without a name.
+//! the server and the client would wait for each other. The spool therefore accepts results while the client reads
+//! nothing. The first [`Options::batch_memory_max`] bytes stay in memory, and later results go to a file without a
+//! name.
 //!
 //! Invariants: results leave the spool in the order of their arrival. After a failed write to the file, the spool adds
 //! further results to memory, and accepts only the results of lines that the server has already read.
@@ -62,7 +63,8 @@ impl Spools {
         (Writer { shared: shared.clone() }, Reader { shared })
     }
 
-    /// Reserves `more` bytes for a file, and returns true. Returns false if all files would then exceed their limit.
+    /// Reserves `more` bytes for a spool's file, and returns true. Returns false, and reserves nothing, if the files of
+    /// all spools would exceed their common limit.
     fn reserve(&self, more: u64) -> bool {
         let sum = |total: u64| total.checked_add(more).filter(|total| *total <= self.files_max);
         self.files.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum).is_ok()
@@ -101,20 +103,20 @@ struct Queue {
     /// Number of bytes that the spool has reserved for its file. `Spools::files` includes this number.
     file_reserved: u64,
     last: VecDeque<Bytes>,
-    /// True after a failed write. The file then accepts no more results.
+    /// True after a failed write to the file. The spool then writes no further results to the file.
     is_broken: bool,
-    /// Number of bytes of all results so far.
+    /// Number of bytes of all results that the writer has added, including the results that the reader has taken.
     bytes: u64,
     /// True if the client may receive the response.
     is_released: bool,
-    /// True if every line has its result.
+    /// True if every line of the batch has its result.
     is_complete: bool,
     /// True if the writer is gone, so that no further results arrive.
     is_closed: bool,
     is_reader_gone: bool,
 }
 
-/// Reason why the spool did not accept results as usual.
+/// Reason for a failure of [`Writer::push`].
 #[derive(Debug)]
 pub(crate) enum PushError {
     /// The client is gone, so the results cannot reach it.
@@ -132,8 +134,8 @@ enum Place {
 
 impl Writer {
     /// Adds results to the spool. Waits only while the files of all batches together have reached their limit. If
-    /// `is_disk_full`, the spool does not write to the file, and reports a failed write instead. Unread results
-    /// therefore leave the disk space free that the store keeps in reserve.
+    /// `is_disk_full`, the spool does not write to the file, and returns the error of a failed write instead.
+    /// Therefore unread results do not use the disk space that the store keeps in reserve.
     pub(crate) async fn push(&self, results: Bytes, is_disk_full: bool) -> Result<(), PushError> {
         let shared = &*self.shared;
         loop {
@@ -178,13 +180,13 @@ impl Writer {
         Ok(())
     }
 
-    /// Permits the response to start.
+    /// Permits the server to start the response.
     pub(crate) fn release(&self) {
         self.shared.queue().is_released = true;
         self.shared.readable.notify_one();
     }
 
-    /// Records that every line has its result, and permits the response to start.
+    /// Records that every line has its result, and permits the server to start the response.
     pub(crate) fn complete(&self) {
         self.shared.queue().is_complete = true;
         self.release();
@@ -223,7 +225,7 @@ impl Reader {
         queue.is_complete && is_empty
     }
 
-    /// Waits for the next results. Returns `None` after the last ones.
+    /// Waits for the next results. Returns `None` after the last results.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read, or if the batch ended before every line had its result.
@@ -316,7 +318,8 @@ fn stopped<T>() -> io::Result<T> {
 }
 
 impl Queue {
-    /// Chooses the place for `len` further bytes. If the place is the file, reserves space for them.
+    /// Chooses memory or the file as the place for `len` further bytes of results. If it chooses the file, it reserves
+    /// space for these bytes. Returns [`Place::Wait`] if the files of all spools have reached their limit.
     fn place(&mut self, len: usize, spools: &Spools) -> Place {
         let is_file_read = self.file_start == self.file_end;
         if self.is_broken {

@@ -25,11 +25,11 @@ use crate::spans;
 use crate::spool::Spools;
 use crate::unread::{Budget, Budgets, Reserved, TENANT_PART};
 
-/// Longest time for which a request waits for the tenant's budget or for the budget of all connections. This time is
-/// short, because other clients may use up these budgets.
+/// Longest time for which a request waits for bytes from the budget of its tenant or of all connections. This time is
+/// short, because other clients may have used up these budgets.
 const TOTAL_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// State argument of the handlers.
+/// Argument with which a handler receives the state that all requests share.
 pub(crate) type App = State<Arc<AppState>>;
 
 pub(crate) struct AppState {
@@ -42,7 +42,7 @@ pub(crate) struct AppState {
     pub(crate) stored: Stored,
     pub(crate) readiness: Readiness,
     pub(crate) spools: Arc<Spools>,
-    /// Budgets of the unread responses of all connections.
+    /// Budgets of bytes for the unread responses of each tenant and of all connections.
     pub(crate) unread: Budgets,
     /// Random prefix of request ids. A counter follows it, so that ids are unique without a random number per request.
     request_id_start: u32,
@@ -82,8 +82,8 @@ impl AppState {
         let mut response = outcome.unwrap_or_else(IntoResponse::into_response);
         if let Some(rejected) = response.extensions_mut().remove::<Rejected>() {
             let (request_id, status, route) = (self.request_id(), rejected.status(), route.id);
-            // Other code logs that the store is full or unreachable. An error line for each rejected request would hide
-            // these log lines.
+            // Only an internal error gets an error line in the log. Other code logs that the store is full or
+            // unreachable, and an error line for each rejected request would hide these log lines.
             if status == StatusCode::INTERNAL_SERVER_ERROR {
                 tracing::error!(request_id, %route, "request failed");
             } else {
@@ -104,10 +104,9 @@ impl AppState {
         self.creates.admit(tenant, self.runtime.monotonic())
     }
 
-    /// Checks that the tenant's quotas allow another schedule with this spec, and reserves this schedule. The caller has
-    /// already counted the request with [`AppState::count_create`]. `replaced` is
-    /// the id of the schedule that the new schedule replaces, if such a schedule exists. [`Stored::finish`] ends the
-    /// reservation.
+    /// Checks that the tenant's quotas allow another schedule with this spec, and reserves the quota for this schedule.
+    /// The caller has already counted the request with [`AppState::count_create`]. `replaced` is the id of the schedule
+    /// that the new schedule replaces, or `None`. [`Stored::finish`] ends the reservation.
     pub(crate) async fn admit(
         &self,
         tenant: &Tenant,

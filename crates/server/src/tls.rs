@@ -26,7 +26,7 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// Fault of a certificate or its key. It contains no part of the key.
+/// Fault of a certificate or of its key. The error contains no part of the key.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error("the certificate file contains no PEM certificate, which starts with -----BEGIN CERTIFICATE-----")]

@@ -30,13 +30,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 pub(crate) const PAGE_BYTES: usize = 4 << 20;
 /// Number of bytes that the server reserves for one schedule with its payload.
 pub(crate) const SCHEDULE_BYTES: usize = 128 << 10;
-/// Number of bytes that the server reserves for the unread results of a batch. They suffice for several groups of
-/// lines.
+/// Number of bytes that the server reserves for the unread results of a batch. The results of several groups of lines
+/// fit into these bytes.
 pub(crate) const BATCH_BYTES: usize = 768 << 10;
 
-/// Number of bytes for which one permit of a budget stands.
+/// Number of bytes that one permit of a budget represents.
 const UNIT_BYTES: usize = 1 << 10;
-/// Divisor of the total budget. The budget of one tenant is a quarter of the total budget.
+/// Ratio of the total budget to the budget of one tenant.
 pub(crate) const TENANT_PART: usize = 4;
 
 /// Budget of bytes, with one permit for every `UNIT_BYTES` bytes.
@@ -48,7 +48,7 @@ impl Budget {
         Budget(Arc::new(Semaphore::new((bytes / UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS))))
     }
 
-    /// Takes `bytes`, which must not exceed the budget. Waits until the bytes are available.
+    /// Waits until `bytes` bytes of the budget are free, and takes them. `bytes` must not exceed the whole budget.
     pub(crate) async fn take(&self, bytes: usize) -> OwnedSemaphorePermit {
         let units = u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX).max(1);
         self.0.clone().acquire_many_owned(units).await.expect("no code closes the semaphore")
@@ -63,12 +63,12 @@ pub(crate) struct Budgets {
 }
 
 impl Budgets {
-    /// Creates a total budget of `bytes`. Each tenant has a quarter of it.
+    /// Creates a total budget of `bytes` bytes. Each tenant has a budget of a quarter of this number.
     pub(crate) fn new(bytes: usize) -> Self {
         Budgets { total: Budget::new(bytes), of_tenant_bytes: bytes / TENANT_PART, of_tenants: Mutex::default() }
     }
 
-    /// Returns the budget of a tenant. It exists while one of the tenant's responses reserves bytes.
+    /// Returns the budget of a tenant. The budget exists while the server reserves bytes for a response to the tenant.
     pub(crate) fn of_tenant(&self, tenant: TenantId) -> Budget {
         let mut budgets = self.of_tenants.lock().expect("no holder of this lock panics");
         if let Some(budget) = budgets.get(&tenant).and_then(Weak::upgrade) {
@@ -90,7 +90,8 @@ pub(crate) struct Reserved {
 }
 
 impl Reserved {
-    /// Combines the permits of the connection, the tenant and all connections, and counts them in the metric `bytes`.
+    /// Creates a reservation from permits of the budgets of the connection, the tenant and all connections. Adds the
+    /// reserved bytes to the metric `bytes`.
     pub(crate) fn new(
         own: OwnedSemaphorePermit,
         of_tenant: OwnedSemaphorePermit,
@@ -101,7 +102,7 @@ impl Reserved {
         Reserved { own, of_tenant, total, bytes }
     }
 
-    /// Releases the part of the reservation above `bytes`.
+    /// Shrinks the reservation to `bytes` bytes, and releases the remaining bytes.
     fn shrink(&mut self, bytes: u64) {
         let needed = usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(UNIT_BYTES);
         let excess = self.own.num_permits().saturating_sub(needed);

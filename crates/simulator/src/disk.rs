@@ -1,7 +1,7 @@
 //! Simulated disk. It implements [`runtime::Disk`] over a [`Volume`], in simulated time.
 //!
-//! An operation takes effect at its first poll, and returns after a random duration. Only a sync takes effect when it
-//! returns. The operations of a member that went down never return.
+//! A sync takes effect when it returns. Every other operation takes effect at its first poll, and returns after a
+//! random duration. The operations of a member that went down never return.
 
 pub(crate) mod contents;
 pub(crate) mod volume;

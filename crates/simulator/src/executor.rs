@@ -41,7 +41,7 @@ impl Shared {
     }
 
     /// Locks the state of the simulation, even if a panic has poisoned the lock. If an assertion of the scenario
-    /// panics, the state stays consistent, and the runner reads it after the panic.
+    /// fails, the state stays consistent, and the runner reads the state after the panic.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -283,7 +283,7 @@ struct Running<'a>(&'a Shared);
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         self.0.lock().running = false;
-        // The scenario's future no longer exists, so its id must leave the ready list.
+        // The scenario's future no longer exists, so this code removes the future's id from the ready list.
         self.0.ready.lock().retain(|id| *id != ROOT);
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// instants for them. See [`crate::Handle`] and [`crate::VolumeHandle`].
 #[derive(Clone, Debug)]
 pub struct Faults {
-    /// Duration of a read, a write or an operation on names. Default 0 to 20 microseconds.
+    /// Duration of a read, a write or an operation on file names. Default 0 to 20 microseconds.
     pub operation_time: RangeInclusive<Duration>,
     /// Duration of a sync. Default 50 microseconds to 1 millisecond.
     pub sync_time: RangeInclusive<Duration>,
@@ -62,7 +62,7 @@ pub enum Incident {
     TornWrite,
     /// A crash or a failed sync discarded an unsynced write.
     LostWrite,
-    /// A crash undid the creation, renaming or removal of a name.
+    /// A crash undid the creation, renaming or removal of a file.
     LostName,
     FailedSync,
     SlowSync,
@@ -124,7 +124,7 @@ impl Coverage {
     /// Asserts that each of these incidents happened in at least one run.
     ///
     /// # Panics
-    /// Panics if an incident never happened.
+    /// Panics if one of these incidents happened in no run.
     pub fn assert_happened(&self, incidents: &[Incident]) {
         for incident in incidents {
             assert!(self.seeds_with(*incident) > 0, "no run contained the incident {incident:?}: {self}");

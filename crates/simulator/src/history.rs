@@ -23,7 +23,7 @@ use crate::simulation::Handle;
 
 pub use verdict::{Verdict, Violation};
 
-/// Instants at which one revision of a schedule must fire.
+/// Instants at which a schedule must fire, for one revision of the schedule.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Expected {
     nominals: BTreeSet<Timestamp>,
@@ -176,7 +176,7 @@ impl History {
         self.entries().schedules.entry(incarnation).or_default().uncertain = true;
     }
 
-    /// Records that a client received the acknowledgement of a redrive, with the new occurrence.
+    /// Records that a client received the acknowledgement of a redrive. `occurrence` is the new occurrence.
     pub fn redriven(&self, occurrence: Occurrence) {
         let now = self.sim.elapsed();
         self.entries().redriven.insert(occurrence, now);
@@ -204,8 +204,8 @@ impl History {
         CallbackId(entries.callbacks.len() - 1)
     }
 
-    /// Records the end of a callback, and whether the receiver accepted it. If the callback's member goes down before
-    /// the end, the scenario does not call this function.
+    /// Records the end of a callback, and whether the receiver accepted the callback. If the callback's member goes
+    /// down before the end, the scenario need not call this function.
     pub fn callback_ended(&self, callback: CallbackId, accepted: bool) {
         let at = self.sim.elapsed();
         self.entries().callbacks[callback.0].end = Some(CallbackEnd { at, accepted });
@@ -226,9 +226,9 @@ impl History {
         }
     }
 
-    /// Permits duplicates of the schedule's attempts that were in flight during this time. The history itself permits
-    /// duplicates after an interruption of the member that made the attempt. The scenario calls this function if it
-    /// interrupted another process that had to receive the outcome.
+    /// Permits duplicates of those attempts of the schedule that were in flight in the period `during`. Without this
+    /// call, the history permits a duplicate only if the member that made the attempt was paused or down. The scenario
+    /// makes this call if it interrupted another process that had to receive the outcome.
     pub fn allow_duplicates(&self, incarnation: Incarnation, during: RangeInclusive<Duration>) {
         self.entries().exemptions.entry(incarnation).or_default().push(during);
     }
@@ -239,8 +239,8 @@ impl History {
         self.entries().callbacks.len()
     }
 
-    /// Returns the acknowledged occurrences without a final outcome. If the list is empty, a scenario without further
-    /// requests may compute the verdict.
+    /// Returns the acknowledged occurrences without a final outcome. If the list is empty and the scenario sends no
+    /// further requests, the scenario may compute the verdict.
     #[must_use]
     pub fn unresolved(&self) -> Vec<Occurrence> {
         self.entries().unresolved()
@@ -256,7 +256,7 @@ impl History {
     /// Computes the verdict and asserts that it has no violations.
     ///
     /// # Panics
-    /// Panics if the run broke a promise. The message lists all violations.
+    /// Panics if the scheduler broke a promise. The message lists all violations.
     pub fn check(&self) -> Verdict {
         let verdict = self.verdict();
         assert!(verdict.violations.is_empty(), "{verdict}");

@@ -6,8 +6,8 @@ use std::time::Duration;
 /// Generator of random numbers: SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
 /// 2014). It is not suitable for secrets.
 ///
-/// This crate implements the generator instead of using a library, because a failed seed must replay the same run after
-/// every update of the dependencies.
+/// This crate implements the generator instead of using a library, because a seed must give the same run after every
+/// update of the dependencies.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 

@@ -64,7 +64,7 @@ impl std::error::Error for Failure {}
 /// Runs `scenario` with each seed, and twice with the first seed. Counts the runs with each incident.
 ///
 /// # Errors
-/// Returns the [`Failure`] of the first seed that fails, or whose second run differs from its first run.
+/// Returns the [`Failure`] for the first seed with which the scenario fails, or with which two runs differ.
 pub fn try_seeds(
     name: &str,
     seeds: impl IntoIterator<Item = u64>,
@@ -107,7 +107,7 @@ fn print_seeds(
 /// Runs [`try_seeds`] in a test.
 ///
 /// # Panics
-/// Panics if a seed fails. The message contains the [`Failure`] and the command that replays it.
+/// Panics if the scenario fails with a seed. The message contains the [`Failure`] and the command that replays it.
 pub fn run_seeds(name: &str, seeds: impl IntoIterator<Item = u64>, scenario: impl Fn(&Simulation)) -> Coverage {
     match try_seeds(name, seeds, scenario) {
         Ok(coverage) => coverage,
@@ -124,8 +124,8 @@ pub struct Caught {
     pub message: String,
 }
 
-/// Asserts that `scenario` detects the deliberate bug `mutant`, which it contains. The scenario must fail with at least
-/// one of the seeds, and the message of the first failure must contain `symptom`.
+/// Asserts that `scenario` detects the deliberate bug `mutant`. The caller has added the bug to the scenario. The
+/// scenario must fail with at least one of the seeds, and the message of the first failure must contain `symptom`.
 ///
 /// The same scenario without the bug must succeed with the same seeds. [`run_seeds`] checks this.
 ///

@@ -34,7 +34,7 @@ impl Simulation {
         Simulation { handle: Handle { shared, seed, random: Arc::new(Mutex::new(random)) } }
     }
 
-    /// Runs the world until `scenario` is ready.
+    /// Runs the world until the future `scenario` completes.
     ///
     /// # Panics
     /// Panics in these cases:
@@ -270,8 +270,8 @@ impl Handle {
         self.shared.lock().time_limit = limit;
     }
 
-    /// Sets the limit of polls for the whole simulation. Default 20,000,000, which take a debug build about a minute.
-    /// This limit also ends loops that the time limit does not end, for example retries without a wait.
+    /// Sets the limit of polls for the whole simulation. The default is 20,000,000 polls, for which a debug build needs
+    /// about a minute. This limit also ends loops that the time limit does not end, for example retries without a wait.
     pub fn set_poll_limit(&self, polls: u64) {
         self.shared.lock().poll_limit = polls;
     }
@@ -296,7 +296,7 @@ impl Handle {
         self.shared.lock().panics.clone()
     }
 
-    /// Returns the number of polls so far, of tasks and of the scenario.
+    /// Returns how many times the executor has polled the tasks and the scenario so far.
     #[must_use]
     pub fn polls(&self) -> u64 {
         self.shared.lock().polls()
@@ -324,8 +324,8 @@ impl Handle {
     }
 }
 
-/// Handle to a member's disk for the scenario. Its operations work even if the member is down, and take no simulated
-/// time.
+/// Handle through which the scenario controls a member's disk. The handle's operations work even if the member is down,
+/// and take no simulated time.
 #[derive(Clone)]
 pub struct VolumeHandle {
     shared: Arc<Shared>,

@@ -1,10 +1,10 @@
 //! Scenario with hostile tenants. They attack the service while one quiet tenant uses a small part of it.
 //!
 //! The hostile tenants have no quotas, and they have more due rows than the service has slots. Each of them attacks in
-//! one way ([`Attack`]). In some seeds, one of them also fills the disk of the embedded store. The scenario checks that
-//! each callback of the quiet tenant starts on time, that none of its occurrences is missed, and that a cancellation
-//! succeeds even if the disk is full. In some seeds, the service has too few slots for the number of tenants. The
-//! callbacks of the quiet tenant may then be late.
+//! one way ([`Attack`]). With some seeds, one of them also fills the disk of the embedded store. The scenario checks
+//! that each callback of the quiet tenant starts on time, that none of its occurrences is missed, and that a
+//! cancellation succeeds even if the disk is full. With some seeds, the service has too few slots for the number of
+//! tenants, so the callbacks of the quiet tenant may be late.
 //!
 //! Out of scope: failures of the member and of its store.
 
@@ -33,15 +33,16 @@ const LOAD_TIME: Duration = Duration::from_secs(20);
 /// Longest permitted time from the due instant of an occurrence of the quiet tenant to the start of its callback.
 const LATENESS_MAX: Duration = Duration::from_millis(100);
 const QUIET: TenantId = TenantId(1);
-/// Target of the quiet tenant, and of the hostile tenants with [`Attack::SharedTarget`].
+/// URLs of one target, in several spellings. The quiet tenant uses the first URL, and the hostile tenants with
+/// [`Attack::SharedTarget`] use all URLs.
 const SHARED_URLS: [&str; 4] =
     ["http://shared.test/", "HTTP://shared.test:80/a", "http://SHARED.test:0080", "http://shared.test./?b"];
 /// Size of the payload of each schedule that fills the disk.
 const FILLING_PAYLOAD: usize = 16 << 10;
 /// Capacity of the disk that a hostile tenant fills.
 const DISK_BYTES: u64 = 24 << 20;
-/// Free bytes at which the store rejects new schedules. The simulated index writes all its rows at each flush, so the
-/// rest of the disk must be smaller than this.
+/// Number of free bytes below which the store rejects new schedules. The simulated index writes all its rows at each
+/// flush, so this number must be larger than the rest of [`DISK_BYTES`].
 const FREE_BYTES_FLOOR: u64 = 16 << 20;
 /// Number of the quiet tenant's recurring schedules.
 const RECURRING: u64 = 3;
@@ -56,7 +57,7 @@ enum Attack {
     Slots,
     /// The targets permit few streams, so the attempts wait for connections.
     Streams,
-    /// The tenant calls the target of the quiet tenant under other spellings, and each of its attempts fails.
+    /// The tenant calls the target of the quiet tenant with several spellings of the URL, and each attempt fails.
     SharedTarget,
 }
 
@@ -142,7 +143,7 @@ async fn open(runtime: &Runtime, tasks: &TaskSet, is_on_disk: bool) -> Arc<dyn S
     Arc::new(store.expect("a store opens on an empty disk without faults"))
 }
 
-/// Creates large schedules of one hostile tenant as long as the tenants have due rows. The disk becomes full.
+/// Creates large schedules of one hostile tenant for the duration `LOAD_TIME`, so that the disk becomes full.
 async fn fill_disk(sim: &Handle, runtime: &Runtime, scheduler: &Scheduler) {
     let spec = sim.draw(|random| user::spec(random, runtime.now()));
     let spec = Spec { payload: vec![b'1'; FILLING_PAYLOAD].into(), ..spec };
@@ -179,7 +180,7 @@ fn request(owner: u64, id: String, when: When, spec: Spec) -> Create {
     Create { tenant: Arc::new(tenant(owner)), id: Some(id), incarnation: None, spec: Spec { when, ..spec } }
 }
 
-/// Returns the requests of one hostile tenant: `count` schedules that are due soon, one in four recurring.
+/// Returns `count` create requests of one hostile tenant. The schedules are due soon, and one in four is recurring.
 fn hostile_requests(sim: &Handle, runtime: &Runtime, owner: u64, attack: Attack, count: u64) -> Vec<Create> {
     let now = runtime.now();
     let one = |number: u64| {

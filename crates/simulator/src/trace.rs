@@ -108,7 +108,8 @@ pub(crate) fn digest(bytes: &[u8]) -> u64 {
     digest.finish()
 }
 
-/// Hash that is equal on every machine. The standard library does not guarantee this property for its own hashes.
+/// Hash function that gives the same result on every machine. The standard library does not guarantee this property for
+/// its own hash functions.
 #[derive(Clone, Copy)]
 struct Digest(u64);
 

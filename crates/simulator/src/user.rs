@@ -43,7 +43,7 @@ pub(crate) async fn put_tenant(store: &dyn Store, tenant: Tenant) -> Result<(), 
     store.put_tenant(tenant, entry).await.map(|put| put.expect("no other process creates the tenant"))
 }
 
-/// Returns the random spec of a schedule that is due soon, overdue or recurring.
+/// Returns a random spec for a schedule that is due soon, overdue or recurring.
 pub(crate) fn spec(random: &mut Random, now: Timestamp) -> Spec {
     let target = random.below(3);
     Spec {

@@ -196,8 +196,8 @@ pub(super) async fn one_of_two_concurrent_conditional_puts_succeeds(subject: &dy
     for round in 0..20 {
         let mut schedule = fixture.named(&format!("invoice-{round}"), minute(1)).schedule;
         let owner = fixture.owner(schedule.poller).await;
-        // The first two puts require that no schedule has the id. The next two puts require the schedule that one of
-        // the first two puts created.
+        // The precondition of the first two puts is that no schedule has the id. The precondition of the next two puts
+        // is the state of the schedule that one of the first two puts created.
         for seen in [false, true] {
             let seen = seen.then(|| schedule.seen());
             let puts = [2, 3].map(|at| replacing(&fixture, &schedule, minute(at)));

@@ -459,7 +459,7 @@ pub(super) async fn usage_follows_schedules_and_runs(subject: &dyn Subject) {
     assert!(matches!(fixture.insert(&sized("first", PAYLOAD)).await, Inserted::Exists(_)));
     assert_eq!(usage().await, created);
 
-    // Only the latest of several later specs remains.
+    // Of the specs that several puts write, the store retains only the latest.
     for _ in 0..3 {
         owner.put(&sized("first", 2 * PAYLOAD)).await;
     }

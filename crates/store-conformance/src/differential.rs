@@ -98,7 +98,7 @@ enum Knows {
     Nothing,
 }
 
-/// Returns a strategy for sequences of up to `count_max` calls.
+/// Returns a proptest strategy for sequences of at least one and fewer than `count_max` calls.
 pub fn operations(count_max: usize) -> impl Strategy<Value = Vec<Operation>> {
     let operation = prop_oneof![
         4 => prop::collection::vec(new(), 1..6).prop_map(Operation::Insert),
@@ -524,8 +524,8 @@ fn run_and_retry(tenant: TenantId, row: DueKey, state: u8, attempt: u8) -> (Run,
 }
 
 fn pick<T>(from: &[T], choice: u8) -> Option<&T> {
-    // `choice` counts from the newest element. When proptest shrinks a failed test to small numbers, they therefore
-    // select recent elements.
+    // `choice` counts from the newest element. When proptest shrinks a failed test to small numbers, these numbers
+    // therefore select recent elements.
     from.iter().rev().nth(usize::from(choice) % from.len().max(1))
 }
 

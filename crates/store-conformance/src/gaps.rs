@@ -46,8 +46,9 @@ pub(super) async fn row_behind_closed_is_moved_or_reported(subject: &dyn Subject
     }
 }
 
-/// Tests that no due row remains unnoticed. A creator writes its row and then reads `closed`. The owner writes `closed`
-/// and then reads the rows up to `closed`. At least one of the two must observe the write of the other.
+/// Tests that the creator or the owner notices each due row. A creator writes its row and then reads `closed`. The
+/// owner writes `closed` and then reads the rows up to `closed`. The creator must observe the owner's write, or the
+/// owner must observe the creator's write.
 pub(super) async fn creator_or_owner_observes_the_other(subject: &dyn Subject) {
     const ROUNDS: i64 = 100;
     let fixture = Fixture::open(subject).await;

@@ -1,10 +1,10 @@
-//! Conformance suite of the store port. The suite has one case for each promise of the port. Every engine runs the
-//! suite against its real server. The crate `conformance` describes how an engine runs a suite. The separate module
-//! [`differential`] compares an engine with the in-memory model.
+//! Conformance suite of the store port. The suite has one case for each promise of the port. The tests of every engine
+//! run the suite against the real engine. The crate `conformance` describes how an engine runs a suite. The separate
+//! module [`differential`] compares an engine with the in-memory model.
 //!
-//! The suite does not know whether an engine is atomic. Where the port leaves a choice, a case follows the engine's
-//! result ([`store::Placed::settled`], [`store::CancellationResult::applied`]) and checks that the engine then behaves
-//! accordingly.
+//! The suite does not know whether an engine is atomic. If the port allows several results, a case accepts the engine's
+//! result ([`store::Placed::settled`], [`store::CancellationResult::applied`]) and checks that the engine's later
+//! behaviour matches the result.
 //!
 //! docs/decisions/0030-test-every-engine-with-one-suite.md gives the reasons for the design.
 
@@ -27,7 +27,7 @@ pub use conformance::Case;
 
 /// Subject of the suite: it opens and closes one store of an engine. The store is empty at first.
 pub trait Subject: Send + Sync {
-    /// Opens the store. The suite calls it again only after [`Subject::close`].
+    /// Opens the store. The suite calls this method again only after [`Subject::close`].
     fn open(&self) -> BoxFuture<'_, Arc<dyn Store>>;
 
     /// Closes the store and keeps its data. The caller has dropped all other handles of the store.

@@ -26,7 +26,8 @@ pub(super) async fn every_take_of_a_shard_returns_a_higher_term(subject: &dyn Su
     }
 }
 
-/// Returns one change of each kind. The owner of `live`'s poller may make all these changes.
+/// Returns one change of each kind. The owner of the poller that contains the schedule `live` may make all these
+/// changes.
 fn every_change(fixture: &Fixture, live: &Schedule, dead: Occurrence, new: Insert) -> Vec<Change> {
     let next = due_of(live, minute(30));
     let run = run_of(TENANT, due_of(live, minute(20)).occurrence, RunState::Succeeded);

@@ -27,7 +27,7 @@ use store_embedded::{EmbeddedStore, Options};
 
 const TENANT: TenantId = TenantId(1);
 const BATCH: usize = 1000;
-/// Number of calls with a batch that the benchmark makes concurrently.
+/// Number of batch calls that the benchmark makes concurrently.
 const BATCHES_AT_ONCE: usize = 4;
 const SINGLES_AT_ONCE: usize = 256;
 

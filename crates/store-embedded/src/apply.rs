@@ -2,11 +2,11 @@
 //!
 //! The state machine is deterministic: the effect of an entry depends only on the rows before the entry. A replay
 //! therefore repeats the effects of the first application. The port allows a reader to observe some writes of one call
-//! separately. The state machine makes such writes in the order that the port names, and readers read the newest
-//! version.
+//! separately. The state machine makes these writes in the order that the port specifies, and readers read the newest
+//! version of each row.
 //!
 //! If a caller breaks a rule of the port, the state machine rejects the entry and does not panic. The entry is already
-//! in the journal, so a panic would also stop every later start.
+//! in the journal, so every later start of the store would replay the entry and panic again.
 
 mod change;
 mod forget;
@@ -225,7 +225,7 @@ impl Machine {
         self.index().retire(key::poller(poller), &key::due_after(poller, done));
     }
 
-    /// Returns the later of `position` and the first instant after the `closed` of `poller`.
+    /// Returns the later of `position` and the first instant after the closed timestamp of `poller`.
     fn open_position(&self, poller: PollerId, position: Timestamp) -> Timestamp {
         position.max(self.memory().positions(poller).closed + Duration::from_millis(1))
     }

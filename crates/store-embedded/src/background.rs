@@ -290,8 +290,8 @@ pub(crate) async fn flush(
             changed = sealed.changed() => Some(changed.is_ok()),
         };
         let Some(more_to_come) = changed else {
-            // The journal ends when this task drops the last handle of the journal. The last delivered entries still
-            // need a flush.
+            // This task drops the last handle of the journal, so the journal ends. The last entries that the journal
+            // has delivered still need a flush.
             journal = None;
             continue;
         };
@@ -334,8 +334,8 @@ async fn flush_once(
     Ok(())
 }
 
-/// Merges flushed parts of the index. It begins at the start of the store, because user writes may wait for merges of
-/// parts that an earlier process wrote.
+/// Merges flushed parts of the index. The first merges run as soon as the store has started, because user writes may
+/// wait for merges of parts that an earlier process wrote.
 pub(crate) async fn merge(shared: Arc<Shared>, mut flushed: watch::Receiver<u64>) {
     loop {
         let merged = {
@@ -358,7 +358,7 @@ pub(crate) async fn merge(shared: Arc<Shared>, mut flushed: watch::Receiver<u64>
 }
 
 /// Checks the free space of the disk periodically, and when a user write requests it. Only this task makes the disk
-/// call, because the call may block its thread.
+/// call that reads the free space, because the call may block its thread.
 pub(crate) async fn watch_free_space(shared: Arc<Shared>) {
     loop {
         let wait = async {
@@ -402,7 +402,7 @@ impl Readers {
                     Some(job) => job(),
                     None => return,
                 },
-                // The loop also ends when the store closes.
+                // The reader thread also ends its loop when the store closes.
                 () = closed.cancelled() => return,
             }
         }

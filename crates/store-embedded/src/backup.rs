@@ -110,8 +110,8 @@ pub async fn restore(runtime: &Runtime, from: &Path, to: &Path) -> Result<Verifi
     if !verified.damages.is_empty() {
         return Err(BackupError::Damaged(verified.damages.join("; ")));
     }
-    // The epoch comes from the clock in seconds. It is therefore also higher than the epoch of an earlier restore of
-    // the same backup.
+    // The new epoch is at least the time of the clock in seconds since 1970. It is therefore also higher than the epoch
+    // that an earlier restore of the same backup wrote.
     let now = u64::try_from(runtime.now().as_millis() / 1000).unwrap_or(0);
     checkpoint.epoch = now.max(checkpoint.epoch + 1);
     checkpoint.journal_id = None;

@@ -3,9 +3,8 @@
 //!
 //! Rows do not record when a run or schedule ended, but they record the sequence of their last write. The sweep
 //! therefore records the time of the clock periodically, with the sequence of the record. If a row's last write is
-//! before a clock record of a month ago, the row has not changed for a month. The sweep deletes a schedule that has
-//! ended or was cancelled when the schedule has no runs. It deletes a run with a final outcome, even if its schedule is
-//! still active.
+//! before a clock record of a month ago, the row has not changed for a month. The sweep deletes an ended or cancelled
+//! schedule if the schedule has no runs. It deletes a run with a final outcome, even if its schedule is still active.
 //!
 //! Invariants: the sweep keeps rows that are younger than [`Options::history`] by this machine's clock. It keeps rows
 //! that changed after it read them. No caller waits for the sweep.
@@ -75,7 +74,8 @@ impl Sweeper<'_> {
         let is_old = |tick: &Tick| tick.at + self.shared.options.history <= now;
         let old: Vec<Tick> = ticks.extract_if(.., |tick| is_old(tick)).collect();
         let horizon = old.last().copied();
-        // The newest of the old clock records is the horizon. The sweep no longer needs the older records.
+        // The horizon is the newest clock record that is at least `options.history` old. The sweep does not need the
+        // records before the horizon.
         let unneeded = old.iter().rev().skip(1).map(|tick| ForgetItem::DropTick(tick.at));
         self.submit(unneeded.chain([ForgetItem::Tick(now)]).collect()).await?;
         match horizon {
@@ -96,7 +96,8 @@ impl Sweeper<'_> {
         Ok(ticks)
     }
 
-    /// Examines all schedules that were created before the horizon and have changed since their creation.
+    /// Examines all schedules that were created before the clock record `horizon` and have changed since their
+    /// creation.
     async fn sweep(&self, horizon: Tick) -> Result<u64, StoreError> {
         let (first, end) = key::STATES;
         let mut from = first.to_vec();
@@ -167,9 +168,9 @@ impl Sweeper<'_> {
         Ok(deleted)
     }
 
-    /// Returns whether `done` of the schedule's poller is at or after the horizon. If not, the sweep keeps the run
-    /// records. An owner that restarts reads the due rows after `done`, and needs the records to recognise the rows
-    /// that have fired.
+    /// Returns whether `done` of the schedule's poller is at or after the time of the clock record `horizon`. If `done`
+    /// is earlier, the sweep keeps the run records. An owner that restarts reads the due rows after `done`, and needs
+    /// the records to recognise the rows that have fired.
     fn is_done(&self, incarnation: Incarnation, horizon: Tick) -> Result<bool, StoreError> {
         let Some(known) = self.rows.known(incarnation, Sequence::LATEST)? else { return Ok(false) };
         let head = schedule::head(&known.row).map_err(|error| self.rows.malformed(incarnation, error))?;

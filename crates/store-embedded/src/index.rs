@@ -1,10 +1,10 @@
 //! Index of the store: ordered rows on disk. A crash may lose rows that the index has not flushed. The journal restores
 //! them.
 //!
-//! Every write of a row has a [`Sequence`]. A read names a sequence and returns the version of the row before that
-//! sequence. The index keeps every version of a row that a replay may need. A replay that starts at or before the last
-//! flushed entry therefore reads and writes the same rows at the same sequences as the first application of the
-//! entries. This holds even if the index flushed the families at different times.
+//! Every write of a row has a [`Sequence`]. The caller of a read passes a sequence and receives the newest version of
+//! the row before that sequence. The index keeps every version of a row that a replay may need. A replay that starts at
+//! or before the last flushed entry therefore reads and writes the same rows at the same sequences as the first
+//! application of the entries. This holds even if the index flushed the families at different times.
 //!
 //! Invariants: one thread writes rows, in rising sequences. A read of a family observes all rows that the thread wrote
 //! before the read. A read verifies the checksums of the bytes that it returns, or fails.
@@ -122,8 +122,8 @@ pub(crate) trait Index: Send + Sync + 'static {
     /// Returns the version of the row `key` before the sequence `before`.
     fn get(&self, family: Family, key: &[u8], before: Sequence) -> Result<Option<Bytes>, IndexError>;
 
-    /// Calls `visit` with the rows from `from` (inclusive) to `to` (exclusive) in key order, until `visit` breaks.
-    /// `visit` receives the newest version of each row before the sequence `before`.
+    /// Calls `visit` with the rows from `from` (inclusive) to `to` (exclusive) in key order, until `visit` returns
+    /// `Break`. `visit` receives the newest version of each row before the sequence `before`.
     fn scan(
         &self,
         family: Family,

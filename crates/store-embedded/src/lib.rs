@@ -89,7 +89,7 @@ impl Drop for EmbeddedStore {
     }
 }
 
-/// Numbers of the store for metrics. The store reads the fields at slightly different instants.
+/// Figures of the store for metrics. The store reads the fields at slightly different instants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stats {
     pub journal: journal::Stats,
@@ -156,8 +156,8 @@ impl EmbeddedStore {
     /// The call blocks its thread and reads the whole index, which takes minutes for a large store.
     ///
     /// # Errors
-    /// Returns [`StoreError::Unavailable`] if the files cannot be read. The result contains the damage that the
-    /// verification found.
+    /// Returns [`StoreError::Unavailable`] if the files cannot be read. Damage is not an error: the returned `Verified`
+    /// describes all damage.
     pub async fn verify(&self) -> Result<Verified, StoreError> {
         self.shared.index.verify().await.map_err(read::damaged)
     }
@@ -178,8 +178,8 @@ impl EmbeddedStore {
         self.check_reserved().await
     }
 
-    /// Returns an error if the store currently rejects operators' changes and cancellations, which may use the reserve
-    /// of disk space.
+    /// Returns an error if the store currently rejects the writes that may use the reserve of disk space. These writes
+    /// are placements, cancellations and operators' changes.
     async fn check_reserved(&self) -> Result<(), StoreError> {
         self.check_open()?;
         self.shared.space.check_reserve()?;
@@ -199,7 +199,7 @@ impl EmbeddedStore {
     }
 
     /// Appends entries that contain the data of users, as [`EmbeddedStore::submit`] does. Rejects the entries if the
-    /// free bytes of the disk could fall below the floor.
+    /// free space of the disk could fall below [`Options::free_bytes_floor`].
     async fn submit_user(&self, entries: Builder) -> Result<Vec<Response>, StoreError> {
         let entries = entries.finish();
         let bytes = entries.iter().map(|entry| entry.len() as u64).sum();

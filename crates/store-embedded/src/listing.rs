@@ -26,8 +26,8 @@ use crate::index::{Family, Index, Sequence};
 use crate::memory::Fresh;
 use crate::read::{Rows, damaged, just_after};
 
-/// Maximum number of schedules that one read examines. A larger limit causes fewer empty pages if few schedules match.
-/// A smaller limit occupies the reader thread for less time.
+/// Maximum number of schedules that one read examines. With a larger limit, a listing by state has fewer empty pages if
+/// few schedules match. With a smaller limit, a read occupies the reader thread for less time.
 const EXAMINED_MAX: usize = 1_000;
 
 /// Number of schedules for which [`build`] writes rows between two checks of the memtable's size.
@@ -124,8 +124,8 @@ impl Rows {
         Ok(page)
     }
 
-    /// Returns all schedules of the tenant after `after`, or more than `enough` of these schedules. An incomplete
-    /// result contains the first `enough` schedules in the order of the read.
+    /// Returns the tenant's schedules after `after`: either all of them, or more than `enough` of them. An incomplete
+    /// result contains at least the first `enough` schedules in the order of the read.
     fn created(&self, read: &ListRead, enough: usize) -> Result<BTreeSet<Incarnation>, StoreError> {
         let ListRead { tenant, order, after, .. } = *read;
         // This method reads the fresh schedules before the listing rows. If the state machine moves a schedule to a
@@ -147,8 +147,8 @@ impl Rows {
         Ok(found)
     }
 
-    /// Returns the tenant's schedules that have the label, after `after`. The maximum number of schedules is `enough`
-    /// plus one.
+    /// Returns the tenant's schedules that have the label and follow `after`. The result contains at most `enough + 1`
+    /// schedules.
     fn labelled(&self, read: &ListRead, label: LabelKey, enough: usize) -> Result<BTreeSet<Incarnation>, StoreError> {
         let ListRead { tenant, order, after, .. } = *read;
         let row = |incarnation| key::labelled(tenant, label, incarnation);

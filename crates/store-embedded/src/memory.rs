@@ -1,5 +1,5 @@
-//! State that the store keeps in memory: positions, terms, tenants, hand-overs, schedules and bytes of each tenant, the insert
-//! logs since the start, and the states of a few schedules.
+//! State that the store keeps in memory: positions, terms, tenants, hand-overs, and the numbers of schedules and bytes
+//! of each tenant. The state also includes the insert logs since the start, and the states of a few schedules.
 
 mod fresh;
 mod insert_log;

@@ -1,5 +1,5 @@
-//! Opening of a store. It reads the checkpoint, opens the index, replays the journal from the checkpoint and starts the
-//! store's tasks.
+//! Opening of a store. The process that opens a store reads the checkpoint, opens the index, replays the journal from
+//! the checkpoint and starts the store's tasks.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -297,7 +297,8 @@ impl Opening<'_> {
 
 impl Options {
     fn check(&self) -> Result<(), OpenError> {
-        // One item has at most about 64 KiB of payload and headers. An entry can exceed `entry_bytes` by its last item.
+        // The last item of a journal entry can make the entry larger than `entry_bytes`. An item has at most about 64
+        // KiB of payload and headers.
         if self.entry_bytes > self.journal.entry_bytes_max / 2 {
             return Err(OpenError::Options("entry_bytes must be at most half of the journal's entry_bytes_max"));
         }

@@ -18,19 +18,19 @@ pub struct Options {
     /// [`IndexKind::Lsm`].
     pub index: IndexKind,
     pub journal: journal::Options,
-    /// Number of journal bytes after which the store flushes all entries and releases their segments. The default is 96
-    /// MiB. A small value causes more and smaller tables and more merges. A large value makes the replay at a restart
-    /// longer. The replay of 200 MiB takes about 1 s.
+    /// Number of journal bytes after which the store flushes all entries to tables and releases their journal segments.
+    /// The default is 96 MiB. With a small value, the store writes more and smaller tables, and merges tables more
+    /// often. A large value makes the replay at a restart longer. The replay of 200 MiB takes about 1 s.
     pub checkpoint_bytes: u64,
-    /// Number of bytes of one family's rows in memory after which the store flushes the family. The default is 12 MiB.
-    /// Each of the three families may use about three times this number of bytes. A small value causes more merges. A
-    /// large value uses more memory.
+    /// Number of bytes in memory after which the store flushes one of its three families of rows. The default is 12
+    /// MiB. Each family may use about three times this number of bytes. A small value causes more merges. A large value
+    /// uses more memory.
     pub memtable_bytes: u64,
     /// Maximum number of bytes of table blocks in the memory cache. The default is 32 MiB.
     pub cache_bytes: u64,
     /// Number of bytes that must stay free on the disk. If fewer bytes are free, the store rejects user writes with
     /// [`store::StoreError::Full`]. If less than a quarter of this number is free, the store also rejects cancellations
-    /// and changes of tenants. Owner writes and merges use the rest. The default is 512 MiB.
+    /// and changes of tenants. Only owners' writes and merges may use this last quarter. The default is 512 MiB.
     pub free_bytes_floor: u64,
     /// Period between two checks of the free disk space. The default is 1 s.
     pub free_bytes_period: Duration,

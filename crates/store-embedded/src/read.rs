@@ -68,8 +68,8 @@ impl Rows {
         Ok(self.row(number, before)?.is_some())
     }
 
-    /// Returns the row with the key `number`: the first row of that incarnation, or a later spec of another
-    /// incarnation.
+    /// Returns the row with the key `number`: the first row of the schedule with this incarnation, or a later spec of
+    /// another schedule.
     pub(crate) fn row(&self, number: Incarnation, before: Sequence) -> Result<Option<Bytes>, StoreError> {
         self.get(Family::Rows, &key::row(number), before)
     }
@@ -81,8 +81,8 @@ impl Rows {
             if let Some(row) = self.get(Family::Rows, &key::row(changed.row), before)? {
                 return Ok(Some(Known { incarnation, changed, row }));
             }
-            // A concurrent write may have replaced or deleted the row after this loop read the state. In that case the
-            // row still exists as of the sequence of the state, or the next read of the state has another result.
+            // A concurrent write may have replaced or deleted the row after this loop read the state. In that case, the
+            // row still exists as of the state's sequence, or the next iteration reads another state.
             let written = self.index.written(&state_key, before).map_err(damaged)?;
             let then = written.map_or(before, Sequence::next);
             if let Some(row) = self.get(Family::Rows, &key::row(changed.row), then)? {
@@ -291,7 +291,8 @@ impl Rows {
         })
     }
 
-    /// Calls `take` with the rows from `from` (inclusive) to `to` (exclusive), until `take` breaks.
+    /// Calls `take` with the rows from `from` (inclusive) to `to` (exclusive), until `take` returns
+    /// [`ControlFlow::Break`].
     pub(crate) fn walk(
         &self,
         family: Family,

@@ -1,8 +1,8 @@
 //! Free space of the disk, and the limits at which the store rejects writes.
 //!
 //! A user's write takes space in the journal at once, and in the tables later. The store therefore counts the bytes
-//! that user writes have taken since it last read the free space. It reads the free space again before user writes
-//! could reduce it below the configured floor, in addition to the read in each period
+//! that user writes have taken since it last read the free space. It reads the free space once in each period, and also
+//! before user writes could reduce the free space below the configured floor
 //! (docs/decisions/0200-keep-a-reserve-of-disk-space-for-operators.md).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use prometheus_client::metrics::gauge::Gauge;
 use store::StoreError;
 
-/// Number of bytes on the disk for each byte of a write: one in the journal, one in a table, and one in the table that a
-/// merge writes.
+/// Number of bytes on the disk for each byte of a user write: one in the journal, one in a table, and one in the table
+/// that a merge writes.
 const COPIES: u64 = 3;
-/// Divisor of the floor. The quotient is the part of the floor that stays for owners' outcomes. Operators' changes and
-/// cancellations may use the rest of the floor.
+/// Divisor of the configured floor of free bytes. The quotient is the number of bytes that the store reserves for
+/// owners' outcomes. Operators' changes and cancellations may use the rest of the floor.
 const OWNER_PART: u64 = 4;
 
 pub(crate) struct Space {

@@ -54,8 +54,8 @@ impl Killed {
         };
         let Some((store, tasks)) = open else { return };
         {
-            // The copy has the state of one instant, like the disk after a kill. The journal may delete a released
-            // segment during the copy. In that case the loop repeats the copy.
+            // The copy of the folder has the state of one instant, like the disk after a kill. The journal may delete a
+            // released segment during the copy. In that case the loop copies the folder again.
             let _alone = store.shared.maintenance.write().await;
             let (from, to) = (self.data(number - 1), self.data(number));
             loop {
@@ -74,7 +74,7 @@ impl Killed {
     }
 }
 
-/// Checks that the maintained numbers of schedules and bytes equal a count of all rows.
+/// Checks that the store's numbers of schedules and bytes equal the result of a count of all rows.
 fn check_usage(store: &EmbeddedStore) {
     let mut counted = Usages::default();
     counted.complete(&store.rows, Sequence::LATEST).unwrap();
@@ -111,8 +111,8 @@ impl Subject for Killed {
     }
 }
 
-/// Options that flush `Family::Rows` often and the other families rarely or never. The flushes of the families
-/// therefore happen at different times, and a replay finds rows of later entries.
+/// Options with which the store flushes `Family::Rows` often and the other families rarely or never. When a replay
+/// applies an entry, the index may therefore already contain rows of later entries.
 fn options(checkpoint_bytes: u64) -> Options {
     let mut options = Options { index: IndexKind::Lsm, free_bytes_floor: 0, ..Options::default() };
     options.journal.segment_bytes = 1 << 20;
@@ -219,7 +219,7 @@ async fn make_unlisted(runtime: &Runtime, dir: &Path, options: &Options) {
 fn store_adds_schedules_of_an_earlier_build_to_its_listings_when_it_opens() {
     let dir = tempfile::tempdir().unwrap();
     on_real(async |runtime| {
-        // The options leave the last entries only in the journal, so that the open replays them.
+        // With these options, the last entries are only in the journal, so that the next open replays them.
         let options = options(4_000);
         let open = async || {
             let tasks = TaskSet::new(&runtime);

@@ -52,8 +52,8 @@ fn main() {
     });
 }
 
-/// Measures inserts into one plain table of the server. The number of bytes is about the same as in the store's
-/// measurements.
+/// Measures inserts into one plain table of the server. These inserts write about the same number of bytes as the
+/// inserts into the store.
 async fn bare(runtime: &Runtime, tasks: &TaskSet, url: &str, rows: usize) {
     let server = Arc::new(Server::new(url, postgres_client::Options::default()).unwrap());
     let stop = CancellationToken::new();
@@ -102,7 +102,7 @@ async fn measure(runtime: &Runtime, store: &PostgresStore, rows: usize) {
     let random: Vec<_> = (0..20_000).map(|_| names[pick(runtime, names.len())]).collect();
     timed(runtime, "load, 100 at random", 20_000, 1, random.chunks(100).map(load)).await;
 
-    // These inserts create the maximum number of partitions for the following measurements.
+    // For these inserts, the store creates the maximum number of partitions before the following measurements.
     store.maintain(runtime.now(), Timestamp::MIN).await.unwrap();
     let ahead: Vec<Insert> =
         (0..520).map(|week| schedule_at(runtime, Duration::from_secs(week * 7 * 86_400))).collect();

@@ -38,7 +38,7 @@ impl gather::Work for Vec<Cancellation> {
     }
 }
 
-/// Runs the task (lane) that makes the cancellations of the waiting calls, until the store closes.
+/// Runs the lane, a task that cancels the schedules of the waiting calls, until the store closes.
 pub(crate) async fn lane(
     inner: Arc<Inner>,
     waiting: Arc<gather::Waiting<Vec<Cancellation>, Vec<CancellationResult>>>,

@@ -1,5 +1,5 @@
 //! Cancellation records that members of earlier builds wrote. In this build a cancellation takes effect at once (see
-//! `cancel`). The store keeps a record until a reader presents the cursor of the read that returned the record.
+//! `cancel`). A read returns records and a cursor. The store deletes these records when a reader presents the cursor.
 //!
 //! A cursor identifies exactly the records that its read returned. It is not a position in an order, because a
 //! transaction gets the number of its record before its commit, and records become visible in the order of commits.
@@ -14,7 +14,8 @@ use uuid::Uuid;
 use crate::engine::Inner;
 use crate::error::store_error;
 
-/// Number of cursors that the store remembers. It returns the records of a forgotten cursor again, which is harmless.
+/// Number of cursors that the store remembers. If a caller presents a forgotten cursor, the store returns the records
+/// of this cursor again, which is harmless.
 const CURSORS_MAX: usize = 256;
 
 const READ: &str = "select number, shard, incarnation from reveille.mark

@@ -40,7 +40,7 @@ impl Shared {
         query(&session, text, parameters).await
     }
 
-    /// Waits until every link has a connection, or until an attempt of a link to connect has failed.
+    /// Waits until every link has a connection, or until one link has failed to connect.
     pub(crate) async fn connected(&self) -> Result<(), Failure> {
         for link in &self.links {
             link.session().await?;
@@ -77,7 +77,7 @@ impl Exclusive {
         Exclusive { runtime: runtime.clone(), server: server.clone(), free: Mutex::new(links), permits }
     }
 
-    /// Acquires a connection for exclusive use by the caller. Waits for a free connection at most for the statement
+    /// Acquires a connection for exclusive use by the caller. Waits for a free connection for at most the statement
     /// timeout.
     pub(crate) async fn acquire(&self) -> Result<ConnectionGuard<'_>, Failure> {
         let waited = self.server.statement_timeout();
@@ -151,7 +151,7 @@ impl Drop for ConnectionGuard<'_> {
     }
 }
 
-/// Arguments that a start of a link needs.
+/// Arguments of [`Link::start`], which starts a link to the server.
 pub(crate) struct Starter<'a> {
     pub(crate) runtime: &'a Runtime,
     pub(crate) tasks: &'a TaskSet,

@@ -1,8 +1,8 @@
-//! Writes of creators: new schedules and placed due rows. One transaction contains many small calls.
+//! Writes of creators: new schedules and placed due rows. One transaction contains the rows of many small calls.
 //!
 //! A few tasks (lanes) take the waiting calls. Each lane has its own connection, and inserts a batch of new rows with
 //! one statement. If some schedules exist already, the lane inserts only the new schedules. The caller then locks the
-//! existing schedules and decides about their inserts ([`Inner::insert_under_locks`]).
+//! existing schedules and decides the results of the other inserts ([`Inner::insert_under_locks`]).
 //!
 //! docs/decisions/0093-batch-creates-in-two-lanes.md gives the reasons for the design.
 
@@ -159,8 +159,8 @@ impl Inner {
     }
 }
 
-/// Time for which a lane without a connection takes no calls if the server is reachable. The other lanes take the
-/// calls.
+/// Longest time for which a lane without a connection takes no calls if the server is reachable. The other lanes take
+/// the calls.
 const ASIDE: Duration = Duration::from_secs(1);
 
 /// Runs one lane, a task that writes batches of creates, until the store closes.

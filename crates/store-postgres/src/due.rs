@@ -64,12 +64,12 @@ const CREATORS_FAR: &str =
     from unnest($1::bigint[], $2::bigint[], $3::uuid[], $4::bigint[], $5::bigint[], $6::bigint[], $7::smallint[])
     on conflict (poller, position, incarnation, nominal, version, try) do update set written_by = excluded.written_by";
 
-/// Returns the insert statements for the near and for the far partitions.
+/// Returns the insert statements for the near (daily) and for the far (wide) partitions.
 pub(crate) fn statements(is_of_creators: bool) -> [&'static str; 2] {
     if is_of_creators { [CREATORS_NEAR, CREATORS_FAR] } else { [OWNERS_NEAR, OWNERS_FAR] }
 }
 
-/// For each request and each family of partitions, reads the rows of the page, one more row, and the first row after
+/// Reads, for each request and each family of partitions, the rows of the page, one more row, and the first row after
 /// `until`. The separate bounds on `position` let PostgreSQL skip partitions. From a comparison of whole keys alone,
 /// PostgreSQL could not find the partitions to skip.
 const READ: &str = "
@@ -124,7 +124,7 @@ impl Inner {
             &rows,
         ];
         let rows = self.readers.query(READ, &parameters).await.map_err(store_error)?;
-        // A row that a member wrote twice may exist in both families of partitions.
+        // A row that a member wrote twice may exist in both families of partitions. The set contains this row once.
         let mut found = vec![BTreeSet::new(); reads.len()];
         for row in rows {
             let at = usize::try_from(row.get::<_, i64>(0))

@@ -65,12 +65,13 @@ pub(crate) struct Inner {
     pub(crate) insert_log: Cursors,
     pub(crate) cancellations: RecordCursors,
     pub(crate) full_until: FullUntil,
-    /// Durations of transactions that write.
+    /// Histogram of the durations of transactions that write, in seconds.
     pub(crate) commit_seconds: Histogram,
     stop: CancellationToken,
 }
 
-/// Histogram buckets in seconds, from 500 µs for a server nearby to the default statement timeout.
+/// Upper bounds of the histogram buckets in seconds: from 0.0005 (a server nearby) to 10 (the default statement
+/// timeout).
 const COMMIT_SECONDS: [f64; 13] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
 /// Instant on the monotonic clock, in milliseconds, until which the store reports that it is full. 0 if the store was
@@ -97,8 +98,8 @@ impl PostgresStore {
     /// end after [`PostgresStore::close`].
     ///
     /// # Errors
-    /// Returns an error if the server is unreachable or rejects the connection, or the schema or the cluster is not the
-    /// expected one.
+    /// Returns an error if the server is unreachable or rejects the connection, or if the schema or the cluster differs
+    /// from the expected one.
     pub async fn open(runtime: &Runtime, tasks: &TaskSet, url: &str, options: Options) -> Result<Self, OpenError> {
         let server = Arc::new(Server::new(url, options.client())?);
         let stop = CancellationToken::new();
@@ -154,8 +155,8 @@ impl PostgresStore {
         &self.inner.cluster
     }
 
-    /// Records `id` as the id of the coordination service that the members of this cluster use, unless an id is
-    /// recorded already. Returns the recorded id.
+    /// Records `id` as the id of the coordination service that the members of this cluster use, unless the database
+    /// already contains such an id. Returns the id that the database contains.
     ///
     /// # Errors
     /// Returns an error if the server is unreachable or rejects the statement.
@@ -217,8 +218,8 @@ impl Inner {
     }
 }
 
-/// Checks the schema and returns the cluster that the database belongs to. Also returns PostgreSQL's snapshot of the
-/// ended transactions, from before the first call of the store.
+/// Checks the schema and returns the cluster that the database belongs to. Also returns a snapshot of the ended
+/// transactions, which PostgreSQL takes before the first call of the store.
 async fn read_cluster(
     partition_link: &Link,
     server: &Server,

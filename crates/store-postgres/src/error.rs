@@ -1,9 +1,9 @@
-//! Errors when a store is opened or migrated, and the conversion of failures into store errors.
+//! Errors of the opening and of the migration of a store, and the conversion of failures into store errors.
 
 use postgres_client::{Failure, UrlError};
 use store::StoreError;
 
-/// Error when a store is opened or migrated. The error text names the operator's next step.
+/// Error of the opening or of the migration of a store. The error text names the operator's next step.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(transparent)]

@@ -5,10 +5,10 @@
 //! last read, and has received the rows of exactly the transactions that had ended in this snapshot. The next read
 //! returns the rows of the transactions that have ended since this snapshot.
 //!
-//! Row numbers from a sequence could not replace the snapshots, because rows become visible in the order of commits. A
-//! reader that has passed a number would never find a row that another transaction commits later with a lower number. A
-//! reader could not wait for the oldest transaction either: a transaction that another session keeps open for hours
-//! would delay all entries. The queues of Skype's PgQ also use snapshots of transactions.
+//! Row numbers from a database sequence could not replace the snapshots, because rows become visible in the order of
+//! commits. Another transaction may commit a row with a lower number after a reader has passed this number. The reader
+//! would never find this row. A reader could not wait for the oldest transaction either: a transaction that another
+//! session keeps open for hours would delay all entries. The queues of Skype's PgQ also use snapshots of transactions.
 //!
 //! docs/decisions/0091-read-the-insert-log-by-snapshots.md gives the reasons for the design.
 
@@ -118,7 +118,8 @@ struct Since {
 }
 
 impl Cursors {
-    /// Creates an empty set of cursors. `opened` is a snapshot from before the first call of this store.
+    /// Creates an empty set of cursors. `opened` is a snapshot that PostgreSQL took before the first call of this
+    /// store.
     pub(crate) fn new(opened: Snapshot) -> Self {
         let issued = Issued {
             last: 0,

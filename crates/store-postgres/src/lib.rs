@@ -6,9 +6,10 @@
 //! with the term in this row in the same transaction. If a write and a take of a shard are concurrent, one of them
 //! waits for the other. No write under an older term therefore takes effect after the take has returned a newer term.
 //!
-//! The write of a due row and the read of `closed` are two separate transactions. The creator moves a row that is at or
-//! before `closed` ([`store::Placed::settled`]). A cancellation takes effect at once. The tables of due rows and runs
-//! are partitioned by time, and the store drops whole partitions ([`store::Store::maintain`]).
+//! The write of a due row and the read of `closed` are two separate transactions. The creator moves a row to a later
+//! position if the row is at or before `closed` ([`store::Placed::settled`]). A cancellation takes effect at once. The
+//! tables of due rows and runs are partitioned by time, and the store drops whole partitions
+//! ([`store::Store::maintain`]).
 //!
 //! Non-goals: the crate elects no owners (see `coordination`) and caches no rows. It reads a clock only to choose a
 //! partition and to delete history.

@@ -6,7 +6,7 @@ use std::time::Duration;
 pub struct Options {
     /// Id of the cluster that the database must belong to. The default `None` accepts any cluster.
     pub cluster: Option<String>,
-    /// Password that replaces the one in the URL.
+    /// Password that replaces the password in the URL.
     pub password: Option<String>,
     /// Longest time to establish a connection. The default is 5 s.
     pub connect_timeout: Duration,

@@ -228,8 +228,9 @@ pub(crate) async fn drop_unless(
         return Ok(false);
     }
     // Another session may have written rows since the first query, so the query runs again under an exclusive lock.
-    // Readers and writers also lock the table first, and hold the lock only briefly. A session that locks only the
-    // partition (a vacuum or a dump) may hold its lock for long, so this statement does not wait for that lock.
+    // This statement waits for the lock on the parent table, because readers and writers hold that lock only briefly. A
+    // session that locks only the partition (a vacuum or a dump) may hold its lock for long, so this statement does not
+    // wait for the lock on the partition.
     let uncount = match family {
         Family::Near | Family::Far => String::new(),
         Family::Runs => format!(
@@ -275,8 +276,8 @@ pub(crate) async fn is_true(session: &Session, query: &str) -> Result<bool, Fail
     }
 }
 
-/// Returns a query that is true if a partition has a due row at or before `until` and after its poller's `done`. The
-/// query finds the pollers by an index. For each poller, it reads only the last row at or before `until`.
+/// Returns a query whose result is true if a partition has a due row at or before `until` and after its poller's
+/// `done`. The query finds the pollers by an index. For each poller, it reads only the last row at or before `until`.
 pub(crate) fn has_work(partition: &str, until: Timestamp) -> String {
     format!(
         "with recursive poller (poller) as (

@@ -1,5 +1,5 @@
-//! Decisions about an owner's batch, or about inserts of schedules that exist already. The plan decides about one write
-//! or insert (item) after the other. Its decisions depend only on the rows that the transaction has read.
+//! Decisions about an owner's batch, or about inserts of schedules that exist already. The plan decides about the
+//! writes or inserts (items) one after another. Its decisions depend only on the rows that the transaction has read.
 //!
 //! Each decision takes the changes of the earlier items into account. [`Plan::changes`] contains the changes of all
 //! items. It contains each changed row once, in its final state.
@@ -83,7 +83,7 @@ pub(crate) struct KnownRun {
 pub(crate) struct Plan {
     pub(crate) terms: BTreeMap<ShardId, Term>,
     pub(crate) heads: BTreeMap<Incarnation, Head>,
-    /// Incarnation of the schedule that has each chosen id.
+    /// Map from each chosen id to the incarnation of the schedule with this id.
     pub(crate) names: BTreeMap<(TenantId, ScheduleId), Incarnation>,
     /// Incarnations that puts requested but did not use, because a schedule with the same id existed already.
     pub(crate) asked: BTreeSet<Incarnation>,
@@ -91,7 +91,8 @@ pub(crate) struct Plan {
     pub(crate) changes: Changes,
 }
 
-/// Rows that the transaction must write. [`Plan::heads`] contains the heads of the schedules.
+/// Rows that the transaction must write. [`Plan::heads`] contains the heads (the fields without the spec) of the
+/// changed schedules.
 #[derive(Default, Debug)]
 pub(crate) struct Changes {
     pub(crate) schedules: BTreeMap<Incarnation, ScheduleChange>,

@@ -56,7 +56,7 @@ const PUT_TENANT: &str = "with put as (
     on conflict (tenant, version) do update set value = excluded.value returning 1";
 const AUDIT: &str = "select value from reveille.audit where tenant = $1 and version > $2 order by version limit $3";
 
-/// Bound that is before every occurrence of a schedule.
+/// Lower bound that sorts before every occurrence.
 const FIRST: (Uuid, i64, i64) = (Uuid::nil(), i64::MIN, i64::MIN);
 
 /// Returns the same positions as [`Inner::positions`], but reads them on the caller's connection.
@@ -206,7 +206,7 @@ impl Inner {
     }
 }
 
-/// Returns the tenant of a row that this build or an earlier build wrote.
+/// Decodes the tenant in a row that this build or an earlier build wrote.
 fn tenant_of(id: TenantId, stored: &[u8]) -> Result<Tenant, StoreError> {
     let mut take = Take::new("a tenant", stored);
     match take.version(tenant::FIRST_VERSION) {

@@ -56,7 +56,8 @@ fn occurrence_of(incarnation: Uuid, nominal: i64, version: i64) -> Occurrence {
     }
 }
 
-/// Returns the due key in five columns, which start at `first`: position, incarnation, nominal, version, try.
+/// Returns the due key from five adjacent columns of a row: position, incarnation, nominal, version, try. The first of
+/// these columns has the index `first`.
 pub(crate) fn due_key_of(row: &Row, first: usize) -> DueKey {
     let [_, _, a0, a1, t0, t1, t2, t3] = row.get::<_, i64>(first + 4).to_be_bytes();
     DueKey {
@@ -270,7 +271,7 @@ pub(crate) fn run_key_of(row: &Row) -> Occurrence {
     occurrence_of(row.get(1), row.get(2), row.get(3))
 }
 
-/// Returns the limit as a parameter. The parameter plus one still fits into an `i64`.
+/// Returns the limit as a parameter of a statement. The statement can add 1 to the parameter without an overflow.
 pub(crate) fn limit_number(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX).min(i64::MAX - 1)
 }

@@ -54,7 +54,7 @@ pub struct Migrated {
 /// schema already has this build's version.
 ///
 /// # Errors
-/// Returns an error if the server is unreachable or rejects a statement, or the schema has the version of a later
+/// Returns an error if the server is unreachable or rejects a statement, or if the schema has the version of a later
 /// build.
 pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<Migrated, OpenError> {
     let options = Options { statement_timeout: MIGRATION_TIMEOUT, ..options.clone() };

@@ -1,9 +1,9 @@
-//! Transactions that read rows, decide about changes and write the changes. A transaction contains an owner's batch
-//! under its terms, or inserts of schedules of which some exist already.
+//! Transactions that read rows, decide about changes and write the changes. A transaction contains writes of owners
+//! under their terms, or inserts of schedules of which some exist already.
 //!
 //! Every transaction takes its locks in the same order (shards, then schedules by incarnation), so two transactions do
-//! not deadlock. A caller must not rely on one transaction for its batch, because the store splits long batches into
-//! several transactions.
+//! not deadlock. The store splits a long batch into several transactions. A caller must therefore not expect that its
+//! batch is atomic.
 //!
 //! docs/decisions/0094-write-under-the-shard-rows-lock.md gives the reasons for the design.
 
@@ -31,8 +31,8 @@ use crate::rows::{
 };
 use crate::{due, gather};
 
-/// Maximum number of attempts for a transaction that conflicts with another transaction, or whose partition another
-/// member dropped.
+/// Maximum number of attempts for one transaction. The store repeats a transaction that conflicted with another
+/// transaction, or that failed because another member had dropped a partition.
 const TRIES: usize = 5;
 /// Maximum number of items in one transaction.
 const ITEMS_MAX: usize = 2_000;
@@ -121,7 +121,7 @@ impl From<Failure> for Stop {
     }
 }
 
-/// A store error during the read means that a row is malformed, so the failure is about a row.
+/// A store error during the read means that a row is malformed, so the failure concerns this row.
 impl From<StoreError> for Stop {
     fn from(error: StoreError) -> Self {
         Stop::Failed(Failed { error, is_about_a_row: true })
@@ -194,7 +194,7 @@ fn payload_of(write: &OwnerWrite) -> usize {
     }
 }
 
-/// Runs one of several lanes until the store closes. The lanes make the transactions of owners.
+/// Executes the writes of owners in transactions until the store closes. Several tasks run this function concurrently.
 pub(crate) async fn lane(
     inner: Arc<Inner>,
     waiting: Arc<gather::Waiting<Writes, WriteResults>>,
@@ -282,7 +282,7 @@ impl Inner {
                     return Err(Failed { is_about_a_row: false, error: self.record_failure(failure) });
                 }
                 Err(Stop::Failed(failed)) => {
-                    // If the rollback fails, the drop of the guard closes the connection.
+                    // If the rollback fails, the connection guard closes the connection when it is dropped.
                     if guard.rollback().await.is_err() {
                         tracing::debug!("connection closed because the rollback failed");
                     }
@@ -351,8 +351,8 @@ async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
     let known_runs: Vec<&(dyn ToSql + Sync)> =
         vec![&occurrences.incarnations, &occurrences.nominals, &occurrences.versions];
     let asked_ids: Vec<Uuid> = needs.asked.iter().copied().map(uuid).collect();
-    // The transaction reads the ids again under the locks of their schedules. No other transaction can take the ids any
-    // more.
+    // The transaction looks up the ids again after it has locked their schedules. From this point, no other transaction
+    // can take the ids.
     let (schedule_rows, names_now, run_rows, asked_rows) = try_join!(
         query(session, &schedules, vec![&incarnations]),
         query(session, &names, vec![&tenants, &ids]),

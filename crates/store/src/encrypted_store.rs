@@ -67,7 +67,7 @@ impl Store for EncryptedStore {
         self.store.write(writes)
     }
 
-    // The remaining methods write no secrets.
+    // The remaining methods of this store write no secrets.
 
     fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>> {
         self.store.closed(pollers)

@@ -86,7 +86,7 @@ impl fmt::Debug for StoreKey {
 pub struct NoKey;
 
 impl StoreKey {
-    /// Returns a new key, and the text that [`StoreKey::parse`] reads.
+    /// Returns a new key, and its text form, which [`StoreKey::parse`] reads.
     #[must_use]
     pub fn generate(runtime: &Runtime) -> (Self, String) {
         let bytes: [u8; KEY_LEN] = random(runtime);
@@ -124,7 +124,7 @@ impl StoreKey {
     }
 }
 
-/// Error when a member cannot decrypt a secret.
+/// Reason why a member cannot decrypt a secret.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(

@@ -19,13 +19,13 @@
 //! A reader may observe a state between two steps of these calls:
 //! - [`Change::Advance`] writes the schedule's `next` before the due row.
 //! - [`Store::insert`], [`Change::Put`] and [`Change::PutIf`] may write the due row before the schedule.
-//! - [`Change::Run`] writes the due row `then` of the retry, the run, and the end of the schedule, in this order.
+//! - [`Change::Run`] first writes the due row of the retry (`then`), then the run, and last the end of the schedule.
 //! - [`Change::Redrive`] writes the due row before it removes the dead letter.
 //!
 //! Each of these steps is atomic. If a call fails, or its caller drops it, the effects of its completed steps remain. A
 //! due row may therefore have no schedule, or may name a revision that a later [`Change::Put`] gives to another spec.
-//! For this reason the owner checks that the schedule has the row's revision *and* its instant. A final run may belong
-//! to a one-shot schedule that is still active. The owner that finds such a run writes [`Change::End`].
+//! For this reason the owner checks that the schedule has the revision *and* the instant of the row. A final run may
+//! belong to a one-shot schedule that is still active. The owner that finds such a run writes [`Change::End`].
 //!
 //! Invariant: a write that the engine acknowledged with `Ok` is durable, and every later read observes it.
 //!
@@ -103,8 +103,9 @@ pub trait Store: Send + Sync + 'static {
     /// `after`. A dead letter is a failed run that no caller has redriven.
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
 
-    /// Returns the stored schedules and bytes of each of these tenants. The engine maintains these numbers, so the call
-    /// does not read the rows. The result includes every write that the engine acknowledged before this call began.
+    /// Returns the numbers of stored schedules and bytes of each of these tenants. The engine maintains these numbers,
+    /// so the call does not read the rows. The result includes every write that the engine acknowledged before this
+    /// call began.
     fn usage(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<Usage>>;
 
     /// Returns all tenants.
@@ -122,9 +123,9 @@ pub trait Store: Send + Sync + 'static {
     fn health(&self) -> Health;
 
     /// Deletes rows that no member needs. One member calls this method periodically. The engine may delete history that
-    /// is older than `history_from`: final runs, ended or cancelled schedules, and the recorded incarnations of puts.
-    /// Owners that fire schedules never wait for this call. Returns the number of deleted units, whose size the engine
-    /// chooses. If the number is not 0, there may be more rows to delete.
+    /// is older than `history_from`: final runs, ended or cancelled schedules, and the records of the incarnations that
+    /// puts requested. Owners that fire schedules never wait for this call. Returns the number of deleted units, whose
+    /// size the engine chooses. If the number is not 0, there may be more rows to delete.
     fn maintain(&self, _now: Timestamp, _history_from: Timestamp) -> Answer<'_, u64> {
         Box::pin(std::future::ready(Ok(0)))
     }
@@ -140,10 +141,10 @@ pub trait Store: Send + Sync + 'static {
 
     /// Reads the insert logs of these shards: the due rows that [`Store::insert`] and [`Store::place`] wrote after
     /// `cursor`. Returns at most about `limit` entries, and the cursor for the next call. The result may repeat an
-    /// entry, and may contain an entry whose call has not returned yet. It need not contain rows of [`Store::write`],
-    /// because the owner already knows them. It also need not contain rows that members wrote before the caller opened
-    /// this store. For this reason a member that takes a shard calls this method once, and then reads the shard's due
-    /// rows after `done`.
+    /// entry, and may contain an entry whose call has not returned yet. It need not contain rows that [`Store::write`]
+    /// wrote, because the owner already knows these rows. It also need not contain rows that members wrote before the
+    /// caller opened this store. For this reason a member that takes a shard calls this method once, and then reads the
+    /// shard's due rows after `done`.
     ///
     /// The engine may delete the entries of these shards at or before a cursor that a caller has presented. A caller
     /// must therefore present a cursor only if it certainly owned these shards when it received the cursor.
@@ -169,16 +170,18 @@ pub trait Store: Send + Sync + 'static {
     /// write the engine acknowledged before this call began. It may omit rows at or before the poller's `done`.
     fn due(&self, reads: Vec<DueRead>) -> Answer<'_, Vec<DuePage>>;
 
-    /// Makes changes of owners, each under the term of its owner. Returns a result for each change. The changes of one
-    /// schedule or poller take effect in the order of `writes`. Concurrent calls take effect in any order.
+    /// Makes the changes in `writes`, each under the term that the owner passes with it. Returns a result for each
+    /// change. The changes of one schedule or poller take effect in the order of `writes`. Concurrent calls take effect
+    /// in any order.
     fn write(&self, writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRejection>>>;
 
-    /// Replaces the list of each shard's attempts in flight. An owner that releases a shard leaves this list to the
-    /// next owner. The engine writes each list under the owner's term, and returns a result for each list.
+    /// Stores the list of each shard's attempts in flight, and replaces the earlier list. An owner that releases
+    /// a shard leaves this list to the next owner. The engine writes each list under the owner's term, and returns a
+    /// result for each list.
     fn hand_over(&self, lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRejection>>>;
 
-    /// Returns the last list of attempts that an owner handed over with each shard, no matter which members have taken
-    /// the shard since. The list is empty if no owner has handed over attempts. A new owner reads the list after
+    /// Returns, for each shard, the last list of attempts that an owner handed over. The store keeps the list when a
+    /// member takes the shard. The list is empty if no owner has handed over attempts. A new owner reads the list after
     /// [`Store::take`].
     fn handed_over(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Vec<HandedOver>>>;
 }
@@ -200,7 +203,7 @@ pub fn check_put_tenant(tenant: &Tenant, entry: &Audit) {
     assert_eq!(tenant.quotas.first_above(&tenant.ceilings), None, "every quota is at most its ceiling");
 }
 
-/// Stored data of one tenant.
+/// Amount of data that the store contains for one tenant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
     /// Number of active schedules.
@@ -215,7 +218,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Returns the number of schedules with this status.
+    /// Returns a mutable reference to the number of schedules with this status.
     pub fn count_mut(&mut self, status: Status) -> &mut u64 {
         match status {
             Status::Active => &mut self.active,
@@ -263,10 +266,10 @@ pub struct Placed {
     /// Position of the row. It is the requested position, or the first instant after `closed` if the engine found that
     /// the requested position is at or before `closed`.
     pub position: Timestamp,
-    /// True if the engine confirmed the placement. The engine then compared `position` with `closed` in the same step
-    /// as the write, or after the row was durable, and found that `position` is later. If the field is false, the
-    /// creator confirms the placement. The creator calls [`Store::closed`] after the write, and calls [`Store::place`]
-    /// again if the row is at or before `closed`.
+    /// True if the engine confirmed the placement: it compared `position` with `closed` in the same step as the write,
+    /// or after the row was durable, and found that `position` is later. If the field is false, the creator confirms
+    /// the placement. The creator calls [`Store::closed`] after the write, and calls [`Store::place`] again if the row
+    /// is at or before `closed`.
     pub settled: bool,
 }
 
@@ -313,7 +316,7 @@ pub struct DueRead {
 pub enum DueBound {
     /// The read starts at the first position after this instant.
     Instant(Timestamp),
-    /// The read starts at the first key after this key. The first key may have the same position.
+    /// The read starts at the first key after this key. The first key may have the same position as this key.
     Key(DueKey),
 }
 
@@ -376,8 +379,8 @@ pub struct ListPage {
     /// Incarnations of the page, at most [`ListRead::limit`]. An engine that has read many rows may return fewer
     /// incarnations, or none.
     pub incarnations: Vec<Incarnation>,
-    /// Incarnation after which the next page starts. This page need not contain it. `None` if there are no more
-    /// incarnations.
+    /// Incarnation after which the next page starts. This page need not contain the incarnation. `None` if there are no
+    /// more incarnations.
     pub next: Option<Incarnation>,
 }
 
@@ -393,9 +396,9 @@ pub struct OwnerWrite {
 pub enum Change {
     /// Creates the schedule, or replaces the existing schedule that has the same tenant and id. An active or ended
     /// schedule keeps its incarnation and gets the next revision. If the existing schedule is cancelled, the new
-    /// incarnation takes its id. The engine writes `due` with the resulting incarnation and revision. A replaced
-    /// schedule keeps its poller and its `created_at`. An engine that confirms placement in [`Store::insert`] also
-    /// confirms the placement of this row, and returns the position of the row.
+    /// schedule takes its id. The engine writes `due` with the resulting incarnation and revision. A replaced schedule
+    /// keeps its poller and its `created_at`. An engine that confirms placement in [`Store::insert`] also confirms the
+    /// placement of this row, and returns the position of the row.
     ///
     /// The engine rejects the change with [`WriteRejection::NotFound`] if the schedule that has the id is cancelled and
     /// an earlier put or insert of this incarnation took effect. This also applies if the earlier put replaced an
@@ -410,8 +413,8 @@ pub enum Change {
     /// cancelled.
     Cancel(Incarnation),
     /// Has the same effect as [`Change::Cancel`] if the schedule has this version. The engine checks the version in the
-    /// same step. It rejects the change with [`WriteRejection::Changed`] if the schedule has another version, does not
-    /// exist, or is cancelled.
+    /// same step as the cancellation. It rejects the change with [`WriteRejection::Changed`] if the schedule has
+    /// another version, does not exist, or is cancelled.
     CancelIf(ScheduleVersion),
     /// Writes the record of a run. `then`, the due row of a retry, is durable before `run`. If `ends` is true and the
     /// schedule still has the run's revision, the schedule ends as with [`Change::End`]. The engine rejects the whole
@@ -434,7 +437,7 @@ pub enum Change {
     Redrive { of: Occurrence, due: DueKey },
     /// Raises the positions of the poller. Each position becomes the maximum of its old and new value, so it never
     /// decreases. The caller must ensure `done` <= `closed`. The engine may drop rows at or before `done`, so the owner
-    /// writes no row there.
+    /// must not write such rows.
     Positions(Positions),
 }
 

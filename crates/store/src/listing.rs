@@ -9,8 +9,8 @@
 //! - A caller that reads all pages receives every schedule that existed and matched the criterion from the first to the
 //!   last read. The caller receives no schedule twice.
 //! - A page requires a limited number of reads. A page may therefore be short or empty although there is a next page.
-//! - Every schedule in a page belongs to the tenant, even if the caller passes a start from a listing of another
-//!   tenant.
+//! - Every schedule in a page belongs to the tenant, even if the caller passes a [`Place`] from a listing of
+//!   another tenant.
 //!
 //! docs/decisions/0034-list-schedules-by-one-criterion.md gives the reasons for the design.
 
@@ -66,9 +66,9 @@ pub enum By<'a> {
 /// Place after which a page starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// Place in a listing in the order of creation.
+    /// Place in a listing that is in the order of creation.
     Made(Incarnation),
-    /// Place in a listing in the order of due keys.
+    /// Place in a listing that is in the order of due keys.
     Due(DueKey),
 }
 

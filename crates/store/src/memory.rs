@@ -45,8 +45,8 @@ pub struct MemoryOptions {
     /// Range of the simulated latencies. A call waits for a random latency before its effect and for another random
     /// latency after its effect. The weak engine also waits between steps. The default is no latency.
     pub latency: Option<RangeInclusive<Duration>>,
-    /// Rate of failures: on average, one call out of this number fails. The call fails before its effect, after its
-    /// effect, or (in the weak engine) between two steps. By default no call fails.
+    /// Rate of failures: on average, one call out of this number of calls fails. The call fails before its effect,
+    /// after its effect, or (in the weak engine) between two steps. By default no call fails.
     pub fail_one_in: Option<u32>,
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, TargetKey, TenantId, Timestamp};
 use store::StoreError;
 
-/// Error that reports bytes without the expected form.
+/// Error that reports bytes in an unexpected form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{what} is malformed at byte {at}")]
 pub struct Malformed {
@@ -49,7 +49,7 @@ pub trait Put {
     }
 
     /// Appends the number of items of a collection. The number fits into 32 bits, because the limits of the API keep
-    /// every collection far smaller.
+    /// every collection far below 2^32 items.
     fn count(&mut self, count: usize) {
         self.u32(u32::try_from(count).expect("the size limit of requests keeps every count below 2^32"));
     }
@@ -156,9 +156,9 @@ impl<'a> Take<'a> {
         self.array().map(u128::from_le_bytes)
     }
 
-    /// Takes the number of the following items. Each item has at least `item_len_min` bytes. Returns an error if the
-    /// remaining bytes are too few for this number of items, so that a wrong number never makes the caller allocate too
-    /// much memory.
+    /// Takes the number of items that follow in the buffer. Each item has at least `item_len_min` bytes. Returns an
+    /// error if the remaining bytes are too few for this number of items. A wrong number therefore never makes the
+    /// caller allocate too much memory.
     pub fn count(&mut self, item_len_min: usize) -> Result<usize, Malformed> {
         let count = usize::try_from(self.u32()?).map_err(|_| self.malformed())?;
         match count.checked_mul(item_len_min) {

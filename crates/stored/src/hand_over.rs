@@ -5,7 +5,7 @@ use store::HandedOver;
 use crate::{Malformed, Put as _, Take};
 
 const VERSION: u8 = 1;
-/// Length in bytes of one attempt: poller, due key and instant.
+/// Length in bytes of one encoded attempt: poller, due key and instant.
 const ATTEMPT_LEN: usize = 8 + 44 + 8;
 
 /// Returns the encoded attempts.

@@ -87,7 +87,8 @@ pub fn summary(bytes: &[u8]) -> Result<(TenantId, Occurrence, RunState), Malform
     take_summary(&mut Take::new(WHAT, bytes))
 }
 
-/// Decodes the run whose rest [`encode_rest`] encoded. `state` is the [`state_number`] of the run.
+/// Decodes the rest of a run, which [`encode_rest`] encoded, and returns the whole run. `state` is the
+/// [`state_number`] of the run.
 ///
 /// # Errors
 /// Returns an error if `rest` is not the encoded rest of a run in this state.
@@ -115,7 +116,7 @@ fn take_state(number: u8, take: &mut Take<'_>) -> Result<RunState, Malformed> {
     }
 }
 
-/// Takes the attempts of a run, which are the last part of the encoded run.
+/// Decodes the attempts of a run from `take`. The attempts are the last part of the encoded run.
 fn take_attempts(mut take: Take<'_>) -> Result<Vec<Attempt>, Malformed> {
     let count = take.count(ATTEMPT_LEN_MIN)?;
     let mut attempts = Vec::with_capacity(count);

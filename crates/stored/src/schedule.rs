@@ -15,8 +15,8 @@ use crate::{Malformed, Put as _, Take};
 
 const VERSION: u8 = 1;
 const WHAT: &str = "a schedule";
-/// Number that marks an encoded HTTP target without encrypted headers. Builds that did not support encryption wrote
-/// only this number.
+/// Number that marks an encoded HTTP target without encrypted headers. Builds that did not support encryption marked
+/// every HTTP target with this number.
 const PLAIN_HTTP: u8 = 0;
 /// Number that marks an encoded HTTP target with encrypted headers. A flag before each header value says whether the
 /// value is encrypted.
@@ -105,7 +105,7 @@ pub fn put(out: &mut Vec<u8>, schedule: &Schedule) {
     put_spec(out, &schedule.spec);
 }
 
-/// Returns the encoded spec without the head and the id.
+/// Returns the encoded spec of a schedule. The result contains neither the head nor the id of the schedule.
 #[must_use]
 pub fn encode_spec(spec: &Spec) -> Vec<u8> {
     let mut out = Vec::with_capacity(200 + spec.payload.len());
@@ -131,7 +131,7 @@ fn put_spec(out: &mut Vec<u8>, spec: &Spec) {
 /// Returns `row` with its head replaced by `head`.
 ///
 /// # Panics
-/// Panics if `row` is shorter than a head. The caller decodes the head first.
+/// Panics if `row` is shorter than a head. A caller that has decoded the head of `row` never causes this panic.
 #[must_use]
 pub fn patch(row: &[u8], head: &Head) -> Vec<u8> {
     let mut out = Vec::with_capacity(row.len());
@@ -141,7 +141,7 @@ pub fn patch(row: &[u8], head: &Head) -> Vec<u8> {
     out
 }
 
-/// Returns the keys of the labels of a row without decoding its other fields.
+/// Returns the label keys in a row. The function does not decode the other fields of the row.
 ///
 /// # Errors
 /// Returns an error if `row` is not a schedule.

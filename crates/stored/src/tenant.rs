@@ -54,8 +54,8 @@ impl StoredEgress {
         self.allow.is_empty() && self.allow_networks.is_empty() && !self.forbid_http
     }
 
-    /// Returns the policy, or `None` if the row contains a class or a network that this build cannot parse. Without
-    /// this value, the returned policy would differ from the stored policy.
+    /// Returns the egress policy, or `None` if the row contains an address class or a network that this build cannot
+    /// parse. A policy without this class or network would differ from the stored policy.
     fn take(&self) -> Option<Egress> {
         Some(Egress {
             allow: self.allow.iter().map(|class| class.parse().ok()).collect::<Option<_>>()?,
@@ -185,7 +185,7 @@ pub fn encode(tenant: &Tenant) -> Vec<u8> {
 /// # Errors
 /// Returns an error if `stored` is not a tenant. The error text names the fault and contains no part of a secret.
 pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
-    // The parser's error text may quote a secret, so this error contains only the position of the fault.
+    // The parser's error text may quote a secret, so the error of `decode` contains only the position of the fault.
     let malformed =
         |error: serde_json::Error| format!("tenant {}: malformed at byte {} of its row", id.0, error.column());
     let stored: Stored = serde_json::from_slice(stored).map_err(malformed)?;
@@ -232,7 +232,7 @@ pub fn take_first(id: TenantId, mut take: Take<'_>) -> Result<Tenant, Malformed>
     for _ in 0..count {
         let id = take.text()?.to_owned();
         let secret_sha256 = take.array()?;
-        take.version(0)?; // This byte is the role. Builds without tenant versions wrote only the role admin.
+        take.version(0)?; // This byte is the key's role. Builds without tenant versions wrote only the role admin.
         keys.push(ApiKey::admin(&id, secret_sha256, Timestamp::MIN));
     }
     take.end()?;

@@ -1,5 +1,5 @@
 //! Cache of folders that tests need, such as installed packages. Each checkout of the repository has its own cache. The
-//! cache creates each folder once, and creates a new folder when the source files of the folder change.
+//! cache creates each folder once. If the source files of a folder change, the cache creates a new folder.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

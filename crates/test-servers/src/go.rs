@@ -1,5 +1,5 @@
-//! Go toolchain for tests, which a Python package provides. Go keeps its modules and its builds in the cache of the
-//! checkout.
+//! Go toolchain for tests. A Python package provides the toolchain. Go keeps its modules and its builds in the cache of
+//! the checkout.
 
 use std::path::Path;
 use std::process::Command;
@@ -17,7 +17,7 @@ pub fn command(programs: &Path) -> anyhow::Result<Command> {
     command.env("GOPATH", &cache).env("GOMODCACHE", cache.join("modules")).env("GOCACHE", cache.join("builds"));
     // Go keeps its configuration and its telemetry in the folder that `XDG_CONFIG_HOME` names.
     command.env("XDG_CONFIG_HOME", cache.join("configuration"));
-    // Go makes the modules read-only by default. With `-modcacherw`, `rm -r` can remove the modules.
+    // Go makes downloaded modules read-only by default. With `-modcacherw`, `rm -r` can remove the modules.
     command.env("GOTOOLCHAIN", "local").env("GOFLAGS", "-modcacherw");
     Ok(command)
 }

@@ -6,10 +6,10 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 
 use anyhow::Context;
 
-/// Shell process that waits for the end of this process. The end of this process closes the pipe between the two
+/// Shell process that waits until the process that started the shell ends. This end closes the pipe between the two
 /// processes. The shell then runs `script` with the servers' folder as `$1`, and deletes the folder. The guard does not
 /// use a parent-death signal, because the kernel sends this signal at the end of the *thread* that started the server.
-/// The threads of tests end before the process.
+/// The thread of a test ends before the test process.
 #[derive(Debug)]
 pub(crate) struct Guard {
     shell: Child,

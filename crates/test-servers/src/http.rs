@@ -215,7 +215,7 @@ impl Connection {
     }
 }
 
-/// One end of an HTTP connection on tokio.
+/// One end of an HTTP connection. Its methods are asynchronous and use a tokio stream.
 pub struct AsyncConnection<S> {
     pub stream: S,
     unread: Unread,

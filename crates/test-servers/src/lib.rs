@@ -1,12 +1,12 @@
 //! Real servers for tests and benchmarks, and [`http`], the HTTP client of tests. Each server runs on this machine, in
 //! a temporary folder, on a free port of 127.0.0.1.
 //!
-//! Only tests, benchmarks and the commands of `xtask` use this crate. Calls of this crate block their thread, so a test
-//! must not make a call during a measurement.
+//! Only tests, benchmarks and the commands of `xtask` use this crate. Except for [`http::AsyncConnection`], the calls
+//! of this crate block the calling thread, so a test must not make these calls during a measurement.
 //!
 //! Invariants: a guard stops a server and deletes its folder soon after the end of the process that started the server,
-//! even after SIGKILL. Two processes never share a server. A server syncs data before it acknowledges the data as
-//! durable, as in production.
+//! even after SIGKILL. Two processes never share a server. As in production, a server syncs data to disk before it
+//! acknowledges the data as durable.
 
 // Threads of tests may wait, read a clock and start programs. Only the tested code must use the crate `runtime` for
 // these operations.

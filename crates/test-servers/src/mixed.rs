@@ -1,5 +1,6 @@
-//! Processes in other languages that use the same ZooKeeper nodes as Reveille: `tools/mixed-java` with Curator, and
-//! `tools/mixed-python` with kazoo. Their READMEs describe the protocol between a test and a process.
+//! Processes that run programs in other languages and use the same ZooKeeper nodes as Reveille. The programs are
+//! `tools/mixed-java` with Curator and `tools/mixed-python` with kazoo. The README of each program describes the
+//! protocol between a test and the process.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -18,8 +19,8 @@ use crate::{java, python};
 /// time includes that wait.
 const TIMEOUT: Duration = Duration::from_secs(40);
 
-/// Running process in another language. A drop of this value kills the process. The process also exits soon after the
-/// end of the process that started it.
+/// Running process of a program in another language. A drop of this value kills the process. The process also exits
+/// soon after the end of the process that started it.
 #[derive(Debug)]
 pub struct Mixed {
     process: Child,
@@ -62,8 +63,8 @@ pub fn curator(addresses: &str, timeout: Duration, digest: Option<&str>) -> anyh
     Mixed::start(command)
 }
 
-/// Returns the command with which benchmarks start the same process as [`curator`]. The command contains no arguments
-/// for the process and uses Java's default settings.
+/// Returns the command with which benchmarks start the same program as [`curator`]. The command contains no arguments
+/// for the program and uses Java's default settings.
 ///
 /// # Errors
 /// Returns the same errors as [`curator`].
@@ -73,7 +74,7 @@ pub fn curator_command() -> anyhow::Result<Vec<String>> {
     Ok(["java", "-cp", &path, "Mixed"].map(str::to_owned).to_vec())
 }
 
-/// Returns the folder of the classes and the folder of the jars of the process with Curator.
+/// Returns the folders with the classes and the jars that the process with Curator needs.
 fn curator_folders() -> anyhow::Result<[PathBuf; 2]> {
     let jars = java::jars("mixed-java", &tool("mixed-java/pom.xml"))?;
     let classes = java::classes("mixed-java-classes", &jars, &tool("mixed-java/Mixed.java"))?;

@@ -30,8 +30,8 @@ impl Namespace {
              and CAP_SYS_ADMIN"
         );
         let mut failure = None;
-        // Other processes may create namespaces concurrently. If another process has created the namespace with a
-        // number, this function tries the next number.
+        // Each namespace has a number, and other processes may create namespaces concurrently. If another process
+        // already uses a number, this function tries the next number.
         let created = (1..=200).find(|number| match ip(&format!("netns add {}", name(*number))) {
             Ok(()) => true,
             Err(error) => {
@@ -92,7 +92,7 @@ impl Drop for Namespace {
     }
 }
 
-/// Returns the name of the namespace. The outer end of its link has the same name.
+/// Returns the name of the namespace. The end of the link outside the namespace has the same name.
 fn name(number: u8) -> String {
     format!("rve{number}")
 }

@@ -4,8 +4,8 @@ use std::net::TcpListener;
 
 use anyhow::{Context, bail};
 
-/// Returns a free port below the range that this machine uses for outgoing connections. A server that restarts can
-/// therefore use its port again.
+/// Returns a free port below the range that this machine uses for outgoing connections. No outgoing connection can
+/// therefore take the port while its server restarts.
 pub(crate) fn free_port() -> anyhow::Result<u16> {
     for _ in 0..100 {
         let random = getrandom::u32().context("the operating system returned no random number")? % 12_000;

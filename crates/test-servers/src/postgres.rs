@@ -25,8 +25,8 @@ const PERIOD: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// True if the server offers TLS. Its certificate is for `localhost` (not 127.0.0.1). The authority in
-    /// [`Postgres::root_certificate`] has signed the certificate.
+    /// True if the server offers TLS. Its certificate is for `localhost` (not 127.0.0.1). The file at
+    /// [`Postgres::root_certificate`] contains the certificate of the authority that signed the server's certificate.
     pub tls: bool,
     /// Parent of the server's folder. The default is the system's folder for temporary files.
     pub parent: Option<PathBuf>,
@@ -89,7 +89,8 @@ impl Postgres {
         let disk_bytes = options.disk_bytes;
         let server = Mutex::new(None);
         let mut postgres = Postgres { programs, folder, port: 0, settings, disk_bytes, server, guard };
-        // Another process may take the port between the check of the port and the start of the server.
+        // Another process may take the port between the check of the port and the start of the server. In this case,
+        // this function tries another port.
         let mut attempts_left = 5;
         loop {
             postgres.port = free_port()?;
@@ -167,7 +168,7 @@ impl Postgres {
     /// server again. Does nothing if the server is stopped.
     ///
     /// # Errors
-    /// Returns an error if this method cannot send the signal.
+    /// Returns an error if this method cannot send a signal to the server.
     pub fn stop(&self) -> anyhow::Result<()> {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mut child) = server.take() {
@@ -182,7 +183,7 @@ impl Postgres {
     /// Kills all processes of the server with SIGKILL. Does nothing if the server is stopped.
     ///
     /// # Errors
-    /// Returns an error if this method cannot send the signal, or if the processes do not end.
+    /// Returns an error if this method cannot send a signal to the server, or if the processes do not end.
     pub fn kill(&self) -> anyhow::Result<()> {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mut child) = server.take() {
@@ -312,15 +313,15 @@ fn signal_all(postmaster: &Child, signal: Signal) -> anyhow::Result<()> {
     rustix::process::kill_process(pid_of(postmaster), signal).context("cannot signal PostgreSQL")?;
     wait_if_stopping(pid_of(postmaster), signal)?;
     for child in children_of(postmaster) {
-        // The kill fails if the child ended after this function read the list of children. This failure is harmless.
+        // This call fails if the child ended after this function read the list of children. This failure is harmless.
         let _ended = rustix::process::kill_process(child, signal);
         wait_if_stopping(child, signal)?;
     }
     Ok(())
 }
 
-/// If the signal is SIGSTOP, waits until the process has stopped or ended. The function polls the process's state,
-/// because the kernel sends no event to the test process when the child of another process stops.
+/// Waits until the process has stopped or ended, but only if the signal is SIGSTOP. The function polls the process's
+/// state, because the kernel sends no event to the test process when the child of another process stops.
 fn wait_if_stopping(pid: Pid, signal: Signal) -> anyhow::Result<()> {
     let start = Instant::now();
     while signal == Signal::STOP && is_running(pid) && state_of(pid) != Some('T') {

@@ -15,7 +15,7 @@ use crate::guard::Guard;
 use crate::java;
 use crate::port::free_port;
 
-/// Unit of time of the servers. The timeout of a session is between two and 600 ticks.
+/// Length of a tick, the unit of time of the servers. The timeout of a session is between two and 600 ticks.
 pub const TICK: Duration = Duration::from_millis(100);
 const START_MAX: Duration = Duration::from_secs(60);
 /// Interval between two checks of a condition that the crate waits for.
@@ -57,7 +57,8 @@ impl Zookeeper {
     pub fn start(count: usize) -> anyhow::Result<Zookeeper> {
         let pom = Path::new(env!("CARGO_MANIFEST_DIR")).join("java/zookeeper/pom.xml");
         let jars = java::jars("zookeeper", &pom)?;
-        // Another process may take a port between the check of the port and the start of the server.
+        // Another process may take a port between the check of the port and the start of the server. In this case,
+        // this function tries other ports.
         let mut attempts_left = 3;
         loop {
             attempts_left -= 1;

@@ -49,7 +49,7 @@ fn cargo(checkout: &Path, target: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Copies the current state of all files that git tracks or would add.
+/// Copies the current state of all files that git tracks and of all new files that git does not ignore.
 fn copy_checkout(copy: &Path) -> anyhow::Result<()> {
     if copy.exists() {
         std::fs::remove_dir_all(copy)?;

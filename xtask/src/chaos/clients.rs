@@ -1,5 +1,5 @@
-//! Clients. Each client creates schedules, changes its own schedules, sends one request at a time, and logs the
-//! responses.
+//! Clients of a chaos test. Each client creates schedules, changes its own schedules, sends one request at a time, and
+//! logs the responses.
 //!
 //! Invariant: only one client sends requests about a schedule, and it never has two of these requests in flight.
 
@@ -28,7 +28,8 @@ const EVERY_MS: u64 = 2_000;
 const RECURRING_MS: (u64, u64) = (10_000, 40_000);
 /// Maximum number of live schedules that a client remembers.
 const REMEMBERED_MAX: usize = 200;
-/// Time before the due instant of a one-shot schedule in which a client rarely changes the schedule, in milliseconds.
+/// Time in milliseconds before the due instant of a one-shot schedule. In this time, a client rarely changes the
+/// schedule.
 const NEAR_MS: u64 = 100;
 
 /// Target, members and log that all clients share.
@@ -36,9 +37,9 @@ pub(super) struct Workload {
     pub(super) log: Log,
     pub(super) key: String,
     pub(super) target: String,
-    /// Members that may receive requests, without the members that the run knows to be dead.
+    /// Members to which clients may send requests. The map excludes members that the test knows to be dead.
     pub(super) members: Mutex<BTreeMap<&'static str, SocketAddr>>,
-    /// Longest time from a request to the due instant of its callback, in milliseconds.
+    /// Longest time in milliseconds from a client's request to the due instant in this request.
     pub(super) ahead_ms: u64,
     pub(super) is_over: AtomicBool,
     pub(super) requests: AtomicU64,
@@ -145,8 +146,8 @@ impl Client {
         format!("{}-{}", self.number, self.count + 1)
     }
 
-    /// Returns a random due instant. Half of these instants are within 5 s, and the other half are within `ahead_ms` of
-    /// the workload.
+    /// Returns a random due instant. With a probability of 50%, the instant is within the next 5 s. Otherwise, it is
+    /// within the next `ahead_ms` milliseconds.
     fn due(&mut self) -> u64 {
         let most = self.workload.ahead_ms;
         let ahead = if self.random.percent(50) { most.min(5_000) } else { most };
@@ -162,7 +163,7 @@ impl Client {
         if let Some(id) = &id {
             body["id"] = json!(id);
         }
-        // Without an id, a repeated request would create another schedule.
+        // A repeated request without an id would create another schedule, so the client sends this request only once.
         let tries_max = if id.is_some() { TRIES_MAX } else { 1 };
         for _ in 0..tries_max {
             let request = self.request(Operation::Create, &known, "POST", "/v1/schedules", &body.to_string());
@@ -193,7 +194,8 @@ impl Client {
         }
     }
 
-    /// Replaces a schedule. Each try has its own version, because the version of an earlier try may already have fired.
+    /// Creates or replaces a schedule. Each try sends a new version, because the version of an earlier try may already
+    /// have fired.
     fn put(&mut self, mut known: Known) -> Option<Known> {
         let path = format!("/v1/schedules/{}", known.id);
         for _ in 0..TRIES_MAX {
@@ -204,8 +206,8 @@ impl Client {
                 return Some(known);
             }
         }
-        // A member may have created the recurring schedule without a response, so the client remembers the schedule and
-        // cancels it later.
+        // A member may have created the recurring schedule although the client received no response. The client
+        // therefore remembers the schedule and cancels it later.
         known.at_ms.is_none().then_some(known)
     }
 

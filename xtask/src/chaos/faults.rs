@@ -1,4 +1,4 @@
-//! Injects the faults, and logs the start and the end of each fault.
+//! Injects the faults of a chaos test, and logs the start and the end of each fault.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +21,7 @@ pub(super) struct Cluster {
     pub(super) log: Log,
     pub(super) began: Instant,
     pub(super) count: AtomicUsize,
-    /// Failures of the run itself: a member that exited by itself or did not start.
+    /// Failures other than violated guarantees. For example, a member exited by itself or did not start.
     pub(super) failures: Mutex<Vec<String>>,
 }
 
@@ -76,7 +76,7 @@ impl Cluster {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
     }
 
-    /// Injects a fault into a member. Returns the instant at which the fault ended, before the member's recovery.
+    /// Injects a fault into a member. Returns the instant at which the fault ended. The member may recover later.
     fn disturb_member(&self, step: &Step, member: &Member) -> anyhow::Result<u64> {
         let network = &member.config().network;
         match step.kind {

@@ -1,7 +1,7 @@
-//! Checks a run from its logs alone: the requests and responses, the callbacks, and the faults.
+//! Checks a chaos test from its logs alone, which contain the requests and responses, the callbacks, and the faults.
 //!
 //! If a request has no response, a member may have applied it at any later time, or never. The check accepts both
-//! cases. All processes of a run read one clock, so instants of different logs are comparable.
+//! cases. All processes of a test read one clock, so instants of different logs are comparable.
 
 mod duplicates;
 mod lateness;
@@ -127,7 +127,7 @@ impl Request {
 const DURABLE_MS: u64 = 1_000;
 /// Maximum time in milliseconds from the target's response until the outcome reaches another member.
 const HANDOVER_MS: u64 = 200;
-/// Time that a restored connection needs to recover, in addition to the length of the cut.
+/// Time in milliseconds that a restored connection needs to recover, in addition to the length of the cut.
 const RECONNECT_MS: u64 = 1_000;
 
 impl Fault {
@@ -138,8 +138,8 @@ impl Fault {
         match self.kind {
             Kind::KilledAndLeftDead | Kind::KilledAndRestarted => Some((self.start_ms, self.end_ms)),
             Kind::CutOff | Kind::CutFromDatabase | Kind::CutFromPeers | Kind::CutFromReceiver => {
-                // TCP doubles its retransmission timeout during the cut (RFC 6298), so data may be late by the length
-                // of the cut.
+                // During the cut, TCP doubles its timeout at each retransmission (RFC 6298). After the cut, data may
+                // therefore be late by the length of the cut.
                 Some((self.start_ms, self.end_ms + length + RECONNECT_MS))
             }
             Kind::Paused | Kind::DatabaseRestarted | Kind::DatabaseKilled | Kind::DatabasePaused => {
@@ -219,19 +219,19 @@ impl Promise {
     }
 }
 
-/// Result of the check of a run.
+/// Result of the check of a chaos test.
 #[derive(Default)]
 pub(super) struct Verdict {
     pub(super) broken: Vec<Violation>,
-    /// Numbers of duplicates that a fault explains, by the number of the fault. The first count is for callbacks of a
-    /// member that the fault affects, and the second count is for callbacks of other members.
+    /// Counts of the duplicates that each fault explains. The key is the fault's number. The first count is for
+    /// callbacks of a member that the fault affects, and the second count is for callbacks of other members.
     pub(super) duplicates: BTreeMap<usize, (u64, u64)>,
-    /// Number of callbacks that arrived after the response to a cancellation or replacement of their schedule because
-    /// a cut or a pause of the sender delayed them. The sender had started these callbacks before the response.
+    /// Number of delayed callbacks. The sender started such a callback before the response to a cancellation or
+    /// replacement of its schedule. A cut or a pause of the sender delayed the callback until after the response.
     pub(super) delayed: u64,
-    /// Number of callbacks that arrived after a cancellation or replacement of their schedule, but whose version comes
-    /// from a request without a response. The owner may have applied this request after the cancellation or the
-    /// replacement.
+    /// Number of callbacks that the check cannot judge. Such a callback arrived after a cancellation or replacement of
+    /// its schedule, but the request with its version received no response. The owner may have applied this request
+    /// after the cancellation or the replacement.
     pub(super) undecided: u64,
     pub(super) lateness: Lateness,
     /// Number of compared pairs of successive callbacks of one poller.

@@ -37,7 +37,7 @@ pub(super) enum Operation {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
-    /// Status 201 or 200 of a create request or a put request.
+    /// Status 201 for a create request, or status 201 or 200 for a put request.
     Acknowledged,
     /// Status 409.
     Exists,
@@ -70,9 +70,9 @@ pub(super) struct Request {
     pub(super) status: u16,
     /// Id that the service gives the schedule.
     pub(super) id: Option<String>,
-    /// First due instant in the response.
+    /// First due instant of this version of the schedule, according to the response.
     pub(super) next_ms: Option<u64>,
-    /// Instant by which the service decides about a cancellation, from a `pending` response.
+    /// Instant by which the service decides about a cancellation, according to the `pending` response.
     pub(super) decided_by_ms: Option<u64>,
     /// True if an attempt was in flight when a put request replaced the schedule.
     #[serde(default)]

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::network::Network;
 
-/// Lease in seconds, after which a dead member loses its shards.
+/// Duration of a member's lease in seconds. A dead member loses its shards when its lease expires.
 pub(super) const LEASE_SECONDS: u64 = 2;
 const READY_TIME: Duration = Duration::from_secs(60);
 /// Maximum time for which the harness waits for a member to stop. A graceful stop waits up to 10 s for attempts in

@@ -50,7 +50,7 @@ impl Network {
         Ipv4Addr::new(10, 77, self.number, last)
     }
 
-    /// Returns the address of the clients.
+    /// Returns the address from which the clients connect to the members.
     fn host(&self) -> Ipv4Addr {
         self.address(1)
     }

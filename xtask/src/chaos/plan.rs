@@ -22,7 +22,8 @@ pub(super) struct Step {
     pub(super) member: usize,
     /// Duration of the fault.
     pub(super) lasts: Duration,
-    /// True if the member receives an error when it sends packets during a cut; false if it receives no response.
+    /// True if the member receives an error when it sends packets to processes from which the fault cuts it off; false
+    /// if it receives no response.
     pub(super) is_unreachable: bool,
 }
 

@@ -111,8 +111,8 @@ pub(super) fn responses(binary: &Path, requests: &[Request]) -> anyhow::Result<V
             known.insert(name.clone(), found.to_owned());
         }
         responses.push(response);
-        // The server orders listings by creation time in milliseconds, so the session leaves a gap between two
-        // creations.
+        // The server orders listings by creation time in milliseconds. The session waits after each request, so that
+        // no two creations have the same time.
         std::thread::sleep(Duration::from_millis(2));
     }
     Ok(responses)

@@ -6,7 +6,8 @@ use std::process::Command;
 use super::Release;
 use crate::stage;
 
-/// Creates a tar archive of these files and folders inside `folder`. In the archive, they belong to root.
+/// Creates a tar archive of the files and folders in `folder` that have these names. In the archive, root owns all of
+/// these files and folders.
 ///
 /// # Errors
 /// Returns an error if `tar` fails.

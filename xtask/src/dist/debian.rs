@@ -8,7 +8,7 @@ use super::Release;
 use super::tree::{self, Contents};
 use crate::stage;
 
-/// Scripts of the package that `dpkg` runs.
+/// Scripts that `dpkg` runs when it installs or removes the package.
 const SCRIPTS: [(&str, &str); 3] = [
     ("postinst", include_str!("debian/postinst")),
     ("prerm", include_str!("debian/prerm")),

@@ -53,7 +53,8 @@ fn install(root: &Path, contents: &Contents<'_>) -> anyhow::Result<()> {
     for license in LIBRARY_LICENSES {
         tree::copy(&Path::new("/").join(license), &root.join(license))?;
     }
-    // `build` adds the data folder, whose owner is not root.
+    // This function creates only the parent of the data folder. The function `build` adds the data folder to the
+    // archive, because root does not own the data folder.
     std::fs::create_dir_all(root.join("var/lib"))?;
     tree::write(&root.join("etc/passwd"), &format!("reveille:x:{USER}:{USER}::/{HOME}:/sbin/nologin\n"))?;
     tree::write(&root.join("etc/group"), &format!("reveille:x:{USER}:\n"))

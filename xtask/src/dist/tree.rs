@@ -12,7 +12,7 @@ use crate::stage;
 /// Place in which a package installs its files.
 pub(super) struct Prefix {
     path: &'static str,
-    /// Folder in which Debian's zsh finds completions under this prefix.
+    /// Name of the folder below `share/zsh` in which Debian's zsh searches for completions.
     zsh: &'static str,
 }
 

@@ -1,5 +1,6 @@
 //! `cargo xtask dist-test`: installs each package in a clean Debian 12 without a compiler, starts the server, and waits
-//! for a callback. A network namespace and a process namespace isolate each server and end with it.
+//! for a callback. Each server runs in its own network namespace and its own process namespace. These namespaces exist
+//! only until the test of the server ends.
 //!
 //! The command creates the clean system once with `mmdebstrap`, and stores it in `.cache/debian-12.tar`.
 
@@ -169,7 +170,8 @@ struct User {
     gid: u32,
 }
 
-/// Checks the libraries of the binary, the man pages and the unit, and checks that the system contains no compiler.
+/// Checks the man pages, the systemd unit, and the libraries that the binary needs. Also checks that the system
+/// contains no compiler.
 fn check_files(root: &Path, prefix: &Path) -> anyhow::Result<()> {
     let program = Path::new("/").join(prefix.strip_prefix(root)?).join("bin/reveille");
     let libraries = binary::libraries(&inside(root, &["ldd", &program.display().to_string()])?);
@@ -187,7 +189,7 @@ fn check_files(root: &Path, prefix: &Path) -> anyhow::Result<()> {
     check_unit(root, prefix)
 }
 
-/// Lets the build machine's systemd verify the unit, because the clean system contains no systemd.
+/// Verifies the systemd unit with the build machine's systemd, because the clean system contains no systemd.
 fn check_unit(root: &Path, prefix: &Path) -> anyhow::Result<()> {
     let unit = std::fs::read_to_string(prefix.join(tree::UNIT))?;
     let folder = tempfile::tempdir()?;

@@ -169,7 +169,8 @@ pub(super) fn findings(packages: &[Package]) -> Vec<Finding> {
     packages.iter().flat_map(of_package).collect()
 }
 
-/// Returns the name of a package without the prefix that published packages have. It is the name of the crate's folder.
+/// Returns the name of a package without the prefix of published packages. The result is also the name of the crate's
+/// folder.
 pub(super) fn short_name(name: &str) -> &str {
     name.strip_prefix("reveille-").unwrap_or(name)
 }

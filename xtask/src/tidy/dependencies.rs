@@ -1,8 +1,8 @@
 //! Policy of `deny.toml` for dependencies: their licences, duplicate versions, and sources.
 //!
 //! This module reads the part of cargo-deny's format that this project uses, so that cargo-deny can use the same file.
-//! The project does not use cargo-deny itself, because its build takes longer than all tests. An unknown field is an
-//! error, because this module would not enforce its rule.
+//! The project does not use cargo-deny itself, because a build of cargo-deny takes longer than all tests. The parser
+//! rejects unknown fields, because this module would not enforce the rules in these fields.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use super::{File, Finding};
 
 pub(super) const POLICY: &str = "deny.toml";
 
-/// Output of `cargo metadata` for all built packages.
+/// Part of the output of `cargo metadata` that this module uses.
 #[derive(Deserialize, Debug)]
 pub(super) struct Graph {
     packages: Vec<Crate>,
@@ -178,7 +178,7 @@ pub(super) fn findings(file: &File, policy: &Policy, graph: &Graph) -> Vec<Findi
 }
 
 /// Returns true if the allowed licences satisfy the licence `expression` (SPDX; `/` is an old form of `OR`). An
-/// exception (`WITH`) grants further rights, so only the licence matters.
+/// exception (`WITH`) only grants further rights, so the function ignores exceptions.
 fn is_allowed(expression: &str, allowed: &BTreeSet<String>) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let mut words = spaced.split_whitespace().peekable();
@@ -191,7 +191,8 @@ type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
 fn either(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
     let mut is_allowed = both(words, allowed);
     while words.next_if_eq(&"OR").is_some() {
-        // This line avoids `||`, because that operator would not always consume the words of the second operand.
+        // The operator `||` would skip its second operand if the first operand is true. The parser would then not
+        // consume the words of the second operand.
         is_allowed |= both(words, allowed);
     }
     is_allowed

@@ -9,7 +9,8 @@ use anyhow::{Context, ensure};
 use super::{File, Finding};
 use crate::prose::{self, Kind, Prose};
 
-/// Phrases, and the advice for each phrase. The check compares words and ignores their case.
+/// Phrases that the check rejects, each with advice on its replacement. The check compares whole words and ignores
+/// their case.
 const PHRASES: [(&str, &str); 27] = [
     ("what is", NOUN),
     ("what was", NOUN),
@@ -47,26 +48,28 @@ const CONTINUES: &str = "write: continue";
 /// Words that cannot start a doc comment.
 const STARTS: [&str; 7] = ["Of", "What", "How", "Whether", "Who", "Whose", "Those"];
 
-/// Words after which a `who` has no noun.
+/// Words that are not nouns. A `who` directly after one of these words refers to no noun.
 const BEFORE_WHO: [&str; 14] =
     ["and", "as", "but", "by", "for", "from", "if", "of", "only", "or", "than", "that", "to", "with"];
 
-/// Exceptions: the end of a path, the allowed phrase, and the reason.
+/// Exceptions to the check. Each entry has the end of a file's path, the phrase that the check allows in this file, and
+/// the reason. An empty phrase stands for all phrases.
 const ALLOWED: [(&str, &str, &str); 3] = [
     ("tidy/language.rs", "", "this file contains the list of forbidden phrases"),
     ("src/prose.rs", "", "the tests of this file quote prose"),
     ("peers/src/secret.rs", "what is", "a test signs this text, and its expected signature is fixed"),
 ];
 
-/// Files whose text cannot change, or is not prose.
+/// Folders that the check skips, because the text of their files cannot change or is not prose.
 const SKIPPED: [&str; 3] = ["/migrations/", "/testdata/", "/fixtures/"];
 
 const SUBJECT_CHARS_MAX: usize = 72;
 
-/// Last commit before the introduction of this check. The check judges only later commits.
+/// Hash of the last commit before the introduction of this check. The check reads only the subjects of later commits.
 const SUBJECTS_SINCE: &str = "4fa6d7db5955a04504497677e67eb641bac35ad3";
 
-/// Commits after [`SUBJECTS_SINCE`] whose subjects the check accepts: the start of the hash, and the reason.
+/// Commits after [`SUBJECTS_SINCE`] whose subjects the check accepts. Each entry has the start of the commit's
+/// hash, and the reason.
 const SUBJECTS_ALLOWED: [(&str, &str); 0] = [];
 
 pub(super) fn findings(files: &[File]) -> Vec<Finding> {
@@ -90,7 +93,7 @@ fn in_file(file: &File) -> Vec<Finding> {
     found
 }
 
-/// Returns the line, the phrase and the advice of each match.
+/// Returns the line number, the phrase and the advice for each phrase in `prose` that the check rejects.
 fn in_prose(prose: &Prose) -> Vec<(usize, String, &'static str)> {
     if prose.kind == Kind::TestName {
         let words: Vec<_> = prose.text.split('_').map(|word| (prose.line, word.to_owned())).collect();
@@ -120,7 +123,7 @@ fn phrases(words: &[(usize, String)]) -> Vec<(usize, String, &'static str)> {
     const ENDS: [char; 6] = ['.', ',', ';', ':', '?', '!'];
     let plain: Vec<String> =
         words.iter().map(|(_, word)| word.trim_end_matches(ENDS).trim_end_matches(')').to_lowercase()).collect();
-    // A phrase does not continue after the end of a clause.
+    // All words of a phrase must be in the same clause, so a punctuation mark between them prevents a match.
     let starts_with = |at: usize, phrase: &str| {
         let mut rest = phrase;
         for (offset, word) in plain[at..].iter().enumerate() {
@@ -147,8 +150,8 @@ fn phrases(words: &[(usize, String)]) -> Vec<(usize, String, &'static str)> {
     found
 }
 
-/// Returns the findings in the subjects of the commits since [`SUBJECTS_SINCE`]. Returns no findings in a checkout
-/// without this commit, such as a shallow clone.
+/// Checks the subjects of all commits after [`SUBJECTS_SINCE`], and returns the findings. Returns no findings if the
+/// checkout does not contain this commit, for example in a shallow clone.
 ///
 /// # Errors
 /// Returns an error if git cannot list the commits.

@@ -1,11 +1,11 @@
-//! Rule against modules of a crate that use each other in a circle.
+//! Rule against cyclic dependencies between the modules of a crate.
 //!
-//! A module is a file. It uses another module if its code names this module by a path: `crate::…`, `super::…`, or a
-//! path that starts with one of its own submodules. If the other file only re-exports a name, the path counts as a use
-//! of the file that defines the name. `mod` lines and re-exports do not count as uses.
+//! A module is a file. It uses another module if its code contains a path to that module or to an item in it. The path
+//! starts with `crate`, `self`, `super` or the name of a submodule. If the path leads to a file that only re-exports an
+//! item, the path counts as a use of the file that defines the item. `mod` lines and re-exports do not count as uses.
 //!
-//! A file and the files in the folder of its name are one module in several parts, so they may use each other. The rule
-//! ignores the root of a crate for the same reason, because every file is below the root.
+//! A file and the files in the folder with the same name are parts of one module, so they may use each other. The rule
+//! also ignores the root file of a crate, because all other files of the crate are parts of this root module.
 //!
 //! The check splits the files into words and does not parse Rust. Therefore it does not find a path that a macro
 //! builds.
@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{File, Finding};
 
-/// Modules that may use each other. Each entry has a crate's folder, two files of its `src`, and the reason. `*` stands
-/// for any other file.
+/// Pairs of modules that may use each other. Each entry has the folder of a crate, two files in the crate's `src`
+/// folder, and the reason. A `*` as the second file stands for every other file of the crate.
 const STAY: [(&str, &str, &str, &str); 2] = [
     (
         "crates/coordination",
@@ -41,7 +41,7 @@ pub(super) fn findings(files: &[File]) -> Vec<Finding> {
     crates.into_iter().flat_map(|(folder, modules)| circles(folder, &modules, &STAY)).collect()
 }
 
-/// Names of the modules on the path from the crate's root to the module; empty for the root.
+/// Path of a module in its crate, with one name for each level. The path of the crate's root is empty.
 type Module = Vec<String>;
 
 /// Returns the crate's folder and the module of the file at `path`. Returns `None` for files outside `src`, for files
@@ -108,7 +108,8 @@ fn resolve<'a>(
     sources: &BTreeMap<&'a Module, Source>,
 ) -> &'a Module {
     let mut path = path.to_vec();
-    // A re-export may name another re-export. The limit on the number of steps prevents an endless loop.
+    // A re-export may name another re-export, so the loop follows one re-export in each step. The number of steps is
+    // limited, because re-exports that form a cycle would make the loop endless.
     for _ in 0..modules.len() {
         let (module, rest) = (0..=path.len())
             .rev()
@@ -125,9 +126,9 @@ fn resolve<'a>(
 /// References of one file to other files.
 #[derive(Default)]
 struct Source {
-    /// Absolute paths that the file's code names.
+    /// Paths of the items that the file's code uses. Each path starts at the crate's root.
     paths: BTreeSet<Vec<String>>,
-    /// Names that the file re-exports, with the absolute path of each name.
+    /// Names that the file re-exports. The value is the path from the crate's root to the re-exported item.
     exports: BTreeMap<String, Vec<String>>,
 }
 
@@ -170,14 +171,15 @@ impl Source {
     }
 }
 
-/// Returns true if the words end with `pub use` or `pub(crate) use`, which re-export the path that follows.
+/// Returns true if `before`, the words before a path, ends with `pub use` or `pub(crate) use`. These words re-export
+/// the path.
 fn is_export(before: &[&str]) -> bool {
     let Some((&"use", before)) = before.split_last() else { return false };
     matches!(before, [.., "pub"]) || before.ends_with(&[")"]) && before.iter().rev().take(4).any(|word| *word == "pub")
 }
 
-/// Reads the part of a path after `base::`, and adds the paths of all its branches to `leaves`. Returns the position
-/// after the part.
+/// Reads the rest of a path that starts with `base`. The rest begins at position `at` of `words`. Adds the whole path
+/// to `leaves`, or one path for each entry of a list in braces. Returns the position of the first word after the path.
 fn tree(words: &[&str], mut at: usize, base: Vec<String>, leaves: &mut Vec<(Vec<String>, Option<String>)>) -> usize {
     let mut path = base;
     loop {
@@ -222,8 +224,8 @@ fn is_name(word: &str) -> bool {
     word.starts_with(|c: char| c.is_alphabetic() || c == '_')
 }
 
-/// Splits a text into names, `::` and single characters. The result omits comments, literals, and the tests at the end
-/// of the file.
+/// Splits the text of a Rust file into names, `::` and single characters. The result omits comments, string literals,
+/// and the tests at the end of the file.
 fn words(text: &str) -> Vec<&str> {
     let text = text.split_once("#[cfg(test)]\nmod tests {").map_or(text, |(code, _)| code);
     let bytes = text.as_bytes();
@@ -271,7 +273,8 @@ fn string_len(text: &str) -> usize {
     text.len()
 }
 
-/// Returns the strongly connected components: groups of modules that reach each other.
+/// Returns the strongly connected components of the graph `uses`. The modules of a component use each other, directly
+/// or through other modules.
 fn components<'a>(uses: &BTreeMap<&'a Module, BTreeSet<&'a Module>>) -> Vec<Vec<&'a Module>> {
     let reached: BTreeMap<&Module, BTreeSet<&Module>> =
         uses.keys().map(|module| (*module, reached_from(module, uses))).collect();

@@ -1,5 +1,5 @@
-//! Rules for single files. They concern the size, unfinished work, purity, and paths or hosts that exist only on one
-//! machine.
+//! Rules that apply to each file separately. They limit the size of a Rust file. They also forbid unfinished work,
+//! impure code in files that must be pure, and paths or hosts that exist only on one machine.
 
 use super::{File, Finding};
 
@@ -8,7 +8,8 @@ const LINES_MAX: usize = 600;
 /// Files that may have more than [`LINES_MAX`] lines, each with the reason.
 const LONG: [(&str, &str); 0] = [];
 
-/// Files with pure code: they receive time, random numbers and data as arguments.
+/// Starts of the paths of files whose code must be pure. Functions in these files receive time, random numbers and data
+/// as arguments.
 const PURE: [&str; 7] = [
     "crates/coordination/src/memory/tree/",
     "crates/domain/src/",
@@ -58,8 +59,8 @@ fn size(file: &File) -> Option<Finding> {
         .then(|| file.finding(0, format!("{lines} lines exceed the limit of {LINES_MAX}; split the file")))
 }
 
-/// Words that mark unfinished work. Each entry contains the two halves of a word, so that this file does not contain
-/// the word itself.
+/// Words that mark unfinished work. Each entry splits a word into two parts, so that the rule does not find the word in
+/// this file.
 const UNFINISHED: [(&str, &str); 6] =
     [("todo", "!("), ("unimplemented", "!("), ("dbg", "!("), ("#[ign", "ore"), ("TO", "DO"), ("FIX", "ME")];
 
@@ -68,7 +69,8 @@ const MEASUREMENT: &str = "ore = \"a measurement\"]";
 fn unfinished(file: &File) -> Vec<Finding> {
     let words = UNFINISHED.map(|(start, end)| format!("{start}{end}"));
     on_lines(file, &words, "unfinished work must not be committed", |line| {
-        // The rule allows an ignored measurement, because a measurement asserts nothing and so is not a skipped test.
+        // The rule allows the attribute `ignore` on a measurement. A measurement asserts nothing, so the attribute does
+        // not skip a test.
         if line.trim().ends_with(MEASUREMENT) { "" } else { line }
     })
 }

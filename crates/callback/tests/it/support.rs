@@ -168,7 +168,8 @@ impl Peer {
         while self.0.write(bytes).await.is_ok() {}
     }
 
-    /// Waits until the client closes the connection. The test fails if any bytes arrive before.
+    /// Waits until the client closes the connection. The test fails if the client sends any bytes before it closes the
+    /// connection.
     pub(crate) async fn closed(&mut self) {
         let rest = self.0.read_to_end().await.unwrap_or_default();
         assert!(rest.is_empty(), "received an unexpected request: {:?}", String::from_utf8_lossy(&rest));

@@ -230,7 +230,7 @@ async fn timeout_of_an_attempt_excludes_its_wait_for_a_shared_connection() {
 async fn waiting_attempts_connect_in_parallel_after_a_handshake_times_out() {
     let runtime = Runtime::real();
     let (listening, deliverer) = (Listening::start().await, deliverer(Options::default()));
-    // The target accepts connections and never answers, so that each handshake takes until the timeout.
+    // The target accepts connections but never responds, so each handshake lasts until the attempt's timeout.
     let url = format!("https://localhost:{}/hook", listening.port());
     let short = HttpTarget { timeout: Duration::from_millis(300), ..target(url) };
     let started = runtime.monotonic();

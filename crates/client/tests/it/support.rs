@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) const ADMIN_KEY: &str = "admins.secret-of-admins";
 pub(crate) const OPERATOR_KEY: &str = "operators.secret-of-operators";
-/// Time limit of a test step. A normal step takes less time, so only a test that hangs fails at the limit.
+/// Time limit of a test step. A normal step takes less time, so a step reaches this limit only if it hangs.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) fn on_real(test: impl AsyncFnOnce(Runtime)) {
@@ -102,8 +102,8 @@ pub(crate) fn later() -> ScheduleRequest {
     ScheduleRequest::at("2035-01-02T03:04:05Z", "https://example.org/hook")
 }
 
-/// Starts a proxy to `to` that drops the first `lost` responses. The server carries out all requests, but the client
-/// does not receive the dropped responses.
+/// Starts a proxy for the server at `to`. The proxy drops the first `lost` responses. The server carries out all
+/// requests, but the client does not receive the dropped responses.
 pub(crate) async fn losing(runtime: &Runtime, to: SocketAddr, lost: u32) -> SocketAddr {
     let left = Arc::new(AtomicU32::new(lost));
     listen(runtime, move |mut client| {

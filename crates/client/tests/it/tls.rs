@@ -31,7 +31,7 @@ async fn secure(runtime: &Runtime) -> (u16, CertificateDer<'static>) {
     let port = listener.local_addr().unwrap().port();
     runtime.spawn("secure", async move {
         while let Ok((stream, _)) = listener.accept().await {
-            // A client that does not trust the authority closes the connection during this TLS handshake.
+            // A client that does not trust the authority closes the connection during the TLS handshake.
             let Ok(mut stream) = acceptor.accept(stream).await else { continue };
             let _length = stream.read(&mut [0; 4_096]).await.unwrap();
             let answer =

@@ -1,6 +1,6 @@
 //! Searches, for each key, for an order of the key's changes and synced reads that explains all responses. The search
-//! tries every call that can be next (Wing and Gong 1993). It records each combination of placed calls and resulting
-//! node, and tries no combination twice (Lowe 2017).
+//! tries every call that can be next (Wing and Gong 1993). It records the set of the calls that it has placed in
+//! the order, together with the resulting state of the node, and tries no such combination twice (Lowe 2017).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -15,7 +15,7 @@ const TRIED_MAX: usize = 200_000;
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct State {
     node: Option<Content>,
-    /// Number of the last change with a known number in the prefix.
+    /// Greatest known change number of the calls in the prefix.
     last: Zxid,
 }
 
@@ -30,7 +30,7 @@ struct Content {
 /// Calls at the start of a possible order.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Prefix {
-    /// One flag for each call of the key, true if the call is in the prefix.
+    /// One flag for each call on the key; true if the prefix contains the call.
     placed: Vec<bool>,
     state: State,
 }
@@ -82,8 +82,8 @@ fn check_key(history: &History, known: &Knowledge<'_>, key: &str) -> Result<(), 
     Err(format!("no order of the calls on {key} explains their responses:\n{}", report(history, &all, &longest)))
 }
 
-/// Returns the key's calls. The search tries the last calls of this list first. Calls with early responses therefore
-/// come last, and calls without a response come first.
+/// Returns the key's calls. The search tries the last calls of this list first. Calls with early responses are
+/// therefore at the end of the list, and calls without a response are at its start.
 fn of_key<'a>(history: &'a History, key: &str) -> Vec<Placed<'a>> {
     let mut last_response = BTreeMap::new();
     let mut all = Vec::new();
@@ -107,8 +107,8 @@ fn of_key<'a>(history: &'a History, key: &str) -> Vec<Placed<'a>> {
     all
 }
 
-/// Returns whether a call without a response can no longer take effect. This is so if the prefix contains a later call
-/// of the same session, or a call that was requested after the deadline.
+/// Returns whether a call without a response can no longer take effect. This is the case if the prefix contains a later
+/// call of the same session, or a call that a session requested after the `deadline` of the call without a response.
 fn is_too_late(all: &[Placed<'_>], prefix: &Prefix, call: &Placed<'_>) -> bool {
     let operation = call.operation;
     let excludes = |other: &Operation| {
@@ -152,8 +152,8 @@ impl State {
         }
     }
 
-    /// Returns the state after the call `value` has written the node, or `None` if an observation of the value
-    /// contradicts this state.
+    /// Returns the state after the call with the index `value` has written the node, or `None` if a response that shows
+    /// this call's effect contradicts this state.
     fn with_value(&self, value: Value, before: Option<&Content>, known: &Knowledge<'_>) -> Option<State> {
         let version = before.map_or(0, |before| before.version + 1);
         let created = before.and_then(|before| before.created);

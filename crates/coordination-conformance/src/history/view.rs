@@ -1,5 +1,5 @@
 //! Checks that the view of a session never returns to an older state. Each call of the session belongs to a moment in
-//! the order of all changes of all keys. The moment of the session's next call is the same or later.
+//! the order of all changes of all keys. The session's next call belongs to the same moment or to a later moment.
 //!
 //! Change numbers identify the moments. No response contains the number of a deletion. The number of a deletion is
 //! greater than all numbers that any session knew at the request of the deletion. It is less than the numbers of all
@@ -14,7 +14,7 @@ use coordination::tree::Zxid;
 struct View {
     /// Number of the latest change that the session's view certainly includes.
     floor: Zxid,
-    /// Step of the request that established `floor`.
+    /// Step at which the session requested the call that last raised the value of `floor`.
     by: Step,
     /// Keys at which the session found no node, each with the value of `floor` at that time. If the session later sees
     /// a node at the key, the number of the node's creation must be greater than this value.
@@ -117,7 +117,7 @@ impl View {
         deletions: &[Deletion<'_>],
     ) -> Result<(), (&'static str, Option<Step>)> {
         let key = operation.key.as_str();
-        // A change that the session's view includes may have overwritten the value.
+        // A change that the session's view already includes may have overwritten the value that the call read.
         let mut later = known.changes.range(observed.modified..).skip(1).take_while(|(zxid, _)| **zxid <= self.floor);
         if later.any(|(_, (of, _))| *of == key) {
             return Err(("the session reads a value that was already overwritten", None));

@@ -24,8 +24,8 @@ async fn remove(peer: &Peer<'_>, id: Sequence) {
     assert_eq!(bag(peer).remove(id).await, Ok(true));
 }
 
-/// Receives changes until the known items equal `what`. The listener must report each change once, and additions in
-/// order.
+/// Receives changes until the known items equal `what`. The listener must report each change once. It must report the
+/// additions in the order of the items' numbers.
 async fn receive_until(
     subject: &dyn Subject,
     listener: &mut BagListener,

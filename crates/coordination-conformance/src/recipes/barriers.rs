@@ -69,7 +69,8 @@ pub(super) async fn slow_leaver_does_not_block_the_next_round(subject: &dyn Subj
     let both = futures_util::future::join(fast.enter(), slow.enter());
     let (first, second) = within(subject, "both enter", both).await;
     let (first, second) = (first.expect("the session is open"), second.expect("the session is open"));
-    // The slow process deletes its node. The fast process enters again before the slow process checks the other nodes.
+    // The slow process deletes its node. The fast process enters the barrier again before the slow process checks the
+    // other nodes.
     let mut leaving = second.leave().boxed();
     until(subject, "the slow process deletes its node", async || {
         let is_out = (&mut leaving).now_or_never().is_some();

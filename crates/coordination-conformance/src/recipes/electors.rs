@@ -6,7 +6,7 @@ use super::*;
 use coordination::recipes::{Form, TreeElector};
 use coordination::{Elector, ElectorError, Follower};
 
-/// Lease of the electors. It is shorter than half of the shortest session timeout of a case.
+/// Length of the electors' leases. It is shorter than half of the shortest session timeout that a case uses.
 const LEASE: Duration = Duration::from_millis(200);
 const FORMS: [Form; 2] = [Form::Polling, Form::Watching];
 

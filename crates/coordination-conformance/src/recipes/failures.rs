@@ -88,7 +88,8 @@ pub(super) async fn all_kinds_of_waits_continue_after_a_lost_connection(subject:
     assert_eq!(one.tree().await.session().id(), session, "the process keeps its session");
 }
 
-/// Checks that the line becomes stable after faults: the processes stop creating and removing places in the line.
+/// Checks that the candidates' waiting line becomes stable after faults: the processes stop creating and removing
+/// places in this line.
 pub(super) async fn line_becomes_stable_after_faults(subject: &dyn Subject) {
     const COUNT: usize = 3;
     let (watcher, stop) = (Peer::open(subject).await, CancellationToken::new());
@@ -120,7 +121,7 @@ pub(super) async fn line_becomes_stable_after_faults(subject: &dyn Subject) {
             peers.iter().for_each(|peer| peer.process.cut(false));
             short_wait(subject).await;
         }
-        // The stat of the line's parent node counts each creation and each deletion of a place.
+        // The stat of the parent node counts each creation and each deletion of a place in the waiting line.
         let (mut last, mut since) = (None, subject.runtime().monotonic());
         until(subject, "the line no longer changes", async || {
             short_wait(subject).await;

@@ -50,7 +50,7 @@ pub(super) async fn dropped_acquisition_leaves_no_node(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let held = one.acquired().await;
     // The test drops the acquisition at different times: before the session is open, while the process creates its
-    // place, and while the process waits.
+    // place, and while the process waits for the lock.
     for micros in [0, 1, 100, 1_000, 3_000, 10_000, 50_000] {
         let lock = two.lock();
         let given_up = subject.runtime().timeout(Duration::from_micros(micros), lock.acquire()).await;
@@ -171,7 +171,7 @@ pub(super) async fn waiting_process_rejoins_a_deleted_line(subject: &dyn Subject
             .await
             .expect("every session may access the node");
     }
-    // The deletion of the line's parent node fails if the waiting process already has a new place in the line.
+    // The deletion of `/locks/one` fails if the waiting process has already created a new place below this node.
     drop(tree.delete(&path("/locks/one"), Expected::Any).await);
     within(subject, "the guard ends", held.cancelled()).await;
     let term = held.term();

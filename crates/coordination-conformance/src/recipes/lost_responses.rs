@@ -36,7 +36,7 @@ pub(super) async fn a4_place_with_a_lost_response_is_found(subject: &dyn Subject
     let queue = |peer: &Peer<'_>| {
         LeaderQueue::new(&peer.client, &path("/queue"), Acl::Open).expect("the path is within the length limit")
     };
-    // Part 1 uses a lock. The name of a place in its line contains a GUID.
+    // Part 1 uses a lock. The name of a place in the lock's waiting line contains a GUID.
     let (held, session) = (holder.acquired().await, one.tree().await.session().id());
     cut_responses(&one).await;
     let lock = one.lock();
@@ -56,7 +56,7 @@ pub(super) async fn a4_place_with_a_lost_response_is_found(subject: &dyn Subject
         "the process keeps the place whose creation response was lost: places before {made:?}, after {left:?}"
     );
     acquired.release().await;
-    // Part 2 uses a queue. The name of a place in its line contains no GUID.
+    // Part 2 uses a leader queue. The name of a place in this queue contains no GUID.
     let first = queue(&holder).join(Bytes::new()).await.expect("every session may access the queue");
     cut_responses(&one).await;
     let queue = queue(&one);

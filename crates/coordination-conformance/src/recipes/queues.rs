@@ -6,7 +6,8 @@ use futures_util::future::BoxFuture;
 use super::*;
 use coordination::recipes::{Candidacy, LeaderQueue, Position, RwLock, Semaphore};
 
-/// Polls the request until the line has `count` places, which include the place of the request. Returns the request.
+/// Polls the request until the waiting line has `count` places, including the place of this request. Returns the
+/// request.
 async fn waiting_in_line<'a, T>(
     peer: &Peer<'_>,
     at: &str,

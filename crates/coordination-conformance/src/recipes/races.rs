@@ -1,5 +1,5 @@
 //! Cases about races between an acquisition and other events. In most cases the event happens after the engine has
-//! returned the places in line and before the process uses this response.
+//! returned the list of the places in the waiting line and before the process uses this list.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use coordination::Elector as _;
 use coordination::recipes::{Form, LeaderQueue, TreeElector};
 use coordination::tree::TreeError;
 
-/// Event that happens once, right after the next read of the line.
+/// Event that happens once, right after the process next reads the list of the places in a waiting line.
 #[derive(Default)]
 struct RaceEvent {
     event: Mutex<Option<BoxFuture<'static, ()>>>,
@@ -194,8 +194,8 @@ pub(super) async fn two_connection_losses_in_a_row_act_like_one(subject: &dyn Su
     firm.release().await;
 }
 
-/// The peer's earlier session has ended by the peer's clock, but the engine has not ended it yet. The recipes must not
-/// mistake the nodes of this session for nodes of the new session, which have the same names.
+/// The peer's earlier session has ended according to the peer's clock, but the engine has not ended this session yet.
+/// The recipes must not mistake the nodes of this session for nodes of the new session, which have the same names.
 pub(super) async fn place_of_an_earlier_session_is_not_reused(subject: &dyn Subject) {
     let other = Peer::open(subject).await;
     let peer = Peer::open_short(subject).await;

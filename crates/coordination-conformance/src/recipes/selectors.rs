@@ -56,7 +56,7 @@ pub(super) async fn a7_former_leader_rejoins_at_the_end_of_the_line(subject: &dy
     assert_eq!((first, second), (Ok(()), Ok(())));
     let led = led.into_inner().expect("no code panics while it holds this mutex");
     assert!(led.is_sorted_by(|one, next| one.1 < next.1), "terms rise: {led:?}");
-    // The two processes lead alternately as soon as both wait in line.
+    // From the first term of the second leader on, the two processes lead alternately.
     let from = led.iter().position(|(id, _)| *id != led[0].0).expect("both have led");
     assert!(led[from..].is_sorted_by(|one, next| one.0 != next.0), "they take turns: {led:?}");
 }

@@ -1,4 +1,4 @@
-//! Case about sequence numbers that overflow in a line or a bag.
+//! Case about sequence numbers that overflow in a lock or a bag.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ pub async fn locks_and_bags_keep_their_order_when_sequence_numbers_overflow(
         created.expect("every session may create nodes in the root");
         set_next(&path(at), i32::MAX - 1);
     }
-    // The nodes of the lock get the two greatest signed 32-bit numbers, and then the three least numbers.
+    // The nodes of the lock get the two greatest signed 32-bit numbers, and then the three smallest numbers.
     let mut holder = peers[0].acquired().await;
     let locks: Vec<Lock> = peers.iter().skip(1).map(Peer::lock).collect();
     let mut waiting = Vec::new();

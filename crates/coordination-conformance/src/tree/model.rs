@@ -83,7 +83,7 @@ fn done(done: &[Done]) -> Vec<Option<Summary>> {
     done.iter().map(summary_of).collect()
 }
 
-/// Removes the text of an error, which differs between engines.
+/// Removes the text of an error, because this text differs between engines.
 fn plain(error: TreeError) -> TreeError {
     match error {
         TreeError::Invalid(_) => TreeError::Invalid(String::new()),

@@ -62,7 +62,7 @@ pub(super) async fn closed_session_is_lost_for_all_calls(subject: &dyn Subject) 
     assert_eq!(Peer::open(subject).await.names("/").await.iter().filter(|name| *name == "b").count(), 0);
 }
 
-/// Tests criterion A3: a session ends by the clock of its own process before the engine ends it.
+/// Tests criterion A3: a process regards its session as ended before the engine ends the session.
 pub(super) async fn session_ends_locally_before_the_engine_ends_it(subject: &dyn Subject) {
     let watcher = Peer::open(subject).await;
     let dying = Peer::open_short(subject).await;

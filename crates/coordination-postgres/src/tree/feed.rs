@@ -12,8 +12,8 @@ use postgres_client::tokio_postgres::Row;
 
 use super::{Inner, rows};
 
-/// Interval between polls without a NOTIFY. It limits the delay after a lost notification, and the delay until this
-/// process ends an expired session.
+/// Interval between two polls if no NOTIFY arrives. It limits the delay of an event after a lost notification, and the
+/// delay until this process ends an expired session.
 const POLL_PERIOD: Duration = Duration::from_millis(250);
 /// Interval between removals of watches that no caller awaits any more.
 const SWEEP_PERIOD: Duration = Duration::from_secs(5);
@@ -71,16 +71,16 @@ impl Feed {
     /// the state that it read.
     pub(super) fn watch<W>(&self, session: SessionId, watch: impl FnOnce(&mut Watchers) -> W) -> Result<W, TreeError> {
         let mut listeners = self.lock();
-        // The removal of a session ends its watches. No code would end a watch that is registered after the removal.
+        // The removal of a session ends its watches. A watch that is registered after the removal would never end.
         if !listeners.sessions.contains_key(&session) {
             return Err(TreeError::SessionLost);
         }
         Ok(watch(&mut listeners.watchers))
     }
 
-    /// Works like [`Feed::fetch`], after the task that holds the [`Turn`] has read the state after the change `zxid`.
-    /// If a previous read returned a later state, the database has returned to an earlier state. In this case the
-    /// function ends all sessions of this process and returns an error.
+    /// Delivers the events up to the change `zxid`. The caller holds the [`Turn`], and has just read the state after
+    /// this change. If an earlier read returned a later state, the database has returned to an earlier state. In this
+    /// case the function ends all sessions of this process and returns an error.
     pub(super) async fn follow(&self, turn: &mut Turn<'_>, inner: &Inner, zxid: i64) -> Result<(), TreeError> {
         if turn.zxid > zxid {
             tracing::warn!(
@@ -100,7 +100,7 @@ impl Feed {
         listeners.watchers = Watchers::default();
     }
 
-    /// Returns after this process has delivered all events up to `zxid`.
+    /// Delivers the events up to the change `zxid`, if this process has not delivered them yet.
     pub(super) async fn catch_up(&self, inner: &Inner, zxid: i64) -> Result<(), TreeError> {
         if self.delivered.load(Ordering::Acquire) >= zxid {
             return Ok(());

@@ -66,7 +66,7 @@ pub(super) fn unexpected() -> TreeError {
     )
 }
 
-/// Returns the text that the rows contain for an identity.
+/// Returns the text that represents an identity in the rows.
 fn text_of(identity: &Identity) -> String {
     match identity {
         Identity::Anyone => "anyone".to_owned(),
@@ -109,7 +109,7 @@ fn grant_of(line: &str) -> Option<Grant> {
     Some(Grant { permissions: Permissions::from_bits(bits.parse().ok()?), to: identity_of(to)? })
 }
 
-/// Converts eleven columns to a stat. The first column has the index `at`.
+/// Converts eleven columns of `row` to a [`Stat`]. The first of these columns has the index `at`.
 fn stat_of(row: &Row, at: usize) -> Option<Stat> {
     let zxid = |at| row.try_get(at).ok().map(Zxid);
     let number = |at| row.try_get::<_, i32>(at).ok();
@@ -135,7 +135,7 @@ pub(super) struct Found {
     pub(super) zxid: i64,
     pub(super) node: Option<Node>,
     pub(super) grants: Vec<Grant>,
-    /// Names of the children of the node, if the statement reads them.
+    /// Names of the node's children. The list is empty if the statement does not read them.
     pub(super) names: Vec<String>,
 }
 
@@ -168,7 +168,7 @@ pub(super) enum Step {
     SetAcl { path: NodePath, acl: Acl },
 }
 
-/// Steps of a change, with one list for each parameter of the server function.
+/// Steps of a change, split into one list for each parameter of the server function `tree_change`.
 #[derive(Default)]
 pub(super) struct Change<'a> {
     steps: &'a [Step],
@@ -220,8 +220,8 @@ impl<'a> Change<'a> {
         self.lists.push(list);
     }
 
-    /// Runs the change. Returns its number and the results of its steps, or the failed step with its error. Returns an
-    /// error if the outcome is unknown.
+    /// Runs the change. Returns the number of the change and the results of the steps, or the index and the error of
+    /// the failed step. Returns an error if the session has ended or the outcome is unknown.
     pub(super) async fn query(
         &self,
         inner: &Inner,

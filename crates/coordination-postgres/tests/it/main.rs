@@ -1,4 +1,4 @@
-//! Tests against a real server. They test the promises of the ports, and the effects of a server that stalls, dies or
+//! Tests against a real PostgreSQL server. They test the promises of the ports, also while the server stalls, dies or
 //! restarts.
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]

@@ -1,4 +1,4 @@
-//! Creates databases for the tests, on the server of the test process.
+//! Creates databases for the tests, on the PostgreSQL server that the tests of one process share.
 
 use std::sync::OnceLock;
 
@@ -11,7 +11,7 @@ pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     tokio.block_on(async { test(Runtime::real()).await })
 }
 
-/// Creates a database with the schema.
+/// Creates a database with the schema for coordination, and returns the URL of the database.
 pub(crate) fn database() -> String {
     static TEMPLATE: OnceLock<String> = OnceLock::new();
     let template = TEMPLATE.get_or_init(|| {

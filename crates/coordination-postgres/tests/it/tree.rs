@@ -103,8 +103,8 @@ fn sql(url: &str, statement: &str) {
     shared().sql(name_of(url), statement).unwrap();
 }
 
-/// The server must compare the end of a session with the server's own clock. The row of the session still exists after
-/// the session has ended, and the client's clock may be slow.
+/// The server must compare the end of a session with the server's own clock, for two reasons. The row of the session
+/// still exists after the session has ended, and the client's clock may be slow.
 #[test]
 fn expired_session_cannot_change_nodes() {
     let url = database();
@@ -132,7 +132,7 @@ fn expired_session_cannot_change_nodes() {
     });
 }
 
-/// Tests a change that reaches the server after later changes, because its caller dropped the request.
+/// Simulates a request that the caller dropped, and that reaches the server after later changes of the same session.
 #[test]
 fn server_rejects_a_change_that_arrives_after_newer_changes_of_its_session() {
     let url = database();
@@ -260,8 +260,8 @@ fn sync_waits_for_pending_changes_of_its_session() {
         let dropped = tree.create(&other, Bytes::new(), CreateMode::Persistent, Acl::Open);
         assert!(dropped.now_or_never().is_none());
         tree.sync().await.unwrap();
-        // The task that applies changes may start this change before the caller drops the request. In this case the
-        // server applies the change before the sync.
+        // The task that applies changes may start the creation of `/c` before the caller drops the request. In this
+        // case the server creates `/c` before the sync.
         let is_made = tree.exists(&other).await.unwrap().is_some();
         let calls = if is_made { "5" } else { "4" };
         assert_eq!(last_call().trim(), calls, "a change that is dropped before it starts is not applied");
@@ -290,7 +290,7 @@ fn closing_a_session_deletes_all_of_its_thousands_of_nodes() {
         dying.close().await.unwrap();
         assert_eq!(runtime.timeout(Duration::from_secs(20), watch).await, Some(Ok(Event::Deleted(node("/all/05999")))));
         assert_eq!(watcher.children(&node("/all")).await.unwrap().names, Vec::<String>::new());
-        // At most `WAITING_MAX` events wait in the stream. The last event is a gap, which replaces all later events.
+        // At most `WAITING_MAX` events wait in the stream. The last of them is a gap, which replaces all later events.
         for _ in 0..Events::WAITING_MAX - 1 {
             let event = events.next().await;
             assert!(matches!(event, Some(Event::Deleted(_))), "{event:?}");
@@ -360,7 +360,7 @@ fn negative_sequence_numbers_are_padded_to_ten_characters() {
     });
 }
 
-/// Tests the state after a fail-over to a standby that lagged.
+/// Simulates a fail-over to a standby that lagged.
 #[test]
 fn session_ends_when_the_database_returns_to_an_earlier_state() {
     let url = database();

@@ -1,4 +1,4 @@
-//! Tests of watches and events during the loss and the return of a connection.
+//! Tests of watches and events when a client loses its connection and connects again.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn watches_survive_a_lost_connection_but_an_event_stream_reports_a_gap() {
         assert_eq!(runtime.timeout(LIMIT, events.next()).await, Some(Some(Event::Gap)));
         let connected = state.wait_for(|state| *state == SessionState::Connected);
         runtime.timeout(LIMIT, connected).await.unwrap().unwrap();
-        // After the connection has returned, the stream reports new events.
+        // After the reconnect, the stream reports new events.
         other.delete(&path, Expected::Any).await.unwrap();
         let mut earlier = events.take_while(|event| std::future::ready(*event != Event::Deleted(path.clone())));
         runtime.timeout(LIMIT, async { while earlier.next().await.is_some() {} }).await.unwrap();

@@ -1,4 +1,4 @@
-//! Tests against real servers, which `test-servers` starts.
+//! Tests against real ZooKeeper servers, which the crate `test-servers` starts.
 
 #![expect(clippy::unwrap_used, reason = "a test fails at an unexpected error")]
 

@@ -378,7 +378,7 @@ fn kazoo_and_this_crate_discover_registered_services() {
     with_real_runtime(async |runtime| {
         let (python, dying) = (kazoo(), kazoo());
         let scene = Scene::new(&runtime, Vec::new());
-        // All discovery tests use the same root node, because Petting Zoo fixes the path of this node.
+        // All discovery tests use the same root node, because the library Petting Zoo fixes its path.
         let class = format!("kestrel/{}", scene.path.name());
         let service = Service { class: class.clone(), name: "platform".to_owned() };
         let discovery = Discovery::new(&scene.client, NodePath::new(Discovery::ROOT).unwrap(), Acl::Open);

@@ -85,8 +85,8 @@ impl Process for Connected {
     }
 }
 
-/// Forest in which a cut kills the ensemble's leader. While a server is down, a cut disconnects the process from all
-/// servers instead.
+/// Forest in which [`Process::cut`] kills the leader of the ensemble. While a server is down, [`Process::cut`]
+/// disconnects the process from all servers instead.
 pub(crate) struct MortalForest {
     forest: Forest,
     servers: Arc<Servers>,
@@ -145,7 +145,7 @@ impl Process for Mortal {
     fn cut(&self, is_cut: bool) {
         let (servers, mut killed) = (&self.servers, self.killed.lock().unwrap());
         if is_cut && servers.is_whole.swap(false, Ordering::AcqRel) {
-            // If no leader exists, the cut kills the first server.
+            // If the ensemble has no leader, this function kills the first server.
             let leader = servers.ensemble.leader().unwrap_or(0);
             servers.ensemble.kill(leader).unwrap();
             servers.deaths.fetch_add(1, Ordering::Relaxed);

@@ -1,8 +1,8 @@
 //! Stream processing. Two models learn from observations of students who answer items. The shards of `ability` contain
-//! students, and the shards of `difficulty` contain items. Shards are jobs of a role match. Processes may therefore
-//! join, leave and die, and the number of shards may change, while the stream flows. Each model needs the parameters of
-//! the other model. To subscribe to parameters, a process adds its address to a bag. Start some processes, give each
-//! model shards, and feed observations:
+//! students, and the shards of `difficulty` contain items. Shards are jobs of the recipe `RoleMatch`. Processes may
+//! therefore join, leave and die, and the number of shards may change, while observations arrive. Each model needs the
+//! parameters of the other model. To subscribe to parameters, a process adds its address to a bag (the recipe `Bag`).
+//! Start some processes, give each model shards, and feed observations:
 //!
 //! ```sh
 //! cargo run -p reveille-coordination --example streams -- zookeeper://127.0.0.1:2181 work
@@ -11,11 +11,12 @@
 //! cargo run -p reveille-coordination --example streams -- zookeeper://127.0.0.1:2181 shard 8
 //! ```
 //!
-//! Promises: if the feed of an observation succeeds, the observation changes the parameters of each model once, even if
-//! processes die. Two holders never learn the same observation, even if one of them still holds a shard that the
-//! command `shard` has replaced. The reason is that a single change removes the observation from the inbox, records it
-//! as done and stores the parameter. This change contains the fence of the shard's holder. A message to a subscriber
-//! may be lost. The next message about the same parameter replaces the lost message.
+//! Promises: if the command `feed` succeeds in adding an observation, the observation changes the parameters of each
+//! model once, even if processes die. In one model, two holders never learn the same observation, even if one of them
+//! still holds a shard that the command `shard` has replaced. The reason is that a single change removes the
+//! observation from the inbox of the model, records it as done and stores the parameter. This change contains the fence
+//! of the shard's holder. A message to a subscriber may be lost. The next message about the same parameter replaces the
+//! lost message.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the example reports its progress")]
 
@@ -39,7 +40,7 @@ struct Arguments {
     /// Coordination engine of the processes: zookeeper://HOST:PORT,HOST:PORT/ROOT or
     /// postgres://USER:PASSWORD@HOST:PORT/DATABASE
     coordination: String,
-    /// Milliseconds without contact after which a process loses its shards and its subscriptions
+    /// Milliseconds without contact with the engine after which a process loses its shards and its subscriptions
     #[arg(long, default_value_t = 10_000)]
     session_millis: u64,
     #[command(subcommand)]
@@ -50,7 +51,7 @@ struct Arguments {
 enum Command {
     /// Hold shards of both models and learn their observations
     Work(Work),
-    /// Replace the shards of each model by this number of shards
+    /// Replace the shards of each model by COUNT shards
     Shard {
         #[arg(value_parser = clap::value_parser!(u64).range(1..))]
         count: u64,
@@ -111,15 +112,15 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes the shards that do not belong to the new count, and then adds the missing shards. Shards of the old and the
-/// new count therefore never exist at the same time. A process may safely repeat the call, for example after another
-/// process has died during such a call.
+/// Divides the keys of a model into `count` shards. The function first removes the shards of any other count, and then
+/// adds the missing shards. Shards of different counts therefore never exist at the same time. A process may safely
+/// repeat the call, for example after another process has died during such a call.
 async fn shard(client: &Client, model: &Model, count: u64) -> anyhow::Result<()> {
     let lock = Lock::new(client, model.path.join("sharding")?, Acl::Open).acquire().await?;
     // The function checks the lock before each change. A process that is paused between the check and the change may
-    // still make its change while another process holds the lock. This does no harm. A holder learns each observation
-    // under the fence of its shard, so no observation is lost or counts twice. The next run of `shard` corrects the
-    // shards.
+    // make its change while another process holds the lock. This late change does no harm: a holder learns each
+    // observation in one change with the fence of its shard, so the model neither loses an observation nor counts it
+    // twice. The next run of `shard` corrects the shards.
     let check = || -> anyhow::Result<()> {
         ensure!(lock.is_valid(), "this process lost the lock; run the command again");
         Ok(())

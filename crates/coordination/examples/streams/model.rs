@@ -61,7 +61,7 @@ impl Model {
         Ok(model)
     }
 
-    /// Returns the names of the waiting observations that the holder of the shard has not learnt yet.
+    /// Returns the names of the waiting observations whose keys belong to the shard.
     pub(crate) async fn waiting(&self, shard: Shard) -> anyhow::Result<Vec<String>> {
         let mut names = self.client.session().await?.children(&self.inbox).await?.names;
         names.retain(|name| key(name).is_some_and(|key| shard.has(key)));
@@ -80,7 +80,8 @@ impl Model {
     }
 
     /// Removes one observation from the inbox and learns it, in one change. The change fails if another process now
-    /// holds the shard. `other` returns a parameter of the other model. Returns the key and its new parameter.
+    /// holds the shard. `other` returns a parameter of the other model. The result is the key of the observation and
+    /// the new parameter of this key.
     pub(crate) async fn learn(
         &self,
         job: &Job,

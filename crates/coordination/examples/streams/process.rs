@@ -15,9 +15,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::model::{Model, Parameter, Shard};
 
-/// Interval between two reads of the inbox, and wait before this process repeats a failed request.
+/// Interval between two reads of the inbox, and time that this process waits before it repeats a failed request.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Time in which a holder may finish one observation after it has lost its shard. The fence already rejects its writes.
+/// Time in which a holder must stop its work after it has lost its shard. During this time the fence rejects the
+/// holder's writes.
 const GRACE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Process {
@@ -176,8 +177,8 @@ impl Process {
         loop {
             let update = match self.socket.recv(&mut message).await {
                 Ok(count) => parsed(&message[..count]),
-                // Some operating systems report this error because an earlier message went to a subscriber that has
-                // left.
+                // On some operating systems, `recv` returns an error because an earlier message went to a subscriber
+                // that has left.
                 Err(_refused) => continue,
             };
             if let Ok((model, key, parameter)) = update

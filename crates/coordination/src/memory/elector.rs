@@ -1,4 +1,4 @@
-//! Elector within one process.
+//! Elector that keeps its replica group in memory.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -11,8 +11,8 @@ use super::{MemoryOptions, link};
 use crate::elector::check_replica;
 use crate::{Answer, Elector, ElectorError, Follower, LEASE_MAX, Leadership, Term, poll_departures};
 
-/// Access of one process to a replica group in memory. [`MemoryElector::reopen`] creates the object for another
-/// process.
+/// Elector of one process for a replica group in memory. [`MemoryElector::reopen`] creates the elector of another
+/// process for the same replica group.
 pub struct MemoryElector {
     link: MemoryLink,
     /// Random id that distinguishes the replicas of this object from those of other objects.
@@ -38,7 +38,7 @@ struct State {
 type Replica = (String, u128);
 
 impl MemoryElector {
-    /// Creates a replica group without replicas. Leases end by the clock of `runtime`.
+    /// Creates a replica group without replicas. The clock of `runtime` determines when a lease ends.
     #[must_use]
     pub fn new(runtime: Runtime, options: MemoryOptions) -> Self {
         let group = Group { clock: runtime.clone(), options, state: Mutex::new(State::default()) };

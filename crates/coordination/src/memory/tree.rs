@@ -1,4 +1,4 @@
-//! Tree within one process. It is the reference model of the port, the engine of many tests, and the engine of programs
+//! Tree in memory. It is the reference model of the tree port, the engine of many tests, and the engine of programs
 //! that run as a single process. The tree is not durable. It ends with its last handle.
 //!
 //! Invariants: a change and all of its events happen in one step under one mutex, and no user code runs in that step.
@@ -43,7 +43,7 @@ struct Engine {
 struct Inner {
     state: State,
     last_session: i64,
-    /// Timeout and end of each living session. The end is `None` if the session never expires.
+    /// Timeout and end time of each open session. The end time is `None` if the session never expires.
     ends: BTreeMap<SessionId, (Duration, Option<Monotonic>)>,
     watchers: Watchers,
     collected: Monotonic,
@@ -81,7 +81,7 @@ impl MemoryTrees {
         self.link.cut(is_cut);
     }
 
-    /// Cuts the responses to the sessions of this handle. Requests take effect but get no response until
+    /// Blocks all responses to the sessions of this handle. Requests take effect but get no response until
     /// [`MemoryTrees::cut`] restores the connection.
     pub fn cut_answers(&self) {
         self.link.cut_answers();

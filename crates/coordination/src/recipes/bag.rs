@@ -1,9 +1,9 @@
-//! Petting Zoo's distributed bag. Every process may add items to a bag and remove items from it. The listeners of the
-//! bag receive every change.
+//! Distributed bag, compatible with the library Petting Zoo. Every process may add items to a bag and remove items from
+//! it. The listeners of the bag receive its changes.
 //!
-//! An item is a numbered node. Petting Zoo's processes do not watch items but tokens. A token has the number of its
-//! item, and only the token of the last item exists. A listener of this crate has one watch over all items, so it
-//! receives one message for each change.
+//! An item is a numbered node. Petting Zoo's processes do not watch items. They watch a second node, the token, which
+//! has the number of the last item. A listener of this crate has one watch over all items, so it receives one message
+//! for each change.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,7 +22,7 @@ use crate::tree::{Acl, CreateMode, Event, NodePath, Sequence, Tree, TreeError, Z
 const ITEM: &str = "item";
 const TOKEN: &str = "token";
 /// Largest number of changes that wait until a listener receives them. A listener that is too slow receives only the
-/// difference between its known items and the present items.
+/// difference between the items that it knows and the present items.
 const WAITING_MAX: usize = 1_024;
 
 /// Handle of a bag in one process.
@@ -207,7 +207,8 @@ async fn list(tree: &dyn Tree, items: &NodePath) -> Result<Listed, TreeError> {
 #[derive(Default)]
 struct Listed {
     ids: BTreeSet<Sequence>,
-    /// Change that created the items' parent. If a process creates the parent again, the numbers start at zero again.
+    /// Zxid of the change that created the items' parent. If a process deletes the parent and creates it again, the
+    /// item numbers start at zero again.
     created: Option<Zxid>,
 }
 
@@ -236,8 +237,8 @@ impl BagListener {
         &self.present
     }
 
-    /// Returns the next change. Additions come in the order of their numbers. The listener can miss an item that other
-    /// processes add and remove while the connection is lost.
+    /// Waits for the next change of the bag and returns it. The listener reports added items in the order of their
+    /// numbers. The listener can miss an item that other processes add and remove while the connection is lost.
     pub async fn next(&mut self) -> BagChange {
         match self.changes.recv().await {
             Some(change) => change,
@@ -257,7 +258,8 @@ impl Listening {
     async fn begin(client: &Client, items: &NodePath) -> Result<Self, TreeError> {
         let tree = client.session().await?;
         let events = client.retry(|| tree.watch_all(items)).await?;
-        // The server of this session may know fewer changes than the server of the last session.
+        // The server of this session may know fewer changes than the server of the last session. After the sync, the
+        // server knows all of these changes.
         client.retry(|| tree.sync()).await?;
         let listed = client.retry(|| list(&*tree, items)).await?;
         Ok(Listening { tree, events, listed })
@@ -313,7 +315,8 @@ impl Reported {
                 event = events.next() => event,
             };
             let change = match event {
-                // The numbers start at zero below a new parent, so the listener lists the items again.
+                // A process has created the parent of the items. The item numbers below a new parent start at zero, so
+                // the listener lists the items again.
                 Some(Event::Created(path)) if path == *items => {
                     match client.retry(|| list(&*tree, items)).await {
                         Ok(all) => now = Some(all),
@@ -341,7 +344,7 @@ impl Reported {
         }
     }
 
-    /// Replaces the known items by a new list and returns the changes.
+    /// Replaces the known items by the items of `now`. Returns the differences as changes.
     fn replace_all(&mut self, now: &Listed) -> Vec<BagChange> {
         let mut changes = Vec::new();
         if now.created != self.created {
@@ -359,7 +362,8 @@ impl Reported {
         changes
     }
 
-    /// Records the addition of an item. Returns `None` if the item was already known.
+    /// Records the item that a process has created at `path`. Returns `None` if the listener already knows the item or
+    /// if the node is not an item.
     fn added(&mut self, items: &NodePath, path: &NodePath) -> Option<BagChange> {
         let is_later = |id: &Sequence| self.last.is_none_or(|last| id.0.wrapping_sub(last.0) > 0);
         let id = id_of(path).filter(|id| path.parent().as_ref() == Some(items) && is_later(id))?;

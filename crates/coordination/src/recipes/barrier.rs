@@ -1,4 +1,4 @@
-//! Barriers at which processes wait for one another. Processes with Curator's `DistributedBarrier` and
+//! Barriers at which processes wait for one another. Processes that use Curator's `DistributedBarrier` and
 //! `DistributedDoubleBarrier` can share the barriers.
 
 use bytes::Bytes;
@@ -27,7 +27,7 @@ impl Barrier {
     ///
     /// # Errors
     /// Returns the same errors as a [`Tree`]. Once a session is open, the function never returns
-    /// [`TreeError::Disconnected`], because it sends the request again.
+    /// [`TreeError::Disconnected`], because it sends the request again until the engine responds.
     pub async fn close(&self) -> Result<(), TreeError> {
         let tree = self.client.session().await?;
         create_node(&self.client, &*tree, &self.path, Bytes::new(), CreateMode::Container, &self.acl).await
@@ -76,7 +76,7 @@ pub struct DoubleBarrier {
 }
 
 /// Entry of this process into a double barrier. When the caller drops this value, the process leaves the barrier
-/// without a wait. [`Entered::leave`] waits for the other processes.
+/// without waiting for the other processes. [`Entered::leave`] waits for them.
 #[must_use = "the process leaves the barrier when this value is dropped"]
 pub struct Entered {
     barrier: DoubleBarrier,
@@ -99,11 +99,12 @@ impl DoubleBarrier {
         Ok(DoubleBarrier { client: client.clone(), path, ready, count, acl })
     }
 
-    /// Waits until all processes have arrived. If the caller drops the future, this process leaves the barrier.
+    /// Enters the barrier and waits until all processes have entered it. If the caller drops the future, this process
+    /// leaves the barrier.
     ///
     /// # Errors
-    /// Returns the same errors as a [`Tree`]. After [`TreeError::SessionLost`] this process no longer waits, and it may
-    /// enter again.
+    /// Returns the same errors as a [`Tree`]. After [`TreeError::SessionLost`] this process no longer waits at the
+    /// barrier, and it may enter the barrier again.
     pub async fn enter(&self) -> Result<Entered, TreeError> {
         let tree = self.client.session().await?;
         let (name, parent, acl) = (guid(self.client.runtime()), self.path.clone(), self.acl.clone());
@@ -114,7 +115,8 @@ impl DoubleBarrier {
         let entered = Entered { barrier: self.clone(), owned };
         loop {
             let (ready, watch) = self.client.retry(|| tree.exists_and_watch(&self.ready)).await?;
-            // If the ready node is older than this process's node, the ready node belongs to an earlier round.
+            // The node `ready` shows that all processes have entered. If it is older than this process's node, it
+            // belongs to an earlier round.
             if ready.as_ref().is_some_and(|ready| ready.created > created) {
                 return Ok(entered);
             }
@@ -140,7 +142,7 @@ impl DoubleBarrier {
 }
 
 impl Entered {
-    /// Waits until all processes have left.
+    /// Leaves the barrier and waits until all processes have left it.
     ///
     /// # Errors
     /// Returns the same errors as a [`Tree`]. This process has left the barrier even if the function returns an error.
@@ -153,8 +155,8 @@ impl Entered {
                 Err(TreeError::NoNode) => return Ok(()),
                 listed => listed?,
             };
-            // The ready node exists until all processes have left. If it does not exist, the remaining nodes belong to
-            // the next round.
+            // The node `ready` exists until all processes have left the barrier. If it does not exist, the remaining
+            // nodes belong to the next round.
             if !children.names.iter().any(|name| name == READY) {
                 return Ok(());
             }

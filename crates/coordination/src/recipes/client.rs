@@ -48,7 +48,7 @@ struct CleanupQueue {
 }
 
 impl Client {
-    /// Creates a client. It opens a session of `trees` when it needs one.
+    /// Creates a client. The client opens a session of `trees` when it needs a session.
     #[must_use]
     pub fn new(runtime: &Runtime, trees: Arc<dyn Trees>, options: SessionOptions) -> Self {
         let (cleanup, tasks) = (Arc::<Cleanup>::default(), TaskSet::new(runtime));
@@ -74,8 +74,8 @@ impl Client {
         opened.await.unwrap_or_else(|| Err(stopped()))
     }
 
-    /// Opens a session. Retries for up to `limit` while the engine does not respond, because a program may start before
-    /// its engine.
+    /// Opens a session. Repeats the attempt for up to `limit` while the engine does not respond, because a program may
+    /// start before its engine.
     ///
     /// # Errors
     /// Returns the error of [`Client::session`] at the last attempt.
@@ -112,8 +112,8 @@ impl Client {
         self.make(&*tree, path, Bytes::new(), acl).await
     }
 
-    /// Waits until the cleanup task has removed all abandoned nodes, and then closes the session. This ends the locks
-    /// and the ephemeral nodes of the session.
+    /// Waits until the cleanup task has removed all abandoned nodes, and then closes the session. The locks and the
+    /// ephemeral nodes of the session then also end.
     ///
     /// # Errors
     /// Returns the same errors as [`Tree::close`].
@@ -207,7 +207,7 @@ impl Cleanup {
     }
 }
 
-/// Runs the cleanup task, which removes each abandoned node as soon as its engine responds.
+/// Runs the cleanup task, which removes each abandoned node as soon as the engine responds.
 async fn remove(runtime: Runtime, cleanup: Arc<Cleanup>) {
     let mut removing = FuturesUnordered::new();
     loop {

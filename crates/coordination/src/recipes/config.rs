@@ -1,5 +1,5 @@
-//! Configuration of a service. Each instance may override values of the configuration, and all instances follow its
-//! changes.
+//! Configuration of a service. Each instance of the service may override values of the configuration. All instances
+//! receive the changes of the configuration.
 //!
 //! The service's values are a YAML map in a node. An instance's values are a YAML map in a child of that node. The
 //! effective values of an instance are the service's values and the instance's values together. If both maps contain
@@ -32,10 +32,10 @@ pub struct Effective {
     /// Service's values and instance's values together. If both contain the same key, this map contains the instance's
     /// value.
     pub values: Values,
-    /// Number of the last change of the service's values, or `None` if the service has no values. The number never
+    /// Zxid of the last change of the service's values, or `None` if the service has no values. The zxid never
     /// decreases.
     pub service: Option<Zxid>,
-    /// Number of the last change of the instance's values, or `None` if the instance has no values.
+    /// Zxid of the last change of the instance's values, or `None` if the instance has no values.
     pub instance: Option<Zxid>,
     /// True if the engine responded recently, so that `values` is up to date.
     pub is_current: bool,

@@ -115,7 +115,7 @@ impl Discovery {
     }
 
     /// Follows the instances of a service from now on. If this process cannot reach the engine, the follower contains
-    /// the instances in the service's file. The function reads this file once.
+    /// the instances from the service's file ([`Discovery::with_files`]). The function reads this file once.
     ///
     /// # Errors
     /// Returns the same errors as a [`Tree`](crate::tree::Tree). If the service has a file, the function does not
@@ -134,9 +134,9 @@ impl Discovery {
         self.follow_at(join(&self.root, class)?, None).await
     }
 
-    /// Picks one random instance and follows it. When the instance is gone, the follower picks another instance. When
-    /// the service gets new instances, some followers move to them, so the followers remain evenly distributed. The
-    /// follower's value also changes when the instance publishes other data.
+    /// Picks one random instance of the service and follows it. When the instance is gone, the follower picks another
+    /// instance. When the service gets new instances, some followers pick one of them. All instances therefore keep
+    /// about the same number of followers. The follower's value also changes when the instance publishes other data.
     ///
     /// # Errors
     /// Returns the same errors as [`Discovery::follow`].

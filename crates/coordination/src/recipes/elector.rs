@@ -21,10 +21,10 @@ use crate::{Answer, Elector, ElectorError, Follower, Leadership, Term, check_rep
 /// Way in which a replica learns that it leads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
-    /// The replica lists the replica group at each call of [`Elector::is_leader`].
+    /// The replica lists all replicas of the replica group at each call of [`Elector::is_leader`].
     Polling,
-    /// The replica watches the replica before it in the line. A call of [`Elector::is_leader`] therefore sends no
-    /// request to the engine, unless the replica must first join the line.
+    /// The replica watches the replica before it in the queue. A call of [`Elector::is_leader`] therefore sends no
+    /// request to the engine, unless the replica must first join the queue.
     Watching,
 }
 
@@ -38,14 +38,14 @@ struct Inner {
     form: Form,
     acl: Acl,
     joined: Mutex<BTreeMap<String, Arc<JoinedReplica>>>,
-    /// Mutex that a task locks while it adds a replica to the line.
+    /// Mutex that a task locks while it adds a replica to the queue.
     joining: tokio::sync::Mutex<()>,
 }
 
-/// Place of a replica in the line.
+/// Place of a replica in the queue of its replica group.
 struct JoinedReplica {
     place: Arc<Place>,
-    /// Progress of the replica towards the leadership. `None` if the replica polls.
+    /// Progress of the replica towards the leadership. `None` if the replica polls the tree.
     turn: Option<watch::Receiver<Turn>>,
     _tasks: TaskSet,
 }
@@ -68,7 +68,7 @@ impl TreeElector {
 }
 
 impl Inner {
-    /// Returns a handle of the line that contains all replicas of the replica group. The name of each place that the
+    /// Returns a handle of the queue that contains all replicas of the replica group. The name of each place that the
     /// handle creates consists of `replica` and a number.
     fn line(&self, replica: &str) -> Line {
         let (parent, acl) = (self.group.clone(), self.acl.clone());
@@ -87,8 +87,7 @@ impl Inner {
         self.joined().get(replica).filter(is_present).cloned()
     }
 
-    /// Returns the place in the line that the replica has in the present session. Joins the line if the replica has no
-    /// such place.
+    /// Returns the replica's place in the queue. Joins the queue if the replica has no place in the present session.
     async fn join_line(self: &Arc<Self>, replica: &str) -> Result<Arc<JoinedReplica>, TreeError> {
         let tree = self.client.session().await?;
         let session = tree.session().id();
@@ -115,8 +114,8 @@ impl Inner {
         let joined = self.join_line(replica).await?;
         let node = joined.place.node();
         let session = node.tree.session();
-        // Even right before its next ping, a session still has at least half of its timeout left. A longer lease could
-        // therefore end after the session's deadline.
+        // While the engine responds to pings, a session always has at least half of its timeout left. A lease that is
+        // longer than this half could end after the session's deadline.
         let most = session.timeout() / 2;
         if lease > most {
             let text = format!(
@@ -143,7 +142,7 @@ impl Inner {
         }
     }
 
-    /// Returns the replicas in the line, sorted by name.
+    /// Returns the replicas whose node names are in `names`, sorted by the names of the replicas.
     fn followers_of(&self, names: Vec<String>) -> Vec<Follower> {
         let sorted = self.line("").sorted(names);
         let follower = |(at, name): (usize, &String)| {

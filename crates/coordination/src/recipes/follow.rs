@@ -36,7 +36,7 @@ impl<T: Clone + Send + Sync + 'static> Followed<T> {
         Followed { value, _tasks: tasks }
     }
 
-    /// Returns a follower of the result of `transform` for each value of this follower.
+    /// Returns another follower. Its value is the result of `transform` for the value of this follower.
     pub(super) fn map<U>(self, client: &Client, mut transform: impl FnMut(&T) -> U + Send + 'static) -> Followed<U>
     where
         U: Clone + PartialEq + Send + Sync + 'static,
@@ -187,7 +187,7 @@ pub(super) async fn follow(client: &Client, scope: Scope) -> Result<Followed<Sub
     Ok(followed)
 }
 
-/// Follows a subtree in one session until no receiver exists.
+/// Follows a subtree in one session. Returns when no receiver of the subtree exists, or at the first error.
 async fn follow_subtree(client: &Client, root: &NodePath, sender: &watch::Sender<Subtree>) -> Result<(), TreeError> {
     let tree = client.session().await?;
     let mut state = tree.session().state();
@@ -231,7 +231,7 @@ async fn follow_subtree(client: &Client, root: &NodePath, sender: &watch::Sender
     }
 }
 
-/// Follows single nodes in one session until no receiver exists.
+/// Follows single nodes in one session. Returns when no receiver of the nodes' data exists, or at the first error.
 async fn follow_nodes(client: &Client, paths: &[NodePath], sender: &watch::Sender<Subtree>) -> Result<(), TreeError> {
     let tree = client.session().await?;
     let mut state = tree.session().state();

@@ -34,8 +34,8 @@ impl Group {
         Group { client: client.clone(), path, acl }
     }
 
-    /// Joins the group as `name` until this process ends or the caller drops the returned value. If the session is
-    /// lost, this process joins again.
+    /// Joins the member group as `name` until this process ends or the caller drops the returned value. If the session
+    /// is lost, this process joins the member group again.
     ///
     /// # Errors
     /// Returns [`TreeError::Invalid`] if `name` is not a valid node name.

@@ -23,12 +23,12 @@ pub enum Trust {
     UntilLost,
 }
 
-/// Guard of a lock or a leadership. It has one owner and notifies the owner when it ends. A drop of the guard releases
-/// the lock in the background. [`Held::release`] waits for the release.
+/// Guard of a lock or a leadership. The guard has one owner and notifies the owner when the guard ends. A drop of the
+/// guard releases the lock in the background. [`Held::release`] waits for the release.
 #[must_use = "a drop of this value releases the lock or the leadership"]
 pub struct Held {
-    // Rust drops this field before the field `owned`, which removes the node. The guard therefore ends before another
-    // process can get the lock.
+    // Rust drops this field before the field `owned`, whose drop removes the node. The guard therefore ends before
+    // another process can get the lock.
     _ends: DropGuard,
     validity: Validity,
     owned: NodeGuard,
@@ -110,7 +110,7 @@ impl Held {
     }
 
     /// Returns the instant at which the guard ends if the engine does not respond before this instant. A supervisor
-    /// outside this process can end the work at this instant, even while this process is paused.
+    /// outside this process can end the work that needs the guard at this instant, even while this process is paused.
     #[must_use]
     pub fn deadline(&self) -> Monotonic {
         self.validity.session.deadline()
@@ -185,9 +185,9 @@ pub struct Leading {
 
 impl Leading {
     /// Returns true if the guard is valid, like [`Held::is_valid`]. The task calls this function right before an action
-    /// that it cannot undo. A check of [`Leading::over`] is not sufficient, because a process that was paused may reach
-    /// the action before it cancels the token. The guard may still be valid after [`Held::run`] has cancelled the
-    /// token.
+    /// that it cannot undo. A check of the token [`Leading::over`] is not sufficient: after a pause of the process, the
+    /// task may reach the action before another task cancels the token. The guard may still be valid after
+    /// [`Held::run`] has cancelled the token.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.validity.is_valid()
@@ -196,7 +196,8 @@ impl Leading {
 
 impl Held {
     /// Runs `task` until it ends, and then releases the lock. When the guard ends or a caller cancels `stop`, the
-    /// function cancels [`Leading::over`], and the task must end. The function drops the task after `grace`.
+    /// function cancels [`Leading::over`], and the task must end. If the task does not end within `grace`, the function
+    /// drops it.
     pub async fn run<T, F>(self, stop: &CancellationToken, grace: Duration, task: impl FnOnce(Leading) -> F) -> Ended<T>
     where
         F: Future<Output = T>,

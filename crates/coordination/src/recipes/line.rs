@@ -1,7 +1,8 @@
-//! Line of places. The places are nodes below one parent, and the engine numbers these nodes.
+//! Queue of waiting processes. The place of each process is a node below one parent, and the engine numbers these
+//! nodes.
 //!
-//! Locks and leader elections use lines. The process of each place watches only the place before it, so one departure
-//! wakes only one process.
+//! Locks and leader elections use such queues. If only one process may have its turn at a time, each process watches
+//! only the place before its own place. When a process leaves the queue, it therefore wakes only one other process.
 //!
 //! docs/decisions/0143-build-locks-on-lines-of-places.md gives the reasons for the design.
 
@@ -24,7 +25,7 @@ pub(super) struct Line {
     pub(super) acl: Acl,
 }
 
-/// Condition under which a node counts as a place of a line.
+/// Condition under which a node counts as a place of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Members {
     /// The node's name ends with one of these texts and a number.
@@ -48,11 +49,11 @@ pub(super) enum Naming {
 pub(super) enum Rule {
     /// Fewer than this number of places are before the place.
     Among(usize),
-    /// No place with this name is before the place.
+    /// No place whose name ends with this text and a number is before the place.
     After(&'static str),
 }
 
-/// Place in a line. A drop of this value removes the node of the place.
+/// Place in a queue. A drop of this value removes the node of the place.
 pub(super) struct Place {
     owned: NodeGuard,
     line: Line,
@@ -68,7 +69,7 @@ enum Turn {
 }
 
 impl Line {
-    /// Creates a line in which the names of all places have the same text before the number.
+    /// Creates a handle of a queue in which the names of all places have the same text before the number.
     pub(super) fn new(parent: NodePath, naming: Naming, names: &'static [&'static str; 1], acl: Acl) -> Self {
         Line { parent, name: names[0].into(), naming, members: Members::Named(names), acl }
     }
@@ -82,12 +83,12 @@ impl Line {
         in_order(names.into_iter().filter_map(|name| Some((number(&name)?, name))).collect())
     }
 
-    /// Returns the names of all places in their order.
+    /// Returns the names of all places in the order of their turns.
     pub(super) async fn names(&self, tree: &dyn Tree) -> Result<Vec<String>, TreeError> {
         Ok(self.sorted(tree.children(&self.parent).await?.names))
     }
 
-    /// Returns the nodes of all places in their order.
+    /// Returns the nodes of all places in the order of their turns.
     pub(super) async fn nodes(&self, tree: &dyn Tree) -> Result<Vec<Node>, TreeError> {
         let names = match self.names(tree).await {
             Err(TreeError::NoNode) => Vec::new(),
@@ -96,7 +97,7 @@ impl Line {
         let mut nodes = Vec::with_capacity(names.len());
         for name in names {
             match tree.get(&join(&self.parent, &name)?).await {
-                // The place left the line after the tree had returned the list of places.
+                // A process or the engine removed this place after the tree had returned the list of places.
                 Err(TreeError::NoNode) => {}
                 node => nodes.push(node?),
             }
@@ -104,7 +105,7 @@ impl Line {
         Ok(nodes)
     }
 
-    /// Joins the line at its end.
+    /// Joins the queue at its end.
     ///
     /// # Errors
     /// Returns the same errors as a [`Tree`]. Returns [`TreeError::Disconnected`] only if the client cannot open a
@@ -165,8 +166,8 @@ impl Place {
 
     async fn look(&self) -> Result<Turn, TreeError> {
         let OwnNode { tree, path, .. } = self.node();
-        // If several places may have their turn at the same time, this place must learn when each of them leaves. The
-        // process therefore watches all children.
+        // If several places may have their turn at the same time, this process must learn when any of them leaves the
+        // queue. It therefore watches all children of the parent.
         let (names, watch) = if matches!(self.rule, Rule::Among(2..)) {
             let (children, watch) = tree.children_and_watch(&self.line.parent).await?;
             (self.line.sorted(children.names), Some(watch))

@@ -33,9 +33,9 @@ impl Lock {
         Lock { trust, ..self }
     }
 
-    /// Waits for the lock without a time limit. If a session is lost, the wait continues at the end of the line. If the
-    /// caller drops the future, the process leaves the line. If the caller keeps the future but does not poll it, the
-    /// process keeps its place, and the places behind it must wait.
+    /// Waits for the lock without a time limit. If a session is lost, the wait continues at the end of the queue. If
+    /// the caller drops the future, the process leaves the queue. If the caller keeps the future but does not poll it,
+    /// the process keeps its place, and the processes behind it must wait.
     ///
     /// # Errors
     /// Returns only errors that do not disappear while the caller waits: [`TreeError::Forbidden`],
@@ -45,8 +45,8 @@ impl Lock {
     }
 }
 
-/// Joins the line and waits for the turn of the new place. If a session is lost, the function joins the line again in a
-/// new session.
+/// Joins the queue and waits for the turn of the new place. If a session is lost, the function joins the queue again in
+/// a new session.
 pub(super) async fn acquire(
     client: &Client,
     line: &Line,
@@ -57,14 +57,14 @@ pub(super) async fn acquire(
     loop {
         match acquire_once(client, line, rule, trust, data).await {
             // The node of the place, or the session of this node, no longer exists. The process therefore joins the
-            // line again at its end.
+            // queue again at its end.
             Err(TreeError::NoNode | TreeError::SessionLost) => client.back_off().await,
             held => return held,
         }
     }
 }
 
-/// Joins the line and waits for the turn like [`acquire`], within one session.
+/// Joins the queue and waits for the turn of the new place, like [`acquire`]. Returns an error if the session is lost.
 pub(super) async fn acquire_once(
     client: &Client,
     line: &Line,

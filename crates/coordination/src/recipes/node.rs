@@ -50,22 +50,23 @@ pub(super) struct AbandonedNode {
     pub(super) node_match: NodeMatch,
 }
 
-/// Condition that identifies one node. The node is a child of a given parent and belongs to this session.
+/// Condition that identifies one node among the children of a given parent. The node belongs to a given session.
 #[derive(Clone)]
 pub(super) enum NodeMatch {
-    /// The node at this path that this change created.
+    /// The node at this path, if the change with this zxid created it.
     Created(NodePath, Zxid),
-    /// The node at this path, if the engine created it after this change.
+    /// The node at this path, if the engine created it after the change with this zxid.
     PathAfter(NodePath, Zxid),
     /// The node with this GUID in its name.
     Guid(String),
-    /// The node whose name consists of this text and a number, if the engine created it after this change.
+    /// The node whose name consists of this text and a number, if the engine created it after the change with this
+    /// zxid.
     NamedAfter(String, Zxid),
 }
 
 impl NewNode {
-    /// Creates the node. If the engine does not respond, the function looks for the node. If the caller drops the
-    /// future, the cleanup task removes the node.
+    /// Creates the node. If the engine does not respond, the function checks whether the node exists. If the caller
+    /// drops the future, the cleanup task removes the node.
     ///
     /// # Errors
     /// Returns the same errors as a [`Tree`], except [`TreeError::Disconnected`].
@@ -109,10 +110,10 @@ impl NewNode {
     }
 }
 
-/// Node without a GUID in its name. If the response to the create request was lost, the process recognises the node
-/// because it is newer than the last node without a GUID that this session created. The client must therefore create
-/// nodes without a GUID one at a time. A separate task creates each node, so a caller that no longer polls its future
-/// cannot block other callers.
+/// New node without a GUID in its name. If the response to the create request was lost, the process recognises the node
+/// because it is newer than the session's previous node without a GUID. The client must therefore create nodes without
+/// a GUID one at a time. A separate task creates each node, so a caller that no longer polls its future cannot block
+/// other callers.
 pub(super) struct NewPlain {
     pub(super) parent: NodePath,
     pub(super) parents: CreateMode,

@@ -1,4 +1,4 @@
-//! Petting Zoo's leader queue. Every candidate sees its position in the queue.
+//! Leader queue, as in the library Petting Zoo. Every candidate for the leadership sees its position in the queue.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -13,7 +13,7 @@ use super::line::{Line, Naming, Place, Rule};
 use super::node::join;
 use crate::tree::{Acl, Node, NodePath, TreeError};
 
-/// Handle of a queue in one process.
+/// Handle with which one process uses a leader queue.
 #[derive(Clone)]
 pub struct LeaderQueue {
     client: Client,
@@ -21,14 +21,15 @@ pub struct LeaderQueue {
     trust: Trust,
 }
 
-/// Position of a candidate.
+/// Position of a candidate in the queue.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Position {
-    /// The candidate is behind this number of other candidates.
+    /// The candidate waits. The value is the number of candidates before it in the queue.
     Queued(usize),
     /// The candidate is the first in the queue.
     Front,
-    /// The candidate's node no longer exists, or its session has ended. The candidate does not return to the queue.
+    /// The candidate's node no longer exists, or the candidate's session has ended. The candidate does not return to
+    /// the queue.
     Out,
 }
 
@@ -43,7 +44,7 @@ pub struct Candidacy {
 
 impl LeaderQueue {
     /// Creates a handle. `acl` is the access list of the nodes that the handle creates, including missing parents. If
-    /// Petting Zoo's processes share the queue, `acl` must be [`Acl::Open`].
+    /// processes that use the library Petting Zoo share the queue, `acl` must be [`Acl::Open`].
     ///
     /// # Errors
     /// Returns [`TreeError::Invalid`] if the path is too long.
@@ -52,13 +53,14 @@ impl LeaderQueue {
         Ok(LeaderQueue { client: client.clone(), line, trust: Trust::default() })
     }
 
-    /// Sets the [`Trust`] of the guards of later candidates. The default is [`Trust::UntilSuspended`].
+    /// Sets the [`Trust`] of the guards that later candidates get. The default is [`Trust::UntilSuspended`].
     #[must_use]
     pub fn with_trust(self, trust: Trust) -> Self {
         LeaderQueue { trust, ..self }
     }
 
-    /// Joins the queue at its end, with `data` that every process can read.
+    /// Adds a candidate to the end of the queue. Every process with access to the queue can read the candidate's
+    /// `data`.
     ///
     /// # Errors
     /// Returns the same errors as a [`Tree`](crate::tree::Tree). After an error, including [`TreeError::Disconnected`],
@@ -77,8 +79,8 @@ impl LeaderQueue {
         self.line.nodes(&*tree).await
     }
 
-    /// Follows the number of candidates that wait behind the leader and could take over. The value is `None` until the
-    /// engine has responded.
+    /// Follows the number of candidates that wait behind the leader. The value is `None` until the engine has responded
+    /// for the first time.
     pub fn spare(&self) -> Followed<Option<usize>> {
         let (client, line) = (self.client.clone(), self.line.clone());
         Followed::start(&self.client, None, |spare| async move {
@@ -93,9 +95,9 @@ impl LeaderQueue {
 }
 
 impl Candidacy {
-    /// Returns a receiver of the candidate's position. The first value is [`Position::Queued`] with `usize::MAX`. For
-    /// each change of the queue, the client lists the queue once. If the caller only waits for the leadership,
-    /// [`Candidacy::lead`] is cheaper, because it watches only one candidate.
+    /// Returns a receiver of the candidate's position. The first value is [`Position::Queued`] with `usize::MAX`. The
+    /// client reads the list of all candidates after each change of the queue. A caller that only waits for the
+    /// leadership needs fewer requests with [`Candidacy::lead`], which watches only one candidate.
     #[must_use]
     pub fn position(&self) -> watch::Receiver<Position> {
         let mut position = self.position.lock().expect("no code panics while it holds this mutex");
@@ -132,7 +134,7 @@ impl Candidacy {
         followed.receiver()
     }
 
-    /// Waits until the candidate is at the front.
+    /// Waits until the candidate is at the front of the queue. Returns the guard of its leadership.
     ///
     /// # Errors
     /// Returns [`TreeError::NoNode`] if the candidate's node no longer exists. Returns [`TreeError::SessionLost`] if
@@ -142,7 +144,7 @@ impl Candidacy {
         Held::new(self.place.into_owned(), self.trust).await
     }
 
-    /// Leaves the queue. If the engine does not respond, the removal continues in the background.
+    /// Removes the candidate from the queue. If the engine does not respond, the removal continues in the background.
     pub async fn leave(self) {
         self.place.into_owned().release().await;
     }

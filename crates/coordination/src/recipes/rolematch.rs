@@ -1,9 +1,9 @@
 //! Role match, a recipe that gives each open job to one applicant, and one job to each applicant.
 //!
-//! The jobs are items of a [`Bag`]. The applicants wait in the queue of a [`LeaderQueue`](super::LeaderQueue). To take
-//! an open job, the applicant at the front creates an ephemeral node with the job's number. The applicant then holds
-//! the job and leaves the line. If the holder's session ends, the engine removes the node, and the job is open again.
-//! If another process removes the job, the holder removes the node.
+//! The jobs are items of a [`Bag`]. The applicants wait in a [`LeaderQueue`](super::LeaderQueue). To take an open job,
+//! the applicant at the front of the queue creates an ephemeral node with the job's number. The applicant then holds
+//! the job and leaves the queue. If the holder's session ends, the engine removes the node, and the job is open again.
+//! If another process removes the job from the bag, the holder removes the node.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +25,7 @@ use crate::tree::{Acl, CreateMode, Done, Expected, NodePath, Op, Sequence, Tree,
 
 const ASSIGNMENT: &str = "assignment";
 
-/// Handle of a role match in one process.
+/// Handle with which one process uses a role match.
 #[derive(Clone)]
 pub struct RoleMatch {
     client: Client,
@@ -44,22 +44,22 @@ pub struct Role {
     pub job: Sequence,
     /// Description of the job, from the bag.
     pub description: Bytes,
-    /// Guard of the job. The guard also ends when another process removes the job.
+    /// Guard of the job. The guard ends when this process loses the job, or when another process removes the job.
     pub held: Held,
 }
 
-/// View of a job for the task that does the job.
+/// Job that [`RoleMatch::run`] gives to a task.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// Number of the job in the bag.
     pub id: Sequence,
     /// Description of the job, from the bag.
     pub description: Bytes,
-    /// View of the guard of the job. The task must end when [`Leading::over`] is cancelled.
+    /// View of the job's guard. The task must end when the guard or [`RoleMatch::run`] cancels [`Leading::over`].
     pub leading: Leading,
 }
 
-/// Holder of a job.
+/// Assignment of a job to a holder.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Assignment {
     /// Data that the holder published when it applied for a job.
@@ -99,13 +99,14 @@ impl RoleMatch {
         &self.jobs
     }
 
-    /// Waits for a job without a time limit. If a session is lost, the wait continues at the end of the line. Every
-    /// process can read `applicant`. If the caller drops the future, the process leaves the line. If the caller keeps
-    /// the future but does not poll it, the process keeps its place, and the places behind it must wait.
+    /// Applies for a job, and waits for it without a time limit. Other processes can read the data `applicant`. If a
+    /// session is lost, the wait continues at the end of the queue. If the caller drops the future, the process leaves
+    /// the queue. If the caller keeps the future but does not poll it, the process keeps its place in the queue, and
+    /// the applicants behind it must wait.
     ///
     /// # Errors
-    /// Returns only errors that do not disappear while the caller waits: [`TreeError::Forbidden`],
-    /// [`TreeError::InvalidAcl`] and [`TreeError::Invalid`].
+    /// Returns only errors that a longer wait does not resolve: [`TreeError::Forbidden`], [`TreeError::InvalidAcl`] and
+    /// [`TreeError::Invalid`].
     pub async fn apply(&self, applicant: &Bytes) -> Result<Role, TreeError> {
         loop {
             let applied = async {
@@ -125,8 +126,8 @@ impl RoleMatch {
 
     /// Repeatedly applies for a job, and runs one `task` for each job that this process gets. The function cancels
     /// [`Leading::over`] when another process removes the job, when this process loses the job, or when a caller
-    /// cancels `stop`. The task must then end within `grace`. If the task ends by itself, the job is open for the next
-    /// applicant, unless the task removed the job. The function returns after a caller has cancelled `stop`.
+    /// cancels `stop`. The task must then end within `grace`. If the task ends by itself, another applicant can take
+    /// the job, unless the task has removed the job. The function returns after a caller has cancelled `stop`.
     ///
     /// # Errors
     /// Returns the same errors as [`RoleMatch::apply`].
@@ -176,7 +177,8 @@ impl RoleMatch {
         Ok(assignments)
     }
 
-    /// Takes the first open job. The caller must be at the front of the line.
+    /// Takes the open job with the lowest number. Waits while no job is open. `place` must be the first place in the
+    /// queue.
     async fn take_open_job(&self, place: &Place, applicant: &Bytes) -> Result<Taken, TreeError> {
         let tree = &place.node().tree;
         let mut gone = Box::pin(place.node().gone());
@@ -208,7 +210,8 @@ impl RoleMatch {
         }
     }
 
-    /// Returns the numbers of the children in order, and a watch on the children. Creates the parent if it is missing.
+    /// Returns the numbers in the names of the children of `parent`, in ascending order, and a watch on the children.
+    /// Creates the node `parent` if it is missing.
     async fn numbers(
         &self,
         tree: &Arc<dyn Tree>,
@@ -230,8 +233,8 @@ impl RoleMatch {
         }
     }
 
-    /// Takes a job. Returns `None` if the job is no longer open. The request runs in a separate task. If the caller
-    /// drops the future, this task still receives the response and releases the job.
+    /// Takes a job. Returns `None` if the job is no longer open. A separate task sends the request. If the caller drops
+    /// the future of this function, the task still receives the response and releases the job.
     async fn take(&self, place: &Place, job: Sequence, applicant: &Bytes) -> Result<Option<Taken>, TreeError> {
         let (client, tree) = (self.client.clone(), place.node().tree.clone());
         let (item, own) = (self.jobs.path(job)?, place.node().path.clone());
@@ -242,8 +245,8 @@ impl RoleMatch {
                 Err(TreeError::NoNode) => return Ok(None),
                 node => node?,
             };
-            // Each holder increments the version of the job's item. The version distinguishes the fence of a holder
-            // from the fences of other holders.
+            // Each process that takes the job increments the version of the job's item in the bag. The guard's fence
+            // checks this version, so the engine rejects the fenced writes of earlier holders.
             let version = node.stat.version;
             let (data, expected) = (node.data.clone(), Expected::Version(version));
             let steps = vec![
@@ -288,15 +291,16 @@ impl RoleMatch {
 struct Taken {
     job: Sequence,
     description: Bytes,
-    /// Fence step that checks that the job's item has not changed since this process took the job.
+    /// Step of the guard's fence. It checks that the job's item in the bag has not changed since this process took the
+    /// job.
     item: Op,
     item_created: Zxid,
     owned: NodeGuard,
 }
 
-/// After a lost response, looks for the node that assigns the job to this process. Returns the number of the change
-/// that created the node. Returns `None` if this session does not own the node, or if the job's item does not have the
-/// version that this attempt set.
+/// Looks for the node that assigns the job to this process, after the response to the node's creation was lost. Returns
+/// the number of the change that created the node. Returns `None` if this session does not own the node, or if the
+/// version of the job's item is not one above `version`.
 fn find_created<'a>(
     tree: &'a Arc<dyn Tree>,
     item: &'a NodePath,

@@ -11,9 +11,10 @@ use crate::tree::{Acl, NodePath, TreeError};
 const READ: &str = "__READ__";
 const WRITE: &str = "__WRIT__";
 
-/// Handle of a read-write lock in one process. Processes get the lock in the order of their requests. A reader waits
-/// for the writers before it. A writer waits for all requests before it. Therefore neither readers nor writers starve.
-/// The lock is not reentrant. A reader that requests the write lock waits for itself.
+/// Handle with which one process uses a read-write lock. Processes get the lock in the order of their requests. A
+/// reader waits for the writers before it. A writer waits for all requests before it. Therefore neither readers nor
+/// writers starve. The lock is not reentrant: if a process that holds the lock as a reader requests it as a writer,
+/// this request waits until the process releases the lock.
 #[derive(Clone)]
 pub struct RwLock {
     client: Client,

@@ -55,16 +55,16 @@ impl Candidate {
     }
 }
 
-/// Candidate that waits in the queue of a leader group.
+/// Candidate in the queue of a leader group. The first candidate in the queue is the leader.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Participant {
     /// Text of the candidate, from [`Candidate::id`]. The character U+FFFD replaces bytes that are not UTF-8.
     pub id: String,
-    /// True if the candidate is the first in the line.
+    /// True if the candidate is the first in the queue.
     pub leads: bool,
 }
 
-/// Handle of a leader group in one process.
+/// Handle with which one process uses a leader group.
 #[derive(Clone)]
 pub struct LeaderSelector {
     client: Client,
@@ -85,20 +85,20 @@ impl LeaderSelector {
     }
 
     /// Waits for the leadership without a time limit. If the session is lost, the candidate opens another session and
-    /// waits at the end of the line. If the caller drops the future, the candidate leaves the line.
+    /// waits at the end of the queue. If the caller drops the future, the candidate leaves the queue.
     ///
     /// # Errors
-    /// Returns only errors that do not disappear while the caller waits: [`TreeError::Forbidden`],
-    /// [`TreeError::InvalidAcl`] and [`TreeError::Invalid`].
+    /// Returns only errors that a longer wait does not resolve: [`TreeError::Forbidden`], [`TreeError::InvalidAcl`] and
+    /// [`TreeError::Invalid`].
     pub async fn lead(&self) -> Result<Held, TreeError> {
         let data = Bytes::copy_from_slice(self.candidate.id.as_bytes());
         acquire(&self.client, &self.line, Rule::Among(1), self.candidate.trust, &data).await
     }
 
-    /// Leads repeatedly and runs one `task` in each leadership. When a leadership ends, the function cancels
-    /// [`Leading::over`], and the task must then end. If the task ends by itself, the next candidate in the line leads.
-    /// When a caller cancels `stop`, the function also cancels [`Leading::over`], and it returns after the task has
-    /// ended.
+    /// Repeatedly waits for the leadership, and runs one `task` in each leadership. When the leadership ends or a
+    /// caller cancels `stop`, the function cancels [`Leading::over`], and the task must end. If the task ends by
+    /// itself, the next candidate in the queue leads. After a caller has cancelled `stop`, the function waits for the
+    /// end of the task and returns.
     ///
     /// # Errors
     /// Returns the same errors as [`LeaderSelector::lead`].
@@ -118,7 +118,7 @@ impl LeaderSelector {
         Ok(())
     }
 
-    /// Returns the candidates in the line, the leader first. The list may be slightly out of date.
+    /// Returns the candidates in the order of the queue, the leader first. The list may be slightly out of date.
     ///
     /// # Errors
     /// Returns the same errors as a [`Tree`](crate::tree::Tree).

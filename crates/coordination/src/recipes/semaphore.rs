@@ -10,13 +10,14 @@ use super::lock::{Lock, acquire_once};
 use super::node::join;
 use crate::tree::{Acl, NodePath, TreeError};
 
-/// Handle of a semaphore in one process. All processes that share the semaphore must use the same number of leases.
+/// Handle with which one process uses a semaphore. All processes that share the semaphore must use the same number of
+/// leases.
 #[derive(Clone)]
 pub struct Semaphore {
     client: Client,
-    /// Lock that a process holds while it waits for a lease. Later requests wait for this lock. Processes that use
-    /// Curator count the lease nodes, including the node of a waiting process. The lock lets only one process at a time
-    /// wait for a lease, so the count is at most one too high.
+    /// Lock that a process holds while it waits for a lease. Therefore only one process at a time waits for a lease,
+    /// and later processes wait for this lock. Processes that use Curator count the lease nodes, and a process that
+    /// waits for a lease already has a lease node. Their count is therefore at most one too high.
     locks: Lock,
     leases: Line,
     count: usize,

@@ -1,4 +1,5 @@
-//! Decodes and encodes YAML maps in nodes. People or programs in other languages may have written these maps.
+//! Decodes and encodes the YAML maps that nodes contain. People, or programs in other programming languages, may have
+//! written these maps.
 
 use bytes::Bytes;
 use serde_json::{Map, Value};

@@ -14,11 +14,11 @@ pub enum Acl {
     /// Grants every permission to every session, like ZooKeeper's `world:anyone:cdrwa`. The library Petting Zoo uses
     /// this list.
     Open,
-    /// Grants every permission to the creator and none to other sessions, like ZooKeeper's `auth`. The name and
-    /// password of a session identify it as the creator. The engine rejects this list if the session has no
-    /// credentials.
+    /// Grants every permission to sessions with the creator's credentials and none to other sessions, like ZooKeeper's
+    /// `auth`. The engine rejects this list if the creator's session has no credentials.
     Creator,
-    /// Grants every permission to the creator, and the permission to read to every session.
+    /// Grants every permission to sessions with the creator's credentials. All other sessions get only the permission
+    /// to read.
     CreatorReadable,
     /// Grants the listed permissions. The list must not be empty.
     Grants(Vec<Grant>),
@@ -29,7 +29,7 @@ pub enum Acl {
 pub struct Grant {
     /// Identity that receives the permissions.
     pub to: Identity,
-    /// Permissions on the node.
+    /// Permissions that the identity receives on the node.
     pub permissions: Permissions,
 }
 
@@ -98,14 +98,14 @@ impl fmt::Debug for Permissions {
 /// Name and password that a session gives to the engine. The debug text does not contain the password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
-    /// Name, which is visible in the access lists that contain the identity.
+    /// Name of the identity. It is visible in the access lists that contain the identity.
     pub name: String,
     /// Password. An access list contains only a digest of the name and the password.
     pub password: String,
 }
 
 impl Credentials {
-    /// Returns the identity of a session with these credentials, for a [`Grant`].
+    /// Returns the identity of a session with these credentials. A [`Grant`] can contain this identity.
     #[must_use]
     pub fn identity(&self) -> Identity {
         let digest = Sha1::digest(format!("{}:{}", self.name, self.password));

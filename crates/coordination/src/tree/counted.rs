@@ -14,7 +14,7 @@ use super::{
 
 type Hook = Arc<dyn Fn(&'static str) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// Engine that counts the requests of all of its sessions. It does not count the requests that open, renew and close a
+/// Engine that counts the requests of all of its sessions. It does not count the requests that open, renew or close a
 /// session. Tests can run a hook between a request and its response.
 pub struct Counted<T: ?Sized = dyn Trees> {
     trees: Arc<T>,
@@ -29,8 +29,8 @@ impl<T: Trees + ?Sized> Counted<T> {
         Counted { trees, count: Arc::default(), hook: None }
     }
 
-    /// Creates an engine that also calls `hook` with the name of each request. It calls `hook` after `trees` has
-    /// responded and before the caller gets the response.
+    /// Creates an engine that counts the requests to `trees` and calls `hook` with the name of each request. The engine
+    /// calls `hook` after `trees` has responded and before the caller gets the response.
     #[must_use]
     pub fn with_hook(
         trees: Arc<T>,

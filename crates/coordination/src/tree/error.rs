@@ -14,7 +14,7 @@ pub enum TreeError {
     /// The version of the node's data differs from the version that the request requires.
     #[error("the version of the node differs from the expected version")]
     BadVersion,
-    /// The request deletes a node that has children.
+    /// The request tries to delete a node that has children.
     #[error("the node cannot be deleted while it has children")]
     NotEmpty,
     /// The parent of the new node is ephemeral.
@@ -38,7 +38,7 @@ pub enum TreeError {
         source: Box<TreeError>,
     },
     /// The caller cannot reach the engine, or the connection ended before the response. The engine may have executed
-    /// the change.
+    /// the requested change.
     #[error("the coordination engine did not respond: {0}")]
     Disconnected(String),
     /// The session has ended. The engine has deleted the session's ephemeral nodes or will delete them soon. The caller

@@ -49,7 +49,7 @@ impl NodePath {
         Ok(NodePath(text.into()))
     }
 
-    /// Returns the path `name` below this path. `name` may have several parts, as in `a/b`.
+    /// Appends `name` to this path, and returns the result. `name` may have several parts, as in `a/b`.
     ///
     /// # Errors
     /// Returns an error if the result is not a valid path.
@@ -136,9 +136,9 @@ impl Sequence {
         (sequence.to_string() == text).then_some(sequence)
     }
 
-    /// Parses the number at the end of a node's name with an unknown prefix. Like the library kazoo, the function uses
-    /// the last ten characters of the name. A number below −999,999,999 has eleven characters. The function recognizes
-    /// an eleven-character number only if its last ten characters are not a valid number.
+    /// Parses the number at the end of a node's name. The text before the number is unknown. Like the library kazoo,
+    /// the function uses the last ten characters of the name. A number below −999,999,999 has eleven characters. The
+    /// function recognizes an eleven-character number only if its last ten characters are not a valid number.
     #[must_use]
     pub fn of(name: &str) -> Option<Self> {
         let last = |count: usize| name.len().checked_sub(count).and_then(|at| name.get(at..));

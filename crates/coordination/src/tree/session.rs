@@ -4,10 +4,12 @@
 //! The engine ends a session when the timeout has passed since the *engine* received the last request or ping. This
 //! process ends the session earlier, three quarters of the timeout after it *sent* the last request that got a
 //! response. The session therefore always ends in the process first, unless the clock of this machine is slower than
-//! the engine's clock by a quarter. This margin of a quarter of the timeout can be lost on ZooKeeper, if the timeout is
-//! the shortest possible timeout of two ticks. A ZooKeeper follower reports sessions to its leader only every half
-//! tick, which is a quarter of this timeout. If the follower dies just before a report, the leader may end the session
-//! up to half a tick too early. Use a longer timeout to keep a part of the margin.
+//! the engine's clock by a quarter.
+//!
+//! On ZooKeeper, this margin of a quarter of the timeout is not certain if the timeout is only two ticks, which is
+//! ZooKeeper's minimum. A ZooKeeper follower reports sessions to its leader only every half tick, which is a quarter of
+//! this timeout. If the follower dies just before a report, the leader may end the session up to half a tick too early.
+//! With a longer timeout, a part of the margin remains.
 //!
 //! Invariants: an ended session never becomes valid again. After [`Session::is_valid`] has returned false, it never
 //! returns true.
@@ -27,7 +29,7 @@ use super::TreeError;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub i64);
 
-/// Formats the id like ZooKeeper's tools.
+/// Formats the id in hexadecimal with the prefix `0x`, like ZooKeeper's tools.
 impl fmt::Debug for SessionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "0x{:x}", self.0)
@@ -53,7 +55,7 @@ pub enum SessionState {
 }
 
 impl SessionState {
-    /// Returns true for [`SessionState::Lost`], after which no other state follows.
+    /// Returns true for [`SessionState::Lost`]. No other state follows this state.
     #[must_use]
     pub fn is_lost(self) -> bool {
         self == SessionState::Lost
@@ -72,8 +74,8 @@ struct Inner {
 }
 
 impl Session {
-    /// Creates the state of the session `id`. Engines call this function after they have opened the session by a
-    /// request that they sent at `sent`.
+    /// Creates the state of the session `id`. Engines call this function after they have opened the session. `sent` is
+    /// the instant at which they sent the request that opened the session.
     #[must_use]
     pub fn new(id: SessionId, timeout: Duration, sent: Monotonic) -> Self {
         let deadline = Deadline::new(deadline(sent, timeout));
@@ -98,15 +100,15 @@ impl Session {
         self.0.state.subscribe()
     }
 
-    /// Returns the deadline of the session. If the engine does not respond before this instant, the session counts as
-    /// ended in this process from then on.
+    /// Returns the deadline of the session. If the engine does not respond before this instant, this process treats the
+    /// session as ended.
     #[must_use]
     pub fn deadline(&self) -> Monotonic {
         self.0.deadline.at()
     }
 
-    /// Returns true if the session is valid at `now`, the present instant. Its locks and ephemeral nodes then still
-    /// exist.
+    /// Returns true if the session is valid at `now`, which must be the present instant. The locks and ephemeral nodes
+    /// of a valid session still exist.
     #[must_use]
     pub fn is_valid(&self, now: Monotonic) -> bool {
         self.0.deadline.is_ahead(now)
@@ -215,7 +217,8 @@ mod tests {
         Monotonic::from_start(Duration::from_secs(count))
     }
 
-    /// Starts a task that sends pings for a session. The first `answered` pings get a response at once.
+    /// Starts a task that sends pings for a session. The first `answered` pings get a response at once. Later pings
+    /// fail with the error `then`, or get no response if `then` is `None`.
     fn kept_alive(runtime: &Runtime, answered: u32, then: Option<TreeError>) -> (Session, TaskSet) {
         let session = Session::new(SessionId(7), TIMEOUT, runtime.monotonic());
         let tasks = TaskSet::new(runtime);

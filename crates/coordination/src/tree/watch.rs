@@ -39,7 +39,7 @@ pub struct WatchSender(oneshot::Sender<Event>);
 
 impl Watch {
     /// Creates a watch from `event`, the future of an event. This future must be ready before a read of the session
-    /// shows the change. Engines call this function.
+    /// shows the change that the event reports. Engines call this function.
     pub fn of(event: impl Future<Output = Result<Event, TreeError>> + Send + 'static) -> Self {
         Watch(Box::pin(event))
     }
@@ -79,9 +79,9 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// Stream of all events of a node and the nodes below it, in their order. The stream ends with the session. At most
-/// [`Events::WAITING_MAX`] events wait for the reader. A reader that is too slow gets one [`Event::Gap`] in place of
-/// the further events.
+/// Stream of all events of a node and the nodes below it, in the order of the events. The stream ends when the session
+/// ends. At most [`Events::WAITING_MAX`] events wait for the reader. If the reader is too slow, it gets one
+/// [`Event::Gap`] in place of further events.
 #[must_use = "the caller must read events from the stream"]
 pub struct Events(BoxStream<'static, Event>);
 
@@ -89,7 +89,8 @@ pub struct Events(BoxStream<'static, Event>);
 #[derive(Debug)]
 pub struct EventSender {
     sender: mpsc::Sender<Event>,
-    /// True if the sender leaves out events after an [`Event::Gap`], until the reader has received all waiting events.
+    /// True after the sender has sent an [`Event::Gap`] because the reader is too slow. The sender then leaves out
+    /// events until the reader has received all waiting events.
     is_behind: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Registry of watches, for engines that see every change.
+//! Registry of watches, for engines that receive every change of the tree.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::{Event, EventSender, Events, NodePath, SessionId, Watch, WatchSender}
 /// All watches of one tree.
 #[derive(Debug, Default)]
 pub struct Watchers {
-    /// Watches for each watched path.
+    /// Watches, grouped by the path that they watch.
     at: BTreeMap<NodePath, Vec<Watcher>>,
 }
 
@@ -52,7 +52,8 @@ impl Watcher {
 }
 
 impl Watchers {
-    /// Returns true if the registry contains no watch. A watch without a receiver counts until its removal.
+    /// Returns true if the registry contains no watch. A watch without a receiver counts until the registry removes the
+    /// watch.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.at.is_empty()

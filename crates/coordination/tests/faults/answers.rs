@@ -1,5 +1,5 @@
 //! Tests criterion A4: a node whose creation got no response blocks other processes at most for the session's timeout.
-//! In the tests, responses are lost, and processes die before they get a response.
+//! In the tests, a proxy drops responses, and processes die before they get a response.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ on_both! {
     a4_kills_during_acquisition_do_not_block_others
 }
 
-/// Text that identifies the request to create a place in the line of candidates. No earlier request contains this text.
+/// Text that identifies the request in which a candidate creates its node. No earlier request contains this text.
 const PLACE: &str = "-lock-";
 
 fn a4_place_with_lost_response_is_found_and_kept(engine: &Engine) {
@@ -41,8 +41,8 @@ fn a4_place_with_lost_response_is_found_and_kept(engine: &Engine) {
         assert!(route.has_lost_response());
         let created = holder.nodes().await;
         route.cut(false);
-        // The candidate finds the place whose creation got no response, and continues to wait in it. It creates no
-        // other place.
+        // The candidate finds its node, although the response to the node's creation was lost. The candidate continues
+        // to wait with this node and creates no second node.
         for _ in 0..50 {
             assert!((&mut waiting).now_or_never().is_none(), "another candidate leads");
             assert_eq!(holder.nodes().await, created, "the candidate has one place");
@@ -99,7 +99,8 @@ fn a4_abandoned_place_with_lost_response_is_removed(engine: &Engine) {
 fn a4_killed_process_blocks_others_for_at_most_its_session(engine: &Engine) {
     let (route, group) = (engine.route(), Group::new(SESSION));
     with_real_runtime(async |runtime| {
-        // The test creates the parent first, so the first request that contains `PLACE` creates the place.
+        // The test creates the parent node first, so the first request with the text `PLACE` creates the candidate's
+        // node.
         let tree = engine.peer(&runtime, SESSION).await.tree().await;
         tree.create(&path("/group"), Bytes::new(), CreateMode::Persistent, Acl::Open).await.unwrap();
     });

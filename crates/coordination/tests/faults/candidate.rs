@@ -12,7 +12,7 @@ use test_servers::Namespace;
 use crate::history::History;
 use crate::sink::Sink;
 
-/// Leader group at `/group`, with the sink that receives the candidates' writes and the history of their events.
+/// Leader group at `/group`. The sink receives the candidates' writes, and the history contains the candidates' events.
 pub(crate) struct Group {
     pub(crate) sink: Sink,
     pub(crate) history: History,
@@ -73,7 +73,7 @@ impl Candidate {
         self.child.wait().unwrap();
     }
 
-    /// Pauses the process. The process receives no notice.
+    /// Pauses the process with the signal SIGSTOP, which the process cannot catch.
     pub(crate) fn pause(&self) {
         self.signal(Signal::STOP);
     }
@@ -89,7 +89,7 @@ impl Candidate {
 
 impl Drop for Candidate {
     fn drop(&mut self) {
-        // The process may have ended already.
+        // `kill` and `wait` may fail if the process has already ended. This failure is harmless.
         drop(self.child.kill());
         drop(self.child.wait());
     }

@@ -48,8 +48,8 @@ fn a1_a7_cut_off_leader_ends_before_the_next_and_joins_again(engine: &Engine) {
         assert_ne!(next.id, first.id);
         assert_in_time(cut, &next);
         let ended = group.history.leaderships().into_iter().find(|one| one.term == first.term).unwrap();
-        // The leader sent its last answered request before the cut. The leader's guard ends three quarters of the
-        // session's timeout after this request.
+        // The engine responded only to requests that the leader sent before the test cut the leader's network. The
+        // guard ends three quarters of the session's timeout after the leader sent the last of these requests.
         assert!(ended.last_live <= cut + (SESSION * 3 / 4).as_nanos(), "the leader trusted its guard for too long");
 
         networks[at].cut(false).unwrap();
@@ -58,7 +58,7 @@ fn a1_a7_cut_off_leader_ends_before_the_next_and_joins_again(engine: &Engine) {
         until("the former leader is in the line again", || (candidate_count(engine) == 2).then_some(()));
         first = next;
     }
-    // The former leader is now the last candidate in the line. It leads after the present leader dies.
+    // The former leader waits in the queue of candidates. It leads after the test kills the present leader.
     let at = position(&all, &first.id);
     all[at].kill();
     let killed = now();
@@ -83,7 +83,7 @@ fn a1_paused_leader_cannot_write_with_its_old_term(engine: &Engine) {
     all[at].resume();
     let late = group.history.late_writes_of(first.term);
     assert!(late.values().all(|is_taken| !is_taken), "a late write was accepted: {late:?}");
-    // The next leader continues to write.
+    // The next leader continues to write to the tree after the paused leader resumes.
     let written = group.history.writes_of(next.term);
     until("the next leader writes again", || (group.history.writes_of(next.term) > written).then_some(()));
     let all = group.history.leaderships();
@@ -124,19 +124,19 @@ fn a2_a7_candidates_rejoin_with_later_terms_after_deletion(engine: &Engine) {
             for name in operator.nodes().await {
                 drop(tree.delete(&path(&format!("/group/{name}")), Expected::Any).await);
             }
-            // The deletion of `/group` fails if a candidate has already joined the line again.
+            // The deletion of `/group` fails if a candidate has already joined the queue again.
             drop(tree.delete(&path("/group"), Expected::Any).await);
             operator.close().await;
         });
         leader = group.history.leader_after(leader.term);
     }
     until("all candidates are in the line", || (candidate_count(engine) == 3).then_some(()));
-    // A leader does not know at once that the operator deleted its node, but the fence rejects the leader's later
+    // A leader does not know at once that the operator deleted its node, but the tree rejects the leader's later
     // writes.
     group.history.assert_fenced();
 }
 
-/// Returns the number of candidates in the line.
+/// Returns the number of candidates in the queue, including the leader.
 fn candidate_count(engine: &Engine) -> usize {
     with_real_runtime(async |runtime| {
         let peer = engine.peer(&runtime, SESSION).await;

@@ -11,8 +11,8 @@ on_both! {
     a3_guard_ends_before_takeover_when_engine_is_paused
 }
 
-/// Asserts that the guard ends at the latest at its deadline and does not become valid again. The engine has sent no
-/// response after the time `silent`.
+/// Asserts that the guard ends at the latest at its deadline and does not become valid again. `silent` is the time
+/// after which the engine sends no response.
 async fn assert_ends_in_time(peer: &Peer, held: &Held, silent: runtime::Monotonic) {
     let runtime: &Runtime = &peer.runtime;
     let cancelled = async {
@@ -31,10 +31,10 @@ async fn assert_ends_in_time(peer: &Peer, held: &Held, silent: runtime::Monotoni
         }
     };
     let (notified, ()) = peer.within("the guard ends", futures_util::future::join(cancelled, polling)).await;
-    // The guard's deadline counts from the last request that got a response. The session sent this request before the
-    // time `silent`.
+    // The guard's deadline is three quarters of the session's timeout after the last request that got a response. The
+    // session sent this request before the time `silent`.
     assert!(held.deadline() <= silent + SESSION * 3 / 4);
-    // At the earliest, the engine lets another candidate lead one session timeout after it received this last request.
+    // The engine lets another candidate lead at the earliest one session timeout after the leader's last request.
     let took = notified.since(silent);
     assert!(took < SESSION, "the holder was notified after {took:?}");
     assert!(!held.is_valid());

@@ -1,5 +1,5 @@
-//! Tests of the handover to the next leader. They test which candidates a departure wakes (criterion A5), and how soon
-//! the next candidate leads after a leader resigns (criterion A6).
+//! Tests of the handover to the next leader. They test which candidates wake up when a leader resigns (criterion A5),
+//! and how soon the next candidate then leads (criterion A6).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,11 +21,11 @@ on_both! {
 /// processes.
 const CANDIDATES: usize = 30;
 const PROCESSES: usize = 5;
-/// Largest number of requests that one candidate sends from its wake-up until it has left the line. The candidate lists
-/// the line, watches its own node, deletes this node, and reads this node again after the deletion.
+/// Largest number of requests that one candidate sends from its wake-up until it has left the queue. The candidate
+/// lists the queue, watches its own node, deletes this node, and reads this node again after the deletion.
 const REQUESTS: u64 = 4;
 /// Limit for the median duration of a handover. In a handover, the leader deletes its node, a watch wakes the next
-/// candidate, and this candidate lists the line. Most handovers take a few milliseconds, even on a busy machine.
+/// candidate, and this candidate lists the queue. Most handovers take a few milliseconds, even on a busy machine.
 const HANDOVER_MAX: Duration = Duration::from_millis(500);
 
 fn a5_each_release_wakes_one_of_thirty_candidates(engine: &Engine) {
@@ -47,7 +47,7 @@ fn a5_each_release_wakes_one_of_thirty_candidates(engine: &Engine) {
         let requests = || peers.iter().map(|(_, counted)| counted.requests()).collect::<Vec<u64>>();
         let mut quiet = (requests(), 0);
         let all = async {
-            // The test waits until all candidates are in the line and no request is in progress.
+            // The test waits until all candidates are in the queue and no request is in progress.
             while quiet.1 < 20 || watcher.nodes().await.len() < CANDIDATES {
                 assert!(waiting.next().now_or_never().is_none(), "two candidates lead");
                 runtime.sleep(Duration::from_millis(25)).await;
@@ -62,7 +62,7 @@ fn a5_each_release_wakes_one_of_thirty_candidates(engine: &Engine) {
             held.release().await;
             (leader, held) = watcher.within("the next candidate leads", waiting.next()).await.unwrap();
             done.push(leader);
-            // No handover so far has woken a candidate that still waits in the line.
+            // No handover so far has woken a candidate that still waits in the queue.
             let now = requests();
             for at in (0..CANDIDATES).filter(|at| !done.contains(at)) {
                 assert_eq!(now[at], before[at], "candidate {at} was woken before its turn: {done:?}");
@@ -88,8 +88,8 @@ fn a6_resigning_leader_is_followed_at_once(engine: &Engine) {
                 to.candidate_ids().await.len() == 2
             })
             .await;
-            // The waiting candidate has already set its watch, or it will list the line after the leader releases its
-            // guard.
+            // The waiting candidate has already set a watch on the leader's node, or it will find after the release of
+            // the guard that this node is gone.
             let (term, released) = (held.term(), runtime.monotonic());
             let (next, ()) =
                 to.within("the candidate leads", futures_util::future::join(waiting, held.release())).await;

@@ -40,7 +40,7 @@ pub(crate) struct Leadership {
     pub(crate) id: String,
     pub(crate) term: u64,
     pub(crate) start: Nanos,
-    /// Last instant at which the guard was valid.
+    /// Last reported instant at which the leader's guard was valid.
     pub(crate) last_live: Nanos,
 }
 
@@ -85,22 +85,22 @@ impl History {
         by_term.into_values().collect()
     }
 
-    /// Waits until a candidate leads with a term above `term`, has written, and has not stopped. Returns its
-    /// leadership.
+    /// Waits until a candidate leads with a term above `term` and the tree has accepted a write with the candidate's
+    /// term. Returns this leadership.
     #[track_caller]
     pub(crate) fn leader_after(&self, term: u64) -> Leadership {
         until("a candidate leads", || {
             let last = self.leaderships().pop().filter(|last| last.term > term)?;
             let has_stopped = |entry: &Entry| entry.term == last.term && matches!(entry.event, Event::Stop);
-            // A write proves that the leader is working.
+            // A write that the tree accepted proves that the leader is working.
             let has_written = |entry: &Entry| entry.term == last.term && matches!(entry.event, Event::Wrote { .. });
             let entries = self.entries();
             (entries.iter().any(has_written) && !entries.iter().any(has_stopped)).then_some(last)
         })
     }
 
-    /// Waits for the results of all writes that the holder of `term` tried after its leadership. Returns for each
-    /// target whether it accepted the write.
+    /// Waits for the results of the writes that the leader with `term` tries after the end of its leadership, one write
+    /// to each target. Returns for each target whether it accepted the write.
     #[track_caller]
     pub(crate) fn late_writes_of(&self, term: u64) -> BTreeMap<String, bool> {
         until("the former leader has tried its late writes", || {
@@ -114,8 +114,8 @@ impl History {
         })
     }
 
-    /// Asserts that each leadership ended before the next leadership began. Also asserts that the sink rejected no
-    /// write during a leadership.
+    /// Asserts that each leadership ended before the next leadership began. Also asserts that the service `Sink`
+    /// rejected no write during a leadership.
     #[track_caller]
     pub(crate) fn assert_exclusive(&self) {
         let all = self.leaderships();

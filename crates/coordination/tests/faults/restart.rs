@@ -1,5 +1,5 @@
-//! Tests that kill servers and restart them with their data. They test criterion A2, and criterion A6 after the
-//! restart.
+//! Tests that kill servers and restart them with their data. They test criteria A1, A2 and A6 of leader election (see
+//! `main.rs`).
 
 use reveille_coordination::recipes::Trust;
 use reveille_coordination::tree::Expected;
@@ -46,7 +46,7 @@ fn a1_a6_leadership_resumes_after_servers_are_killed(engine: &Engine) {
     for restart in [Engine::restart_leader, Engine::restart] {
         restart(&engine);
         let serving = now();
-        // The old leader leads if its session has survived the restart. Otherwise the next leader leads.
+        // The old leader still leads if its session has survived the restart. Otherwise the next candidate leads.
         let leads = crate::until("a candidate leads", || {
             let last = group.history.leaderships().pop()?;
             (last.last_live > serving).then_some(last)

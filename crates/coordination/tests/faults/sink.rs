@@ -8,7 +8,8 @@ use std::thread;
 
 use tempfile::TempDir;
 
-/// Service that rejects older terms. Processes in every network namespace can reach it through the path of its socket.
+/// Service that rejects writes with old terms. Processes in every network namespace can reach it through the path of
+/// its socket.
 pub(crate) struct Sink {
     folder: TempDir,
     highest: Arc<Mutex<u64>>,
@@ -18,7 +19,7 @@ impl Sink {
     pub(crate) fn start() -> Self {
         let sink = Sink { folder: tempfile::tempdir().unwrap(), highest: Arc::default() };
         let (listener, highest) = (UnixListener::bind(sink.path()).unwrap(), sink.highest.clone());
-        // The thread ends with the test process.
+        // The thread accepts connections until the test process ends.
         thread::spawn(move || {
             for writer in listener.incoming().map_while(Result::ok) {
                 let highest = highest.clone();

@@ -39,7 +39,7 @@ mod simulated {
     }
 }
 
-/// Implements the subject of the suite for the elector in memory.
+/// Implementation of the suite's trait [`Subject`] for the elector in memory.
 struct Memory {
     runtime: Runtime,
     options: MemoryOptions,
@@ -53,7 +53,7 @@ impl Memory {
         Memory { runtime, options, electors: Mutex::default(), wrap }
     }
 
-    /// Returns this subject with the function `wrap`, which puts each opened elector into a broken elector.
+    /// Returns this subject with the function `wrap`, which adds a deliberate bug to each elector that the suite opens.
     fn broken(self, wrap: impl Fn(MemoryElector) -> Arc<dyn Elector> + Send + Sync + 'static) -> Self {
         Memory { wrap: Box::new(wrap), ..self }
     }

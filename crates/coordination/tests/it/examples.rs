@@ -72,7 +72,7 @@ impl Nodes {
         Nodes { client: Client::new(runtime, trees, SessionOptions::default()) }
     }
 
-    /// Returns the names of the children, or an empty list if the node does not exist.
+    /// Returns the names of the node's children, or an empty list if the node does not exist.
     async fn names(&self, path: &NodePath) -> Vec<String> {
         let tree = self.client.session().await.unwrap();
         let children = retry(async || {

@@ -38,7 +38,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Returns the text of each entry, by its number or its name.
+/// Returns the text of each pitfall in the document. The key is the number or the name of the pitfall.
 fn entries(document: &str) -> BTreeMap<String, String> {
     let mut entries: BTreeMap<String, String> = BTreeMap::new();
     let mut last = None;

@@ -1,5 +1,5 @@
-//! Runs the conformance suite of the recipes on the tree in memory. Also tests the recipes with faults under many
-//! seeds.
+//! Runs the conformance suite of the recipes on the tree in memory. Also tests the recipes in simulations with faults
+//! and many seeds.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

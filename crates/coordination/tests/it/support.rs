@@ -1,4 +1,5 @@
-//! Options and the subject for conformance suites on the tree in memory.
+//! Options of the tree in memory, and the implementation of the trait `Subject` through which the conformance suites
+//! test this tree.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ pub(crate) fn with_real_runtime<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     tokio.block_on(async { test(Runtime::real()).await })
 }
 
-/// Implements the subject of the suites for the tree in memory.
+/// Implementation of the suites' trait `Subject` for the tree in memory.
 pub(crate) struct MemoryForest {
     runtime: Runtime,
     trees: MemoryTrees,

@@ -179,7 +179,7 @@ fn ipv6_address_is_allowed_only_if_its_embedded_ipv4_address_is_allowed() {
             for policy in policies() {
                 assert!(policy.check(outer.parse().unwrap()).is_err(), "{outer} {policy:?}");
             }
-            // A policy that allows the gateway does not allow the address behind it.
+            // A policy that allows all IPv6 addresses does not allow a non-public IPv4 address inside an IPv6 address.
             let named = with_networks(&["::/0"]);
             assert_eq!(named.check(outer.parse().unwrap()).is_ok(), inner == "8.8.8.8", "{outer}");
         }
@@ -241,7 +241,7 @@ fn egress_policy_checks_a_url_without_resolving_its_host_name() {
     ] {
         assert!(judge(&none, url).is_err(), "{url}");
     }
-    // These hosts are names, or texts that only a resolver might read as addresses.
+    // These hosts are names, a public address, and texts that only a resolver might read as addresses.
     for url in
         ["http://localhost/", "http://2130706433/", "http://0x7f.1/", "http://8.8.8.8/", "https://hooks.example/"]
     {

@@ -1,10 +1,11 @@
 //! Cron expressions in a time zone: the instants at which they fire, and the errors in them.
 //!
 //! docs/decisions/0051 explains the rules for clock changes. An expression that lists its hours follows the wall clock:
-//! each of its local times fires once a day. If the clock skips local times, the expression fires once for all of them,
-//! at the first instant after the skip. If the clock shows a local time twice, the expression fires only the first
-//! time. An expression with all 24 hours follows elapsed time: it fires whenever the wall clock shows a matching time.
-//! Each matching time in a repeated hour therefore fires twice, and a matching time in a skipped hour does not fire.
+//! it fires once a day at each of its local times. If the clock skips local times, the expression fires once for all of
+//! them, at the first instant after the skip. If the clock shows a local time twice, the expression fires only once, at
+//! the first of the two instants. An expression with all 24 hours follows elapsed time: it fires whenever the wall
+//! clock shows a matching time. It therefore fires twice at each matching time in a repeated hour, and does not fire
+//! at a matching time in a skipped hour.
 //!
 //! A search covers at most [`SEARCH_SECS`] and takes at most one step per day. These two limits bound the duration of
 //! a search for every expression.
@@ -210,8 +211,8 @@ impl Evaluator {
         times
     }
 
-    /// Returns the wall time from which a search at `at` starts. If the clock shows a local time for the second time at
-    /// `at`, the search starts at the end of the repeated times, unless the expression has all 24 hours.
+    /// Returns the wall time from which a search at `at` starts. If the clock repeats local times at `at`, the search
+    /// starts at the end of the repeated times, unless the expression has all 24 hours.
     fn wall_from(&self, stretch: Stretch, at: i64) -> i64 {
         let wall = at + stretch.offset;
         if self.fields.is_every_hour() { wall } else { wall.max(stretch.start.saturating_add(stretch.offset_before)) }
@@ -261,7 +262,7 @@ fn parse_fields(expression: &str) -> Result<Fields, CronError> {
     };
     let field_error = |kind: CronField, text: &str, problem: String| CronError::Field {
         field: kind,
-        // `text` is a slice of `expression`, so the difference of the addresses is its byte offset.
+        // `text` is a slice of `expression`, so the difference of their addresses is the byte offset of `text`.
         at: text.as_ptr().addr() - expression.as_ptr().addr(),
         text: text.to_owned(),
         problem,

@@ -1,7 +1,7 @@
 //! Fields of a cron expression. They match wall time without a time zone. Every day of wall time has 86,400 seconds.
 //!
-//! Wall time counts seconds from 1970-01-01T00:00:00 local time. Every search covers a range of wall time and takes at
-//! most one step for each day of the range.
+//! Wall time counts seconds from 1970-01-01T00:00:00 local time. Every search covers a range of wall time and examines
+//! each day of the range at most once.
 
 use croner::{CronComponent, CronPattern};
 use jiff::Timestamp;
@@ -26,20 +26,22 @@ enum Days {
     /// Set of the matching days of the month, and set of the matching days of the week with Sunday as 0. A day must
     /// match both sets if `both` is true, and at least one of the two sets otherwise.
     Plain { month_days: u64, week_days: u64, both: bool },
-    /// Fields with `L`, `W` or `#`, whose days depend on the month. The cron library decides which days match.
+    /// Day fields that contain `L`, `W` or `#`. The days that match them depend on the month. The cron library decides
+    /// which days match.
     Modified(Box<CronPattern>),
 }
 
 impl Fields {
-    /// Creates the fields from a parsed pattern. Returns `None` if a field matches no value, as the field `,` does.
+    /// Creates the fields from a parsed pattern. Returns `None` if a field matches no value, for example the field `,`.
     pub(super) fn of(pattern: &CronPattern) -> Option<Self> {
         let (month_days, week_days) = (&pattern.days, &pattern.days_of_week);
         let modified = month_days.has_modifiers() || week_days.has_modifiers();
         let days = if modified {
             Days::Modified(Box::new(pattern.clone()))
         } else {
-            // A star matches every day. If one of the two day fields is a star, a day must therefore match the other
-            // field. If both fields are lists, a day must match one of them (POSIX crontab), or both of them with `+`.
+            // If one of the two day fields is a star, a day must match both fields, but every day matches the star. If
+            // both fields are lists, a `+` before the days of the week requires that a day matches both lists. Without
+            // `+`, a day must match at least one list (POSIX crontab).
             let stars = pattern.is_dom_wildcard() || pattern.is_dow_wildcard();
             let both = stars || pattern.matches_dom_and_dow();
             Days::Plain { month_days: bits(month_days), week_days: bits(week_days), both }
@@ -205,7 +207,7 @@ impl Fields {
         Some(hour * 3_600 + highest_bit(self.minutes) * 60 + highest_bit(self.seconds))
     }
 
-    /// Counts the matching seconds of a matching day that lie before `end`, a number of seconds since midnight.
+    /// Counts the matching seconds before `end` on a matching day. `end` is a number of seconds since midnight.
     fn times_before(&self, end: u32) -> u64 {
         let (hour, minute, second) = (end / 3_600, end / 60 % 60, end % 60);
         let in_minute = u64::from(self.seconds.count_ones());
@@ -231,7 +233,8 @@ fn second_of_day(wall: i64) -> u32 {
     u32::try_from(wall.rem_euclid(DAY_SECS)).unwrap_or(0)
 }
 
-/// Converts a day number to a date. Returns `None` outside the years -9999 to 9999, which the time library supports.
+/// Converts a number of days since 1970-01-01 to a date. Returns `None` if the date is outside the years -9999 to 9999,
+/// which the time library supports.
 fn date_of(day: i64) -> Option<Date> {
     let midnight = Timestamp::from_second(day.checked_mul(DAY_SECS)?).ok()?;
     Some(Offset::UTC.to_datetime(midnight).date())
@@ -278,12 +281,13 @@ fn count_below(bits: u64, end: u32) -> u64 {
     u64::from((bits & !u64::MAX.checked_shl(end).unwrap_or(0)).count_ones())
 }
 
-/// Returns the distance from the lowest set bit to the highest.
+/// Returns the distance from the lowest set bit to the highest set bit.
 fn width(bits: u64) -> u32 {
     highest_bit(bits) - bits.trailing_zeros()
 }
 
-/// Returns the shortest distance between two set bits on a circle of `size`, or `size` if only one bit is set.
+/// Returns the shortest distance between two set bits on a circle of `size` positions. Returns `size` if only one bit
+/// is set.
 fn distance_min(bits: u64, size: u32) -> u32 {
     distance_min_within(bits).min(size - width(bits))
 }

@@ -139,8 +139,9 @@ fn pollers_spread_evenly_over_shards() {
     assert_even(large_tenants, SHARDS, "many pollers of some tenants");
 }
 
-/// Quantiles of the chi-square distribution (p = 0.001) with 63 and with 255 degrees of freedom. A fair draw exceeds
-/// the quantile once in a thousand times. The input of these tests is fixed, so the result is always the same.
+/// Quantiles of the chi-square distribution (p = 0.001) with 63 and with 255 degrees of freedom. The chi-square value
+/// of a fair random draw exceeds its quantile in one of a thousand draws. The input of these tests is fixed, so the
+/// result is always the same.
 const CHI_SQUARE_MAX: [(u16, f64); 2] = [(64, 103.442), (256, 330.520)];
 
 fn assert_even(buckets: impl Iterator<Item = u16>, bucket_count: u16, input: &str) {

@@ -39,7 +39,8 @@ async fn image(sim: &Handle, history: &History, closed: bool) {
         }
         Some((journal, tasks))
     };
-    // Retain the handle until after the kill, because a drop of the handle would close the journal.
+    // The test retains the handle until it has killed the process, because a drop of the handle would close the
+    // journal.
     let left_open = sim.call("a", write).await.unwrap();
     assert!(!closed || contents(sim).len() as u64 == SEGMENTS);
     sim.kill("a");

@@ -1,4 +1,4 @@
-//! Tests that read a stored journal of version 1 of the format. The file never changes, but the code that reads it may
+//! Tests that read a stored journal file of format version 1. The file never changes, but the code that reads it may
 //! change.
 
 use std::path::Path;

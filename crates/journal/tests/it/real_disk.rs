@@ -161,7 +161,8 @@ async fn journal_retains_entries_that_a_reader_has_not_read() {
     }
     assert_eq!(reader.next().await.unwrap(), None);
     drop(reader);
-    // The drop of the reader has notified the keeper. The test waits until the keeper has removed segments.
+    // The drop of the reader has woken the task that recycles released segments. The test waits until this task has
+    // removed segments.
     while journal.stats().first < 30 {
         runtime.sleep(Duration::from_millis(1)).await;
     }

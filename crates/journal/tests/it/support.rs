@@ -1,4 +1,4 @@
-//! Consumer that records the commits, and a check that the journal has retained their entries.
+//! Consumer that records the commits of a journal, and a check that the journal has retained the committed entries.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -28,8 +28,8 @@ pub(crate) fn segment_path(number: u64) -> PathBuf {
     Path::new(DIR).join(format!("segment-{number:020}.journal"))
 }
 
-/// Range of seeds for a test. The environment variable `REVEILLE_FUZZ_RUNS` sets another number of seeds, for a longer
-/// search.
+/// Range of seeds for a test. The environment variable `REVEILLE_FUZZ_RUNS` sets another number of seeds, for example
+/// for a longer test.
 #[expect(clippy::disallowed_methods, reason = "a developer starts a longer search by hand")]
 pub(crate) fn seeds(usual: u64) -> Range<u64> {
     0..std::env::var("REVEILLE_FUZZ_RUNS").map_or(usual, |runs| runs.parse().expect("REVEILLE_FUZZ_RUNS is a number"))
@@ -37,7 +37,8 @@ pub(crate) fn seeds(usual: u64) -> Range<u64> {
 
 pub(crate) type Ticket = oneshot::Sender<u64>;
 
-/// Entries that the test appended to a journal, and the number of committed entries, over all starts of the journal.
+/// Entries that the test appended to a journal, and the number of committed entries. The history continues when the
+/// test opens the journal again.
 #[derive(Clone, Default)]
 pub(crate) struct History(Arc<Mutex<State>>);
 
@@ -88,7 +89,7 @@ impl History {
         responses
     }
 
-    /// Receives commits until the journal ends, and sends each entry's index through its ticket.
+    /// Receives commits until the journal closes, and sends each entry's index through the entry's ticket.
     pub(crate) async fn consume(self, mut commits: mpsc::Receiver<Commit<Ticket>>) {
         while let Some(Commit { first_index, entries }) = commits.recv().await {
             assert!(!entries.is_empty(), "a commit has entries");
@@ -103,7 +104,8 @@ impl History {
         }
     }
 
-    /// Opens the journal. Checks that it contains all committed entries, and no entry that the test did not append.
+    /// Opens the journal. Checks that it contains every committed entry that the test did not release, and only entries
+    /// that the test appended.
     pub(crate) async fn open(
         &self,
         runtime: &Runtime,

@@ -1,5 +1,5 @@
-//! Processes compete for 256 claims while the test kills processes and makes the server fail. Measured by a clock that
-//! all processes share, no two processes ever own the same claim at the same time.
+//! Processes compete for 256 claims while the test kills processes and makes the server fail. All processes share one
+//! clock. By this clock, no two processes ever own the same claim at the same time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -69,8 +69,8 @@ async fn start(runtime: &Runtime, url: &str, name: &str, records: &Records) -> O
     Some(Process { _tasks: tasks, membership })
 }
 
-/// Owner of claims that records the period of each ownership. When the test kills the process, the drop of this value
-/// records the periods of the claims that the owner still owned.
+/// Owner that records the period for which it owns each claim. When the test kills the process, the drop of this value
+/// records the periods of the claims that the owner still owns.
 struct Owner {
     membership: Membership,
     runtime: Runtime,

@@ -80,8 +80,8 @@ proptest! {
         };
         for member in &members {
             let kept = plan.iter().filter(|(shard, owner)| *owner == member && claims.get(shard) == Some(member)).count();
-            // A member keeps all its shards. If it has more shards than its share, it keeps only as many shards as its
-            // share.
+            // A member with at most its share of shards keeps all of them. A member with more shards keeps as many
+            // shards as its share.
             prop_assert_eq!(kept, count(&claims, member).min(count(&plan, member)));
         }
     }

@@ -52,15 +52,15 @@ impl Keeper {
             self.shared.status.send_replace(Status::Lost);
             tracing::warn!(member = %self.member, "session lost; the member no longer owns its claims, and joins \
                                                    again");
-            // This call of `leave` frees the claims before the engine ends the session. If the engine is unreachable,
-            // the session ends with its lease.
+            // This call of `leave` ends the session and its claims before the lease ends in the engine. If the engine
+            // is unreachable, the session ends with its lease.
             let _gone = self.leave().await;
             self.member = MemberId::random(&self.shared.runtime);
         }
     }
 
-    /// Repeats the join until a session is open. Returns the lease of the session, and the start of the successful
-    /// call.
+    /// Repeats the join until a session is open. Returns the lease of the session, and the time at which the successful
+    /// join began.
     async fn join(&mut self) -> (Lease, Monotonic) {
         let mut logged = None;
         loop {
@@ -173,7 +173,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Publishes the session if the session is new, or if the clock has become wrong or right.
+    /// Publishes the session's state if the session is new, or if this machine's clock has become wrong or correct.
     fn publish(&self, lease: &Lease) {
         let is_off = self.shared.clock().is_off();
         let now = Status::Joined { member: lease.member(), lease: lease.clone(), clock_is_off: is_off };
@@ -187,7 +187,8 @@ impl Keeper {
         });
     }
 
-    /// Ends the lease before any other step, because users of the lease must stop at once.
+    /// Ends the lease. The task calls this function before it leaves the cluster, because the users of the lease must
+    /// stop their work at once.
     fn end_lease(&self) {
         if let Status::Joined { lease, .. } = &*self.shared.status.borrow() {
             lease.end();

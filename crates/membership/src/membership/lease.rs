@@ -26,8 +26,8 @@ impl Lease {
         self.member
     }
 
-    /// Returns the first instant at which the lease is invalid, unless the member renews it before. Returns the clock's
-    /// start if the lease has ended.
+    /// Returns the first instant at which the lease is invalid if the member does not renew the lease. Returns the
+    /// start of the clock if a task has ended the lease or has observed that the lease is invalid.
     #[must_use]
     pub fn deadline(&self) -> Monotonic {
         self.deadline.at()

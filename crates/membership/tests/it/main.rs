@@ -1,5 +1,5 @@
-//! Tests that the in-memory engine keeps the promises of the port `Ownership`, and that a membership on this engine
-//! keeps the promises of `Membership`. Also tests that the conformance suite detects deliberate bugs.
+//! Tests that the in-memory engine satisfies the contract of the port `Ownership`, and that a `Membership` that uses
+//! this engine satisfies its own contract. Also tests that the conformance suite detects deliberate bugs in an engine.
 
 mod mutants;
 mod sessions;

@@ -64,8 +64,8 @@ fn conformance_suite_detects_each_deliberate_bug_in_a_membership_engine() {
     assert!(missed.is_empty(), "no seed detects {missed:?}");
 }
 
-/// Returns whether the conformance case `name` fails on an engine with this bug. Other tests show that the case passes
-/// on the same engine without the bug.
+/// Returns whether the conformance case `name` fails on an engine with the bug `bug`. Other tests show that the case
+/// passes on the same engine without the bug.
 fn catches(bug: Bug, name: &str, seed: u64) -> bool {
     let sim = Simulation::new(seed);
     sim.run_until(async {
@@ -100,7 +100,7 @@ impl Broken {
         }
     }
 
-    /// Releases the names, no matter which members hold them.
+    /// Releases the claims with these names, no matter which members hold the claims.
     async fn steal(&self, names: &[ClaimName]) -> Result<(), OwnershipError> {
         for (name, holder) in self.inner.view().await?.claims {
             if names.contains(&name) {

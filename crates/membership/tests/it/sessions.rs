@@ -222,7 +222,7 @@ fn leaving_member_frees_its_claims_at_once() {
             .await
             .expect("the view channel stays open");
         assert!(sim.elapsed() - left_at < millis(150), "{:?}", sim.elapsed() - left_at);
-        // The tasks end by themselves: the test does not drop their task set.
+        // After the member `a` leaves, its tasks end by themselves: the test does not drop their task set.
         a.tasks.join().await;
     });
 }
@@ -319,8 +319,8 @@ fn endless_lease_of_a_single_process_needs_no_renewals() {
     });
 }
 
-/// Members join, leave, stall and fail, and each member claims the shards that the plan assigns to it. Two members
-/// never own the same shard at the same time. At the end, every shard has an owner.
+/// Members join, leave, stall and fail, and each member claims the shards that `assign::plan` assigns to it. No two
+/// members own the same shard at the same time. At the end, every shard has an owner.
 #[test]
 fn shard_never_has_two_owners_under_faults() {
     const SHARDS: u16 = 16;
@@ -383,7 +383,7 @@ fn check_and_prune(owned: &mut Vec<Owned>) -> usize {
     before - owned.len()
 }
 
-/// Claims the shards that the plan assigns to the member, and releases all other shards of the member.
+/// Claims the shards that `assign::plan` assigns to the member, and releases all other shards of the member.
 async fn own(membership: Membership, runtime: Runtime, owned: Arc<std::sync::Mutex<Vec<Owned>>>, shards: u16) {
     let mut view = membership.view();
     loop {
@@ -395,8 +395,9 @@ async fn own(membership: Membership, runtime: Runtime, owned: Arc<std::sync::Mut
         let plan = assign::plan(&seen.shards(), &seen.owners(), shards);
         let (mine, not_mine): (Vec<ShardId>, Vec<ShardId>) =
             (0..shards).map(ShardId).partition(|shard| plan.get(shard) == Some(&lease.member()));
-        // The member stops owning a shard before it releases the claim. It also releases unknown claims that the view
-        // shows. A claim or a release whose response got lost can leave such claims.
+        // The member removes a shard from `owned` before it releases the claim on this shard. It also releases claims
+        // that the view shows, but that `owned` does not contain. Such a claim can exist after the response to a claim
+        // or to a release got lost.
         owned
             .lock()
             .expect("no holder of this lock panics")

@@ -6,8 +6,8 @@ const LEASE: Duration = Duration::from_secs(2);
 /// Maximum time from a message to its response, in microseconds. It includes the sync between the two messages, and the
 /// wait for a sync in progress.
 const ROUND: u64 = 2 * DELAY.1 + 2 * SYNC.1;
-/// Maximum additional time of a takeover after the lease, in microseconds: a thousandth of the lease for the drift of
-/// clocks, and the wait for ticks.
+/// Maximum delay from the end of a lease to the start of a takeover, in microseconds: a thousandth of the lease for the
+/// drift of clocks, and two intervals between ticks.
 const LATE: u64 = 2_000 + 2 * TICK;
 
 fn moves(scheme: MoveKind) -> Vec<MeasuredMove> {

@@ -5,10 +5,10 @@
 //! log. Acknowledged proposals are durable on a quorum. The pair of term and vote never decreases, even across
 //! restarts. The index 1 of raft-rs represents the first members, so slot n is index n + 1.
 //!
-//! For raft-rs, the simulation does not check that at most one master serves at a time. Leases of raft-rs count ticks,
-//! and the bound on the drift of clocks does not apply to ticks. A follower that restarts or receives a higher term
-//! votes before the lease is over. A leader therefore reports instant 0 as the end of its service. Clients and
-//! operators still find the leader, but the program cannot break [`paxos_simulator::Rule::OneMaster`].
+//! For raft-rs, the simulation does not check that at most one master serves at a time. raft-rs measures its leases in
+//! ticks, and the bound on the drift of clocks does not apply to ticks. A follower that restarts or receives a higher
+//! term may vote before the leader's lease is over. A leader therefore reports instant 0 as the end of its service.
+//! Clients and operators still find the leader, but the program cannot break [`paxos_simulator::Rule::OneMaster`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::marker::PhantomData;
@@ -24,7 +24,7 @@ use crate::storage::{FOUNDED, LogStorage, Part, chain_of, decode, encode, parse,
 
 /// Behaviour of the code that drives raft-rs. Tests change it to introduce a bug.
 pub(crate) trait Driver {
-    /// Type of messages that the driver sends before the sync that they require.
+    /// Type of the messages that the driver sends too early, before the sync on which these messages depend.
     const SENDS_EARLY: Option<MessageType> = None;
     /// True if the driver does not restore the node's vote at a restart.
     const LOSES_VOTE: bool = false;
@@ -295,9 +295,9 @@ impl Replica {
     }
 
     fn tick(&mut self) {
-        // While a snapshot is pending, the driver passes no ticks to raft-rs, and neither does TiKV
-        // (`on_raft_base_tick`). A tick may start a campaign. A candidate searches the log for membership changes that
-        // are not applied, and raft-rs panics if the snapshot contains these changes.
+        // While a snapshot is pending, the driver passes no ticks to raft-rs. TiKV does the same in
+        // `on_raft_base_tick`. At a tick, a node may start a campaign. The candidate then searches the log for
+        // membership changes that are not applied, and raft-rs panics if the snapshot has replaced these log entries.
         if self.awaits_snapshot() {
             return;
         }
@@ -307,7 +307,7 @@ impl Replica {
             return;
         }
         // raft-rs waits for a report on each sent snapshot. The simulation sends no such reports, so the driver reports
-        // a failure.
+        // to raft-rs that the snapshot failed.
         let progress = self.node.raft.prs().iter();
         let unconfirmed = progress.filter(|(_, progress)| progress.state == ProgressState::Snapshot);
         let mut unconfirmed: Vec<_> = unconfirmed.map(|(id, _)| *id).collect();
@@ -335,7 +335,7 @@ impl Replica {
             Request::AddMember(node) => self.change(node, ConfChangeType::AddNode),
             Request::RemoveMember(node) => self.change(node, ConfChangeType::RemoveNode),
             Request::Snapshot(back) => self.trim(back, out),
-            // raft-rs does not balance leaders.
+            // raft-rs does not distribute leaders over the nodes, so this request has no effect.
             Request::Drain(..) => {}
         }
     }

@@ -39,8 +39,9 @@ pub(crate) enum Step {
         node: usize,
         to: usize,
     },
-    /// Makes a candidate the leader by the promise of the node `with`. The leader adopts the log that is ahead: its own
-    /// log, or the log of `with`. It then proposes its `BeMaster` entry.
+    /// Makes a candidate the leader, because the node `with` has promised the candidate's ballot. The leader adopts its
+    /// own log or the log of `with`: the log whose last entry has the greater ballot and slot. It then proposes its
+    /// `BeMaster` entry.
     Lead {
         node: usize,
         with: usize,
@@ -209,8 +210,8 @@ impl Cluster {
         }
     }
 
-    /// Returns the claims that the rules allow the node `node` to make if it has the log `log`. The last renewal of the
-    /// lease in this log was `idle` ticks ago.
+    /// Returns the claims that the rules allow the node `node` to make if it has the log `log`. `idle` is the number of
+    /// ticks since the last renewal of the lease in this log.
     fn claims(&self, state: &State, node: usize, log: &Log, idle: u8) -> Vec<Claim> {
         let uncommitted = log.mastership(&self.rules);
         let has_no_master = uncommitted.term.epoch == 0;
@@ -240,7 +241,7 @@ impl Cluster {
         state.consent.filter(|consent| consent.taker == name(node)).map(|consent| consent.term)
     }
 
-    /// Returns true if the acceptors' line of defence allows a node to promise the candidate's ballot.
+    /// Returns true if the rule `Rules::acceptors_wait` allows a node to promise the candidate's ballot.
     fn would_promise(&self, state: &State, node: usize, candidate: usize, claim: Claim) -> bool {
         let acceptor = &state.nodes[node];
         let uncommitted = acceptor.log.mastership(&self.rules);
@@ -277,7 +278,8 @@ impl Cluster {
                 steps.push(Step::Promise { node: with, to: node });
             }
             let Some(promise) = promises[with] else { continue };
-            // A candidate pulls entries only from a node that has made no later promise.
+            // A candidate pulls entries from a node only while the candidate's ballot is the last ballot that the node
+            // promised.
             if promise.last > me.log.last() && acceptor.promised != me.promised {
                 continue;
             }
@@ -428,7 +430,8 @@ impl Cluster {
     }
 
     /// Compares the log of the candidate `node` with the log of the node `with`, which made the promise. Returns the
-    /// log that is ahead, and the number of ticks since the last renewal of the lease in this log.
+    /// log whose last entry has the greater ballot and slot, and the number of ticks since the last renewal of the
+    /// lease in this log.
     fn pulled(&self, state: &State, node: usize, with: usize, promise: Promise) -> (Log, u8) {
         let me = &state.nodes[node];
         if promise.last <= me.log.last() {

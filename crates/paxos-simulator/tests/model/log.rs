@@ -29,18 +29,19 @@ impl Term {
 /// Claim of a `BeMaster` entry about the mastership that the entry ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Claim {
-    /// The claimer waited: the lease is over if `lease_slot` was the last slot that renewed the lease.
+    /// Claim that the claimer waited until the lease was over. The claim is void if a slot after `lease_slot` renewed
+    /// the lease.
     Waited { term: Term, lease_slot: u8 },
-    /// The mastership belongs to the claimer.
+    /// Claim that the claimer itself is the present master.
     Own(Term),
-    /// The master consented to a takeover by the claimer.
+    /// Claim that the master consented to a takeover by the claimer.
     Consent(Term),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Value {
     Data,
-    /// Claim of the node, and a flag that is true if the node's liveness renews the mastership.
+    /// Claim of a node, and a flag that is true if the node's liveness also renews the lease.
     BeMaster(Claim, bool),
 }
 
@@ -80,9 +81,9 @@ impl Log {
         self
     }
 
-    /// Returns the log of an acceptor after it accepted the entries of `other` up to the slot `upto`. If the acceptor's
-    /// log already contains all these entries, it does not change. Otherwise the result is the log `other` up to
-    /// `upto`.
+    /// Returns the log of an acceptor after the acceptor has accepted the entries of `other` up to the slot `upto`. If
+    /// the acceptor's log already contains all these entries, the result is this log. Otherwise the result is the log
+    /// `other` up to `upto`.
     pub(crate) fn taken(self, other: &Log, upto: Slot) -> Log {
         if (1..=upto).all(|slot| self.get(slot) == other.get(slot)) { self } else { other.prefix(upto) }
     }

@@ -1,22 +1,23 @@
 //! Model of the specified protocol: ballots, log and mastership. The tests explore every state of the model. The model
-//! is older than the crate `paxos` and shares no code with it, so neither repeats mistakes of the other.
+//! shares no code with the crate `paxos`, so a mistake in the code of the crate is not also in the model.
 //!
 //! The model has three nodes. A sent message may arrive at any time, any number of times, or never. A restart loses
-//! everything that is not on disk. The model contains phase 1, the pulled entries, the first entry of a ballot, and
-//! `BeMaster` with its compare-and-swap. Every slot renews the lease, which counts from an instant before the proposal
-//! of the slot. The model contains both lines of defence, consent, and the takeover that a consent allows. It contains
-//! the liveness of one node, and treats the system group as a register. It does not contain changes of members,
-//! snapshots, `Shorten`, a liveness epoch across restarts, or more than three nodes.
+//! everything that is not on disk. The model contains phase 1 with the pulled entries, and the `BeMaster` entry of a
+//! leader with its compare-and-swap. Every slot of a master renews its lease, which counts from the proposal of the
+//! slot. The model contains both lines of defence against two masters. It also contains consents, and the takeovers
+//! that they allow. It contains the liveness of one node in the system group, which the model treats as a register. It
+//! does not contain changes of members, snapshots, `Shorten`, a liveness epoch across restarts, or more than three
+//! nodes.
 //!
 //! Each test states its bounds: the numbers of ballots, slots, data entries, restarts and consents in a history. Within
 //! these bounds, the test explores all states. It distinguishes states by 64-bit hashes. Time has no bound: the model
-//! contains no instants, but only durations that end with the lease of two ticks. The events of one tick occur in any
-//! order. Most tests state three numbers of states: with both lines of defence, with the acceptors' line alone, and
-//! with the log's line alone.
+//! contains no instants, but only durations, which it counts at most until the lease of two ticks is over. The events
+//! of one tick occur in any order. Most tests state three numbers of states: with both lines of defence, with only the
+//! line of defence of the acceptors, and with only the line of defence of the log.
 //!
 //! The model omits events after which nodes can only take fewer steps: pre-votes, prepare messages of a former
-//! candidate, and campaigns of a master that serves. It also omits promises that arrive late, because a late promise
-//! would only state a shorter time since the last renewal of the lease.
+//! candidate, and campaigns of a master that serves. It also omits promises that arrive late. A late promise would
+//! state a shorter time since the last renewal of the lease, so the candidate would only wait longer.
 //!
 //! docs/decisions/0152-check-the-paxos-rules-in-a-model-first.md gives the reasons for the design.
 
@@ -50,7 +51,7 @@ const EMPTY: Bounds = Bounds { start: Start::Empty, slots: 2, data: 0, ..MASTERE
 const LIVING: Bounds = Bounds { lives: true, ..MASTERED };
 const FORKED: Bounds = Bounds { start: Start::Forked, ballots: 4, slots: 4, ..MASTERED };
 
-// ---- Tests of the rules: all properties hold, with both lines of defence and with each line alone.
+// ---- Tests of the rules: all properties hold with both lines of defence, and also with each line of defence alone.
 
 #[test]
 fn two_takeovers_that_wait_for_the_end_of_the_lease_are_safe() {
@@ -109,8 +110,8 @@ fn takeover_is_safe_if_the_logs_of_two_nodes_differ() {
     holds(Bounds { symmetric: false, ..FORKED }, &[WAITED, VOID], [68_891, 60_598, 80_400]);
 }
 
-/// If the pulled entries make a leader's claim void, the leader need not propose this claim. It may make a new claim by
-/// the rule that also applies to its later claims.
+/// If the pulled entries make a leader's claim void, the leader need not propose this claim. It may make a new claim
+/// that the rules allow for its log with the pulled entries.
 #[test]
 fn leader_safely_makes_a_new_mastership_claim_after_a_void_claim() {
     let rules = Rules { claim_by: ClaimBy::CandidateAndLeader, ..Rules::LOG };
@@ -136,8 +137,8 @@ fn protocol_without_lease_waits_and_log_checks_allows_two_masters() {
     breaks(ONE_MASTER, Rules::NEITHER, MASTERED);
 }
 
-/// In the first design, every decided slot renewed the lease. The log, however, compared a `BeMaster` entry only with
-/// the last `BeMaster` entry, and not with later slots.
+/// In the first design, every decided slot renewed the lease. A node that applied a `BeMaster` entry, however, compared
+/// its claim only with the last `BeMaster` entry, and not with later slots.
 #[test]
 fn log_that_compares_only_the_epochs_of_claims_allows_two_masters() {
     let rules = Rules { compare: Compare::Epoch, ..Rules::LOG };
@@ -158,8 +159,8 @@ fn log_that_compares_only_the_epochs_of_claims_allows_two_masters() {
     replays(ONE_MASTER, rules, MASTERED, &steps);
 }
 
-/// The model found two masters at a time with the log's line of defence alone. The cause is that two branches of a log
-/// may contain the same epoch and the same last slot.
+/// With only the line of defence of the log, the model found two masters at a time. The cause is that the logs of two
+/// nodes may contain different masterships with the same epoch and the same last slot.
 #[test]
 fn log_that_does_not_compare_the_ballots_of_claims_allows_two_masters() {
     let rules = Rules { compare: Compare::LeaseSlot, ..Rules::LOG };
@@ -182,8 +183,8 @@ fn log_that_does_not_compare_the_ballots_of_claims_allows_two_masters() {
         Step::Accept { node: 2, ballot: 2, upto: 1 },
         Step::Accept { node: 1, ballot: 2, upto: 1 },
         Step::Decide { node: 2, upto: 1 },
-        // Node 0 has waited for the end of the lease that the `BeMaster` entry of node 1 gives, but node 2 serves by
-        // its own `BeMaster` entry.
+        // In the log of node 0, node 1 is master. Node 0 has waited until the lease of node 1 is over, but node 2
+        // serves by its own `BeMaster` entry.
         Step::Campaign { node: 0, ballot: 3, claim },
         Step::Promise { node: 1, to: 0 },
         Step::Lead { node: 0, with: 1, claim },
@@ -194,8 +195,8 @@ fn log_that_does_not_compare_the_ballots_of_claims_allows_two_masters() {
     replays(ONE_MASTER, rules, Bounds { crashes: 1, ..bounds }, &steps);
 }
 
-/// The model found this bug with both lines of defence. A leader consented before its own `BeMaster` entry was decided.
-/// Its consent then ended the mastership of another node with the same epoch.
+/// The model found this bug even with both lines of defence: a leader consented to a takeover before its own `BeMaster`
+/// entry was decided. Its consent then ended another node's mastership, which had the same epoch.
 #[test]
 fn leader_that_consents_before_its_own_claim_is_decided_allows_two_masters() {
     let rules = Rules { compare: Compare::LeaseSlot, consenter: Consenter::Proposed, ..Rules::BOTH };
@@ -296,7 +297,7 @@ fn expiry_of_liveness_before_the_lease_ends_allows_two_masters() {
 }
 
 /// The simulator found this bug at seed 265,485: a master serves by its liveness, although its last `BeMaster` entry
-/// does not name its liveness epoch. The bug occurs with both lines of defence and with each line alone.
+/// does not name its liveness epoch. The bug occurs with both lines of defence and with each of them alone.
 #[test]
 fn master_whose_last_claim_does_not_name_its_liveness_epoch_allows_two_masters() {
     for rules in [Rules::BOTH, Rules::ACCEPTORS, Rules::LOG] {
@@ -324,9 +325,9 @@ fn master_whose_last_claim_does_not_name_its_liveness_epoch_allows_two_masters()
     replays(ONE_MASTER, Rules { uncommitted_lives: false, ..Rules::BOTH }, LIVING, &steps);
 }
 
-/// Explores all states with both lines of defence, with the acceptors' line alone, and with the log's line alone.
-/// `states` are the expected numbers of states. Each property in `shown` must occur in some state, because an
-/// exploration proves nothing about events that never occur.
+/// Explores all states: with both lines of defence, with only the line of defence of the acceptors, and with only the
+/// line of defence of the log. `states` are the three expected numbers of states. Each property in `shown` must hold in
+/// at least one state, because an exploration proves nothing about events that never occur.
 fn holds(bounds: Bounds, shown: &[&'static str], states: [usize; 3]) {
     let counted = [Rules::BOTH, Rules::ACCEPTORS, Rules::LOG].map(|rules| all_states(rules, bounds, shown));
     assert_eq!(counted, states, "the numbers of states differ from the recorded ones");
@@ -338,7 +339,7 @@ fn all_states(rules: Rules, bounds: Bounds, shown: &[&'static str]) -> usize {
     checker.assert_no_discovery(ONE_VALUE);
     checker.assert_no_discovery(ONE_MASTER);
     for &name in shown {
-        // If the log does not compare claims, no `BeMaster` entry is void.
+        // If nodes do not compare claims with the mastership, no `BeMaster` entry is void.
         if name != VOID || rules.compare > Compare::Nothing {
             checker.assert_any_discovery(name);
         }
@@ -346,7 +347,7 @@ fn all_states(rules: Rules, bounds: Bounds, shown: &[&'static str]) -> usize {
     checker.unique_state_count()
 }
 
-/// Searches for a state in which `property` does not hold.
+/// Checks that the model can reach a state in which `property` does not hold.
 fn breaks(property: &'static str, rules: Rules, bounds: Bounds) {
     let found = HasDiscoveries::AllOf(BTreeSet::from([property]));
     let checker = Cluster { rules, bounds }.checker().finish_when(found).spawn_bfs().join();

@@ -1,14 +1,14 @@
 //! Rules of the protocol, which tests can disable, and the bounds of an exploration.
 
-/// Parts of the mastership with which the log compares the claim of a `BeMaster` entry. Each variant includes the
+/// Parts of the present mastership that a node compares with the claim of a `BeMaster` entry. Each variant includes the
 /// comparisons of the variants before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Compare {
     Nothing,
     Epoch,
     LeaseSlot,
-    /// Also compares the ballot under which the mastership began, because two branches of a log may contain the same
-    /// epoch.
+    /// Also compares the ballot under which the mastership began, because the logs of two nodes may contain different
+    /// masterships with the same epoch.
     Ballot,
 }
 
@@ -22,9 +22,9 @@ pub(crate) enum LeaseFrom {
 /// Leader that may consent to a takeover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Consenter {
-    /// Only the leader whose decided `BeMaster` entry began the epoch.
+    /// Only a leader whose `BeMaster` entry is decided and began the present mastership.
     Decided,
-    /// Also a leader whose `BeMaster` entry may still become void.
+    /// Any leader, even if its `BeMaster` entry is undecided and may still become void.
     Proposed,
 }
 
@@ -33,9 +33,11 @@ pub(crate) enum Consenter {
 pub(crate) enum ClaimBy {
     /// The candidate's own log, before phase 1.
     Candidate,
-    /// The candidate's own log before phase 1, or the log after phase 1 if the rules allow a claim by that log.
+    /// The candidate's own log before phase 1, or its log with the entries that it pulled in phase 1. The candidate
+    /// chooses the second log only if the rules allow a claim based on it.
     CandidateAndLeader,
-    /// The log after phase 1, although the candidate waited only according to its own log.
+    /// The log with the entries that the candidate pulled in phase 1, although the candidate waited only for the end of
+    /// the lease in its earlier log.
     Unwaited,
 }
 
@@ -46,7 +48,7 @@ pub(crate) struct Rules {
     pub(crate) acceptors_wait: bool,
     /// First half of the log's line of defence: a node campaigns only after the lease is over according to its own log.
     pub(crate) candidates_wait: bool,
-    /// Second half of the log's line of defence: the log compares each claim with the present mastership.
+    /// Second half of the log's line of defence: a node that applies a claim compares it with the present mastership.
     pub(crate) compare: Compare,
     pub(crate) claim_by: ClaimBy,
     pub(crate) lease_from: LeaseFrom,
@@ -55,11 +57,11 @@ pub(crate) struct Rules {
     pub(crate) takeover_needs_consent: bool,
     /// A master that consented to a takeover does not serve again in the same epoch.
     pub(crate) consent_binds: bool,
-    /// A leader that pulls entries of another mastership takes the time since the last renewal from the promise, and
-    /// not from its own log.
+    /// A leader that pulled entries of another mastership takes the time since the last renewal from the promise of the
+    /// node that sent the entries, and not from its own log.
     pub(crate) pulled_waits: bool,
-    /// A node may replace a master that serves by its liveness only once the system group has decided that the liveness
-    /// is over.
+    /// If a master serves by its liveness, another node may replace it only after the system group has decided that
+    /// this liveness has expired.
     pub(crate) liveness_blocks: bool,
     /// The liveness of a node expires only after the end of each lease that the node renewed by this liveness.
     pub(crate) expiry_waits: bool,
@@ -70,13 +72,13 @@ pub(crate) struct Rules {
     pub(crate) restart_waits: bool,
     /// A restarted master serves only after it becomes master again.
     pub(crate) restart_ends_mastership: bool,
-    /// To decide entries, a leader counts copies only of entries of its own ballot. A decided entry of this ballot also
-    /// decides all earlier entries.
+    /// A leader counts copies only for entries of its own ballot. Once a quorum has such an entry, this entry and all
+    /// earlier entries are decided.
     pub(crate) own_ballot_decides: bool,
 }
 
 impl Rules {
-    /// Rules of the implementation. Each of the two lines of defence is sufficient alone.
+    /// Rules of the implementation, which has both lines of defence. Each of them is sufficient alone.
     pub(crate) const BOTH: Rules = Rules {
         acceptors_wait: true,
         candidates_wait: true,
@@ -102,17 +104,17 @@ impl Rules {
 /// State in which an exploration starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// All logs are empty, and there was no master.
+    /// All logs are empty, and no node has been master yet.
     Empty,
     /// Node 0 has just become master under ballot 1, and all three nodes have its `BeMaster` entry.
     Mastered,
-    /// All nodes have the `BeMaster` entry of the start state `Mastered`, but no node serves. Node 0 under ballot 1 and
-    /// node 1 under ballot 2 each have an entry in slot 2 that no other node has. Neither node leads.
+    /// All nodes have the `BeMaster` entry of the start state `Mastered`, but no node leads or serves. In slot 2, node
+    /// 0 has an entry of ballot 1, and node 1 has an entry of ballot 2. No other node has one of these entries.
     Forked,
 }
 
-/// Bounds that make the number of states finite. Time has no bound: the model contains no instants, but only durations
-/// that end with the lease.
+/// Bounds that make the number of states finite. Time has no bound: the model contains no instants, but only durations,
+/// which it counts at most until the lease is over.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) start: Start,
@@ -132,8 +134,8 @@ pub(crate) struct Bounds {
     pub(crate) wait: u8,
     /// True if a leader's entries may reach other nodes before its own disk, or may never reach its own disk.
     pub(crate) slow_disk: bool,
-    /// True if the exploration treats states as equal that differ only in the names of nodes. This reduces the number
-    /// of states, but makes traces hard to read.
+    /// True if the exploration treats two states as equal when they differ only in the names of nodes. This reduces the
+    /// number of states, but makes traces hard to read.
     pub(crate) symmetric: bool,
 }
 

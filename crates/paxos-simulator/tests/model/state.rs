@@ -24,12 +24,12 @@ pub(crate) struct State {
     pub(crate) skews: u8,
 }
 
-/// Liveness epoch of node 0 in the system group. The model treats the system group as a register: it decides at once,
-/// and nodes learn its decisions at any later time.
+/// Liveness epoch of node 0 in the system group. The model treats the system group as a register: the system group
+/// decides each change at once, and a node may learn the decision at any later time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Liveness {
-    /// Number of ticks until the lease ends, according to its last renewal in the system group. `known` is this number
-    /// according to the last renewal that node 0 has learned.
+    /// Number of ticks until the lease of the liveness epoch ends, according to its last renewal in the system group.
+    /// `known` is this number according to the last renewal that node 0 has learned.
     pub(crate) renewed: u8,
     pub(crate) known: u8,
     pub(crate) is_over: bool,
@@ -60,8 +60,8 @@ pub(crate) enum Role {
     Leader(Leader),
 }
 
-/// Promise of a node. In the model, the candidate receives each promise at once. A delayed promise would only state a
-/// shorter time since the last renewal of the lease.
+/// Promise of a node. In the model, the candidate receives each promise at once. A delayed promise would state a
+/// shorter time since the last renewal of the lease, so the candidate would only wait longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Promise {
     pub(crate) last: (Ballot, Slot),
@@ -71,7 +71,7 @@ pub(crate) struct Promise {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Leader {
     pub(crate) decided: Slot,
-    /// Number of ticks that remain of the lease that each slot renewed. The lease counts from the proposal of the slot.
+    /// Number of remaining ticks of the lease that each slot renewed. The lease counts from the proposal of the slot.
     pub(crate) lease: [u8; SLOTS],
     /// Last slot that each node has accepted under the leader's ballot.
     pub(crate) accepted: [Slot; NODES],

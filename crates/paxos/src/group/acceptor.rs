@@ -22,8 +22,8 @@ impl Group {
             self.note_taker(from, now);
         }
         if ballot == self.promised && !pre_vote {
-            // The candidate has repeated its prepare message. If the promise is not durable yet, this node responds
-            // once it is durable.
+            // The candidate has repeated its prepare message. If this node's promise is not durable yet, this node
+            // sends the promise once it is durable.
             if self.promise_synced {
                 self.send_promise(from, now, effects);
             }
@@ -41,9 +41,9 @@ impl Group {
         }
     }
 
-    /// Returns true if a node other than `candidate` may soon lead with this node's promise, or leads and is completing
-    /// this node's log. This node then rejects the pre-vote of `candidate`. If candidates interrupted each other, no
-    /// candidate would ever lead.
+    /// Returns true if a node other than `candidate` may soon lead with this node's promise, or leads and still sends
+    /// entries that this node lacks. This node then rejects the pre-vote of `candidate`. If candidates interrupted each
+    /// other, no candidate would ever lead.
     fn is_with_another(&self, candidate: NodeId, now: Instant) -> bool {
         if self.promised.node == candidate {
             return false;
@@ -127,8 +127,8 @@ impl Group {
         self.send_accepted(!is_fresh, effects);
     }
 
-    /// Reports to the leader the last slot that is durable on this node and equal to the leader's slot. If `again` is
-    /// true, the node may repeat an earlier report.
+    /// Reports to the leader the last slot up to which this node's log is durable and equal to the leader's log. If
+    /// `again` is true, the node may repeat an earlier report.
     pub(super) fn send_accepted(&mut self, again: bool, effects: &mut Effects) {
         let Role::Follower(Following { leader: Some(ballot), matched, reported, .. }) = &mut self.role else { return };
         let early = self.options.deviation.is(Mutant::VotesBeforeSync);

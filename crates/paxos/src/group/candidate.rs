@@ -1,8 +1,9 @@
 //! Phase 1 of Multi-Paxos. It runs once per ballot, for all slots.
 //!
-//! A candidate starts with a pre-vote, so that no member promises the ballot of a candidate that cannot lead. The
-//! candidate compares the logs of a quorum. The log that is ahead contains all slots that may be decided. The candidate
-//! pulls the entries that it lacks from this log, in parts. It leads once its own promise is durable.
+//! A candidate starts with a pre-vote, so that no member promises the ballot of a candidate that cannot lead. Once its
+//! own promise is durable, the candidate compares the logs of a quorum. The log that is ahead contains all slots that
+//! may be decided. The candidate pulls the entries that it lacks from this log, in parts. It leads once it has these
+//! entries.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,7 +25,7 @@ pub(super) struct Candidacy {
     over: MastershipEnd,
     since: Instant,
     sent: Instant,
-    /// Number of rejections by members that have not promised this ballot or a greater ballot.
+    /// Number of rejections by members whose last promised ballot is lower than this ballot.
     rejections: u32,
     promises: BTreeMap<NodeId, Promise>,
     pulling: Option<Pulling>,
@@ -33,7 +34,8 @@ pub(super) struct Candidacy {
 #[derive(Clone, Copy, Debug)]
 struct Promise {
     last: Position,
-    /// Latest possible instant at which a leader proposed a lease renewal that the promising node's log contains.
+    /// Latest possible instant at which a leader proposed the last lease renewal in the log of the node that made this
+    /// promise.
     last_renewal: Instant,
 }
 
@@ -62,7 +64,7 @@ pub(super) struct CandidacyConditions {
     pub(super) attempts: u32,
     /// Greatest round of a ballot in the rejections that this node has received.
     round: u64,
-    /// Instant since which another node leads, although no node other than this node may be master.
+    /// Instant since which another node leads, although only this node may be master.
     pub(super) blocked_since: Option<Instant>,
 }
 
@@ -81,7 +83,7 @@ impl Group {
         let is_allowed = |over: MastershipEnd| self.uncommitted.has(self.me) && self.may_promise(self.me, over, now);
         let taking = self.may_take(now).filter(|(_, over)| is_allowed(*over));
         if let Some(taking) = taking.filter(|_| self.is_next_from().is_some_and(|from| now >= from)) {
-            // Only this node may be the next master, and the present leader waits for this node. A pre-vote is
+            // Only this node may be the next master, and the present leader waits for the takeover. A pre-vote is
             // therefore not necessary.
             return self.campaign(taking, false, now, effects);
         }
@@ -119,9 +121,9 @@ impl Group {
         self.conditions.since = Some(now + self.options.stagger);
     }
 
-    /// Returns true if this node is master according to its log. Then no other node may be master, even if another node
-    /// leads. If the log lacks the first entry of the present leader, it may be outdated, and the function returns
-    /// false.
+    /// Returns true if this node is master according to its log. Returns false if the log lacks the first entry of the
+    /// present leader, because the log may then be outdated. If the function returns true, no other node may be master,
+    /// even if another node leads.
     pub(super) fn is_master_by_log(&self, following: &Following) -> bool {
         let has_its_first = following.leader.is_none_or(|ballot| self.log.last().ballot >= ballot);
         self.uncommitted.mastership.node == Some(self.me) && has_its_first
@@ -348,8 +350,8 @@ impl Group {
             && candidacy.pulling.is_some_and(|pulling| pulling.from == from))
     }
 
-    /// Returns the latest possible proposal time of the lease renewals in the log of `from`. This node pulls entries
-    /// from this log.
+    /// Returns the latest possible proposal time of the lease renewals in the log of the node `from`. Returns `None` if
+    /// this node is not a candidate with a promise of `from`.
     pub(super) fn pulled_before(&self, from: NodeId) -> Option<Instant> {
         let Role::Candidate(candidacy) = &self.role else { return None };
         candidacy.promises.get(&from).map(|promise| promise.last_renewal)
@@ -387,8 +389,8 @@ impl Group {
             Some(_) => {}
             None => pulling.offset = offset,
         }
-        // A message that adds nothing is a duplicate, or the other node has a newer snapshot. In the second case, this
-        // node requests the newer snapshot with its next pull message.
+        // If the message contains no further entries or bytes, it is a duplicate, or the other node has a newer
+        // snapshot. In the second case, this node requests the newer snapshot with its next pull message.
         if !has_more {
             return;
         }

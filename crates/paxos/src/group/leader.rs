@@ -15,8 +15,8 @@ use crate::message::Message;
 use crate::options::Options;
 use crate::simulation::Mutant;
 
-/// Number of bytes that the leader adds to the size of each waiting entry. The limit of bytes therefore also limits the
-/// number of empty entries.
+/// Number of bytes that the leader adds to the size of each waiting entry. The option `waiting_bytes` therefore also
+/// limits the number of empty entries.
 const WAITING_ENTRY_BYTES: usize = size_of::<(Option<ProposalId>, Bytes)>();
 
 #[derive(Debug)]
@@ -142,8 +142,8 @@ impl Group {
         effects.events.extend(ids.map(|id| (self.id, Event::Unknown { id })));
     }
 
-    /// Decides slots, proposes entries and sends messages as far as possible. The paxos group calls this after each
-    /// step.
+    /// Decides slots, proposes entries and sends messages as far as possible. The paxos group calls this function at
+    /// the end of each step.
     pub(super) fn advance(&mut self, now: Instant, effects: &mut Effects) {
         let Role::Leader(_) = &self.role else { return };
         let before = self.decided;
@@ -181,7 +181,7 @@ impl Group {
     }
 
     /// Proposes waiting entries. If no slot is in flight, proposes them at once. Otherwise, proposes them after a
-    /// decision, when they fill a batch, or after `linger`.
+    /// decision, once they fill a batch, or after the time `linger`.
     fn fill_slots(&mut self, mut has_returned: bool, now: Instant, effects: &mut Effects) {
         let serves = self.serves(now).is_some();
         loop {
@@ -248,11 +248,11 @@ impl Group {
     }
 
     /// Proposes requested changes of members, one at a time. Proposes the first change only after an entry of this
-    /// leader's ballot is decided. Each quorum before a change then has a member in common with each quorum after the
-    /// change.
+    /// leader's ballot is decided. These two rules ensure that each quorum before a change has a member in common with
+    /// each quorum after the change.
     fn change_members(&mut self, now: Instant, effects: &mut Effects) {
-        // The leader proposes no change before it is master. The earlier master must remain a member until then,
-        // because otherwise no node could take over from it.
+        // The leader proposes no change of members before it is master. The earlier master must remain a member until
+        // then, because otherwise no node could take over from it.
         let serves = self.serves(now).is_some();
         let Role::Leader(leading) = &mut self.role else { return };
         let hasty = self.options.deviation.is(Mutant::ChangesMembersTwice);

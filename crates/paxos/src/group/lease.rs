@@ -3,12 +3,12 @@
 //!
 //! A master serves until its lease is over by its own clock. The lease counts from the instant at which the master
 //! proposed the slot that renewed the lease. Two lines of defence prevent other nodes from becoming master before the
-//! lease is over, and each line is sufficient alone. *Acceptors*: a node that accepted an entry of a master promises no
-//! ballot of another node until the lease is certainly over. *The log*: a candidate waits until the lease is over
+//! lease is over, and each of them is sufficient alone. *Acceptors*: a node that accepted an entry of a master promises
+//! no ballot of another node until the lease is certainly over. *The log*: a candidate waits until the lease is over
 //! according to its own log. Its `BeMaster` entry names the last slot that renewed this lease. The entry has no effect
-//! if the log before the entry contains a later renewal. In both lines, a node counts the lease from the instant at
-//! which it received a slot, which is after the proposal, and adds the maximum clock drift. After a start, the node
-//! counts the lease from the start, because it may have received a slot just before the start.
+//! if the log before the entry contains a later renewal. In both lines of defence, a node counts the lease from the
+//! instant at which it received a slot, which is after the proposal, and adds the maximum clock drift. A restarted node
+//! counts the lease from its start, because it may have received a slot just before the restart.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -47,12 +47,12 @@ pub(super) struct Lease {
     consent: Option<Term>,
 }
 
-/// Mastership of this node that it handed over to another node by a consent.
+/// Mastership that this node handed over to another node by a consent.
 #[derive(Clone, Copy, Debug)]
 struct HandedOver {
     term: Term,
     to: NodeId,
-    /// Instant when this node stopped serving, or when it last received a later prepare or pull message of its
+    /// Instant when this node stopped serving, or when it later received the last prepare or pull message of its
     /// successor.
     at: Instant,
     is_sent: bool,
@@ -117,10 +117,10 @@ impl Group {
         }
         let by_decision = self.lease.until.filter(|(term, _)| *term == mastership.term).map(|(_, until)| until);
         let (liveness, until) = self.lease.of_node;
-        // Other nodes wait for the end of the liveness epoch that the last `BeMaster` entry in their logs names, even
-        // if this entry is undecided. At most one such entry is undecided, and `uncommitted` includes this entry. The
-        // liveness epoch therefore renews the lease only if this entry names the epoch. The field `cap` limits a
-        // shortened lease.
+        // Other nodes wait only for the end of the liveness epoch that the last `BeMaster` entry in their logs names.
+        // At most one `BeMaster` entry is undecided, and `uncommitted` includes this entry. If there is such an entry,
+        // the liveness epoch renews the lease only if this entry names the liveness epoch, too. The field `cap` is the
+        // end of a shortened lease.
         let uncommitted = &self.uncommitted.mastership;
         let is_named = uncommitted.term == mastership.term || uncommitted.liveness == liveness;
         let by_node = (liveness > 0 && mastership.liveness == liveness && is_named).then_some(until);
@@ -405,15 +405,15 @@ impl Group {
         Some(self.lease.shortened_since + self.options.stretched(shortened.remaining))
     }
 
-    /// Returns the mastership that another node handed over to this node, if it is the last mastership in this node's
-    /// log or a later mastership. If it is later, this node's log lacks entries that a quorum may have. This node then
-    /// pulls these entries and makes a new claim.
+    /// Returns the mastership that another node handed over to this node, if it is at least as late as the last
+    /// mastership in this node's log. If it is later, this node's log lacks entries that a quorum may have. This node
+    /// then pulls these entries and makes a new claim.
     fn left_to_me(&self) -> Option<Term> {
         self.lease.consent.filter(|left| self.uncommitted.mastership.term.is_over_with(*left))
     }
 
     /// Returns the instant from which only this node may take over from the master. Returns `None` if the master has
-    /// not chosen this node.
+    /// not chosen this node as its successor, or if this node has campaigned since it last decided a slot.
     pub(super) fn is_next_from(&self) -> Option<Instant> {
         let mastership = &self.uncommitted.mastership;
         if mastership.node == Some(self.me) || self.conditions.attempts > 0 {
@@ -449,8 +449,9 @@ impl Group {
             MastershipEnd::Waited { .. } | MastershipEnd::Expired { .. } | MastershipEnd::Consent { .. } => 0,
         };
         let known = self.lease.expired.get(&master).copied().unwrap_or_default();
-        // If the candidate knows a later mastership, the mastership in this log does not matter. Either the same master
-        // now serves by the later mastership, or the earlier mastership was over when the later mastership began.
+        // If the candidate knows a later mastership, the mastership in this node's log does not matter. Either the same
+        // master now serves by the later mastership, or the earlier mastership was over when the later mastership
+        // began.
         let is_followed = uncommitted.term.is_before(over.term());
         let is_over = is_followed
             || known.max(claimed) >= uncommitted.liveness

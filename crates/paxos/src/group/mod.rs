@@ -111,7 +111,8 @@ struct Incoming {
 
 impl Group {
     /// Starts a member from its records. A new member has no records. `founders` are the first members of the paxos
-    /// group, before the log changes the members. The effects report again all slots that the records state as decided.
+    /// group, before the log changes the members. The effects again report all slots that are decided according to the
+    /// records.
     ///
     /// # Panics
     /// Panics if the records have a gap, or if these options do not allow any decision or make leases unsafe.
@@ -187,8 +188,8 @@ impl Group {
         self.decide(upto, now, effects);
     }
 
-    /// Processes an input. `now` never decreases. The member drops messages that no member would send, and messages
-    /// that appear to come from this node.
+    /// Processes an input. `now` must never decrease from one call to the next. The member drops messages that no
+    /// member would send, and messages that name this member itself as the sender.
     ///
     /// # Panics
     /// Panics if this member or an input violates a rule on which agreement depends, because otherwise the member could

@@ -1,6 +1,6 @@
 //! Replication from the leader to each member. The leader sends the log and the last decided slot. If a member lacks
-//! entries before the start of the leader's log, the leader first sends a snapshot. It repeats messages that the
-//! network may have lost.
+//! entries before the start of the leader's log, the leader first sends a snapshot to this member. The leader repeats
+//! messages that the network may have lost.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,42 +13,43 @@ use crate::message::Message;
 use crate::options::Options;
 use crate::simulation::Mutant;
 
-/// State of the replication to a peer: a member, a node that the master will add as a member, or a learner.
+/// State of the replication to a peer. A peer is a member, a node that the master will add as a member, or a learner.
 #[derive(Debug)]
 pub(super) struct Peer {
     /// Last slot up to which the durable log of the peer equals the leader's log.
     pub(super) matched: Slot,
-    /// Last slot that the peer has reported, or that the leader assumes to be in the peer's log. If the leader repeats
-    /// entries, it starts after this slot.
+    /// Last slot that the peer reported to be in its log, or that the leader assumes to be in this log. If the leader
+    /// repeats entries, it starts after this slot.
     start: Slot,
     next: Slot,
     /// Last slot of each message in flight to the peer, and the approximate size of the message in bytes.
     flight: VecDeque<(Slot, usize)>,
     flight_bytes: usize,
-    /// Maximum number of messages in flight to the peer. After a gap or a timeout, the maximum is one, because the peer
-    /// drops a message that overtakes an earlier message. The maximum doubles each time that the peer makes progress.
+    /// Maximum number of messages in flight to the peer. After a timeout, or after the peer reported missing entries,
+    /// the maximum is one, because the peer drops a message that overtakes an earlier message. The maximum doubles each
+    /// time that the peer makes progress.
     burst: usize,
     sent: Instant,
     /// Instant since which the peer has reported no progress in response to the messages in flight.
     since: Instant,
-    /// Instant of the peer's last progress: further entries of the log, the start of a snapshot, or a further part of a
-    /// snapshot.
+    /// Instant of the peer's last progress. The peer makes progress when it receives further entries, when the leader
+    /// begins to send it a snapshot, and when it receives a further part of the snapshot.
     pub(super) progressed: Instant,
     /// Last decided slot that the leader has sent to the peer.
     decided_sent: Slot,
-    /// Last slot that the peer reported as decided. The slot decreases if the peer restarts.
+    /// Last slot that the peer reported as decided. After a restart, the peer may report an earlier slot.
     decided_known: Slot,
-    /// Number of times that the leader has sent the decided slot again since the peer's last report.
+    /// Number of times that the leader has sent its last decided slot again since the peer's last `Accepted` message.
     decided_resends: u32,
     /// True after a timeout. The leader then queries the progress of the peer, and sends no entries until the peer
     /// responds.
     is_probed: bool,
-    /// Slot after which the peer last reported a gap. Each message after a gap causes a report, but the leader repeats
-    /// the missing entries only once.
+    /// Slot after which the peer last reported missing entries. The peer reports them again for each later message, but
+    /// the leader repeats the missing entries only once.
     gap: Option<Slot>,
-    /// Number of bytes of the snapshot that the peer has received.
+    /// Number of snapshot bytes that the peer has reported as received.
     offset: u64,
-    /// Number of repetitions of the next part of the snapshot since the peer's last progress.
+    /// Number of times that the leader has repeated the next part of the snapshot since the peer's last progress.
     repeats: u32,
     #[cfg(feature = "mutants")]
     stale: Option<crate::entry::Position>,
@@ -85,8 +86,8 @@ impl Peer {
     }
 
     /// Returns the time without a response after which the leader treats messages as lost. A part of a snapshot is
-    /// large, and may arrive only after `resend`. Repeated parts would then delay each other, so the returned time
-    /// grows with the repetitions, up to four times `resend`.
+    /// large, and may take longer than `resend` to arrive. If the leader repeated the part too early, the copies would
+    /// delay each other. The returned time therefore grows with each repetition, up to four times `resend`.
     fn resend_timeout(&self, base: Slot, options: &Options) -> Duration {
         let is_behind = self.next <= base;
         options.resend * if is_behind { 1 << self.repeats.min(2) } else { 1 }
@@ -175,24 +176,24 @@ impl Group {
         of_peers.chain([stuck]).flatten().min()
     }
 
-    /// Returns the instant from which another node should try to lead, because the leader has decided no slot for too
-    /// long. A member that receives more of the snapshot or of the log delays the instant, because this member may
-    /// complete the quorum.
+    /// Returns the instant from which the leader has decided no slot for too long, so that another node should try to
+    /// lead. The instant is later if a member still receives parts of the snapshot or of the log, because this member
+    /// may complete the quorum.
     fn is_stuck_from(&self, leading: &Leading) -> Instant {
         let members = self.uncommitted.members.iter().filter_map(|member| leading.peers.get(member));
         let progressed = members.map(|peer| peer.progressed).max();
         progressed.map_or(leading.advanced, |progressed| progressed.max(leading.advanced)) + 8 * self.options.resend
     }
 
-    /// Sends a message again to each peer that has not responded in time. Sends the last decided slot to each peer that
-    /// has not confirmed it.
+    /// Sends a query or the next part of the snapshot to each peer that has not responded in time. Also sends the last
+    /// decided slot to each peer that has not confirmed this slot.
     pub(super) fn resend(&mut self, now: Instant, effects: &mut Effects) {
         let (last, base) = (self.log.last().slot, self.log.base().slot);
         let serves = self.serves(now).is_some();
         let Role::Leader(leading) = &self.role else { return };
         if last > self.decided && now >= self.is_stuck_from(leading) {
-            // The leader stops leading. Members may receive messages from this leader but be unable to send messages to
-            // it. They would otherwise follow it forever.
+            // The leader has decided no slot for too long, so it stops leading. Otherwise, members that receive its
+            // messages but cannot send it messages would follow it forever.
             if serves {
                 self.abandon(now, effects);
             }
@@ -201,8 +202,8 @@ impl Group {
             }
         }
         let Role::Leader(leading) = &mut self.role else { return };
-        // The leader waits for the time `linger` before it sends the decided slot alone, because a message with the
-        // next entry also contains this slot.
+        // The leader waits for the time `linger` before it sends the last decided slot without entries, because a
+        // message with the next entry also contains this slot.
         let has_lingered = now >= leading.advanced + self.options.linger;
         let mut behind = Vec::new();
         for (node, peer) in &mut leading.peers {
@@ -268,9 +269,9 @@ impl Group {
         peer.is_probed = false;
         let has_more = is_whole || offset > peer.offset;
         peer.offset = if is_whole { 0 } else { offset };
-        // The leader does not respond to a duplicate report of received bytes, because each response would duplicate
-        // all later parts of the snapshot. A restarted peer may have fewer bytes than it reported before. The leader
-        // sends the missing part again after a timeout.
+        // The leader does not respond to a duplicate report of received bytes. Otherwise, it would send each later part
+        // of the snapshot twice. A restarted peer may report fewer bytes than before. In this case, the leader sends
+        // the missing part again after a timeout.
         if !has_more {
             return;
         }
@@ -301,9 +302,9 @@ impl Group {
             return;
         }
         let Some(peer) = leading.peers.get_mut(&from) else { return };
-        // A peer that has promised a greater ballot rejects the next message of this leader. If the peer lacks decided
-        // slots, the leader sends it a message soon. After the rejection, the leader starts another candidacy with a
-        // still greater ballot, and receives the peer's promise.
+        // If the peer lacks decided slots, the leader soon sends it a message. If the peer has promised a greater
+        // ballot, the peer rejects this message. The leader then starts another candidacy with a still greater ballot,
+        // and receives the peer's promise.
         (peer.decided_known, peer.decided_resends) = (if is_beyond { slot } else { decided }, 0);
         if !is_beyond && slot <= last {
             peer.is_probed = false;

@@ -237,8 +237,9 @@ fn repeated_or_outdated_consent_does_not_start_another_takeover() {
     assert!(campaigns(master, 3, 4));
 }
 
-/// Messages of the master reach too few members, so the master cannot lead. The present leader cannot be master while
-/// the master's node is alive. If the master did not abandon its mastership, no node would ever serve.
+/// Messages of the master reach too few members, so the master cannot lead, and another node leads. This leader cannot
+/// become master while the master's node is alive. If the master did not abandon its mastership, no node would ever
+/// serve.
 #[test]
 fn master_blocked_by_a_leader_abandons_its_mastership() {
     let mut world = World::new(1, Ticks::WhenDue);

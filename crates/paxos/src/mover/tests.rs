@@ -96,7 +96,7 @@ impl Harness {
         self.groups.get_mut(&GroupId(group)).unwrap().master = Some((node, Epoch(epoch)));
     }
 
-    /// Runs the move with this fence up to its hand-over.
+    /// Runs the move with the fence `fence` up to the beginning of its hand-over.
     fn prepare(&mut self, fence: u64) {
         self.pass(300);
         self.prepared(fence, Preparation::SyncOffsets);
@@ -160,7 +160,7 @@ fn mover_begins_each_step_of_a_move_only_after_the_previous_step_ends() {
 fn move_fails_if_the_master_neither_consents_nor_lets_its_lease_end() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.prepare(1);
-    // No other move may begin before the end of this move.
+    // The mover must begin no other move before the end of the failed move.
     check(
         &harness.pass(60_000),
         &expect![[r#"
@@ -471,7 +471,8 @@ fn move_ends_if_its_target_is_drained_or_the_master_changes() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.pass(300);
     harness.decide(&Record::Drain { node: B, draining: true });
-    // The mover ends the token only at the time limit of the preparation, because the nodes may prepare until then.
+    // The mover ends the token only at the time limit of the preparation, because the nodes may prepare the move until
+    // then.
     let mut output = harness.pass(6500);
     harness.master(harness.system.token().unwrap().group.0, A, 6);
     output += &harness.pass(300);

@@ -28,14 +28,14 @@ pub(super) struct Moves {
     stepped_at: Instant,
     /// Last report of each node, including this node, and the instant at which the report arrived.
     reports: BTreeMap<NodeId, (Report, Instant)>,
-    /// Step that the mover began last, with its move and its end.
+    /// Step that the mover began last, with the move of the step and the end of the step's time limit.
     begun: Option<(Move, Step, Instant)>,
     /// Instant of this node's last report.
     reported: Instant,
     obeyed: Option<ActiveOrders>,
     prepared: Option<(Fence, Preparation)>,
     rejected: Option<(Fence, Step)>,
-    /// Request for consent that arrived before orders to consent.
+    /// Request for consent that arrived before this node received orders to consent.
     pending_request: Option<(NodeId, GroupId, Term)>,
 }
 
@@ -139,7 +139,7 @@ impl Node {
         acts.then(|| self.moves.stepped_at + self.options.resend / 2)
     }
 
-    /// Makes this node's next report due with the next tick.
+    /// Makes this node's next report due at the next tick.
     pub(super) fn report_soon(&mut self) {
         self.moves.reported = Instant::default();
     }
@@ -210,8 +210,8 @@ impl Node {
         }
     }
 
-    /// Returns the step that the mover has begun and not ended, with its move and its end. Returns `None` if there is
-    /// no such step, or if `node` does not take part in it.
+    /// Returns the step that the mover has begun and not ended, with the move of the step and the end of the step's
+    /// time limit. Returns `None` if no step is in progress, or if `node` does not take part in the step.
     fn begun_for(&self, node: NodeId, now: Instant) -> Option<(Move, Step, Instant)> {
         let is_present = |of: Move| self.system().token().is_some_and(|token| token.fence == of.fence);
         let begun = self.moves.begun.filter(|(of, _, until)| now < *until && is_present(*of));
@@ -314,7 +314,8 @@ impl Node {
         self.report_soon();
     }
 
-    /// Records that this node cannot do its step, because the master in this term has declined to consent.
+    /// Records that this node cannot do the step of its orders, because the master in this term has declined to
+    /// consent.
     pub(super) fn declined(&mut self, group: GroupId, term: Term, now: Instant) {
         if let Some(ActiveOrders { of, step, .. }) = self.orders(now)
             && (of.group, of.epoch) == (group, term.epoch)

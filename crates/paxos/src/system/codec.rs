@@ -1,9 +1,10 @@
 //! Encoding of the system group's records and of its snapshots.
 //!
 //! The first byte of an encoding is its version. In a record, the second byte is the kind of the record. All numbers
-//! are LEB128: seven bits per byte, with the lowest bits first. The length of a list precedes its items. Each value has
-//! exactly one encoding, and the decoder rejects all other bytes. The journal and the connections between nodes verify
-//! a checksum of the bytes first. Therefore rejected bytes come from another build or from an unrelated program.
+//! use the encoding LEB128: seven bits per byte, with the lowest bits first. The length of a list precedes its items.
+//! Each value has exactly one encoding, and the decoder rejects all other bytes. Before the decoder reads the bytes,
+//! the journal or the connection between nodes verifies their checksum. Therefore bytes that the decoder rejects come
+//! from another build or from an unrelated program.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,7 @@ pub enum DecodeError {
     Short,
     #[error("a number is too large for its field")]
     Range,
-    /// The bytes continue after the value, or contain a number that is longer than necessary or an unsorted list.
+    /// The bytes continue after the value, encode a number in more bytes than necessary, or contain an unsorted list.
     #[error("the bytes are not the canonical encoding of the value")]
     Form,
 }
@@ -62,9 +63,9 @@ impl Record {
         writer.0
     }
 
-    /// Returns a prefix of this record's encoding. Records with the same prefix differ at most in their stamps. Once
-    /// the system group has decided one of these records, the others are stale or redundant. Returns `None` for a kind
-    /// of record that an earlier record does not make redundant.
+    /// Returns a prefix of this record's encoding. Records with the same prefix differ at most in their stamps. After
+    /// the system group has decided one of these records, the other records with this prefix are stale or redundant.
+    /// Returns `None` for all kinds of records except `Join`, `Alive`, `Expire` and `Group`.
     pub(crate) fn rivals(&self) -> Option<Vec<u8>> {
         let mut writer = Writer(vec![VERSION]);
         match self {
@@ -79,7 +80,7 @@ impl Record {
     }
 
     /// # Errors
-    /// Returns an error if the bytes are not an encoding by [`Record::encode`] of this version.
+    /// Returns an error if the bytes are not an output of this version's [`Record::encode`].
     pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
         let mut reader = Reader::new(bytes)?;
         let record = match reader.number()? {
@@ -123,7 +124,7 @@ impl Record {
 }
 
 impl System {
-    /// Returns the encoded state. [`System::restore`] decodes it.
+    /// Returns the encoded state of the system group. [`System::restore`] decodes it.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
         let mut writer = Writer(vec![VERSION]);
@@ -145,7 +146,7 @@ impl System {
     }
 
     /// # Errors
-    /// Returns an error if the bytes are not an encoding by [`System::snapshot`] of this version.
+    /// Returns an error if the bytes are not an output of this version's [`System::snapshot`].
     pub fn restore(bytes: &[u8]) -> Result<System, DecodeError> {
         let mut reader = Reader::new(bytes)?;
         let system = System {
@@ -304,8 +305,8 @@ impl<'a> Reader<'a> {
     }
 
     fn list<T>(&mut self, mut read: impl FnMut(&mut Self) -> Result<T, DecodeError>) -> Result<Vec<T>, DecodeError> {
-        // Before it allocates memory, the decoder rejects a length that exceeds the number of remaining bytes. Each
-        // item takes at least one byte.
+        // Each item takes at least one byte. Therefore the decoder rejects a list whose length exceeds the number of
+        // remaining bytes, before it allocates memory for the list.
         let length = usize::try_from(self.number()?).map_err(|_| DecodeError::Range)?;
         if length > self.0.len() {
             return Err(DecodeError::Short);

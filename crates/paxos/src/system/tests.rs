@@ -36,7 +36,7 @@ fn step(fence: u64, step: Step, stamp: u64) -> Record {
     Record::TokenStep { fence: Fence(fence), step, stamp: Instant(stamp) }
 }
 
-/// Applies each record at the next slot. Returns a line with the outcome of each record.
+/// Applies each record at the next slot. Returns one line per record, with the record's outcome.
 fn apply_all(system: &mut System, records: &[Record]) -> String {
     let mut lines = String::new();
     for record in records {
@@ -51,7 +51,7 @@ fn check(records: &[Record], expected: &Expect) {
     expected.assert_eq(&apply_all(&mut System::default(), records));
 }
 
-/// Returns a system in which A and B are alive in epoch 1 and are the replicas of paxos group 7.
+/// Returns a system in which A and B are alive in liveness epoch 1 and are the replicas of paxos group 7.
 fn two_nodes() -> System {
     let mut system = System::default();
     let node = |node| Record::Node { node, capacity: 10 };
@@ -277,8 +277,8 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Returns a strategy for random records. Most records name one of a few nodes and contain small numbers. Therefore
-/// many of the records are not stale.
+/// Returns a `proptest` strategy that generates random records. Most records name one of a few nodes and contain small
+/// numbers. Therefore many of the records are not stale.
 fn records() -> impl Strategy<Value = Record> {
     let number = || prop_oneof![9 => 0..6_u64, 1 => any::<u64>()];
     let node = || prop_oneof![9 => 0..4_u32, 1 => any::<u32>()].prop_map(NodeId);

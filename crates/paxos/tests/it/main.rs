@@ -1,5 +1,5 @@
-//! Tests of the crate's public API. The tests pass inputs to the state machines and execute their effects, as a driver
-//! does.
+//! Tests of the crate's public API. Like a driver, the tests pass inputs to the state machines and execute the effects
+//! that the state machines return.
 
 #![expect(clippy::unwrap_used, reason = "a test fails on unexpected errors")]
 

@@ -1,25 +1,25 @@
 //! Tests with protocol scenarios in `testdata/*.txt`. A scenario contains the messages between members of a paxos group
-//! as text. The format is similar to the test scenarios of etcd's Raft.
+//! as text. The format is similar to the format of etcd's Raft scenarios.
 //!
-//! A line is a command, and the indented lines below a command are its output. `#` begins a comment. `UPDATE_EXPECT=1`
-//! writes the actual output to the files, and a developer must review the changes. A node is a number. The commands
-//! are:
+//! Each line without indentation is a command, and the indented lines below a command are its output. `#` begins a
+//! comment. With `UPDATE_EXPECT=1`, the test writes the actual output to the files, and a developer must review the
+//! changes. A number denotes a node. The commands are:
 //!
-//! - `nodes 1 2 3` creates the paxos group with these members. `start 4` starts a node that is not a member. `set lease
-//!   1s` sets an option; it must precede `nodes`.
-//! - `tick 1s` advances the time and then sends a tick to each node, in order. `tick 2 1s` sends a tick only to node 2.
-//!   `run 1s` sends a tick every 10 ms, delivers all messages, and prints only events. `lead 1` sends ticks to node 1
-//!   and delivers all messages until node 1 serves and all nodes know this. `quietly` before a command suppresses the
-//!   output of the command.
+//! - `nodes 1 2 3` creates the paxos group with these members. `start 4` starts node 4, which is not a member. `set
+//!   lease 1s` sets an option; it must precede `nodes`.
+//! - `tick 1s` advances the time by one second and then sends a tick to each node, in order. `tick 2 1s` sends a tick
+//!   only to node 2. `run 1s` sends a tick every 10 ms, delivers all messages, and prints only events. `lead 1` sends
+//!   ticks to node 1 and delivers all messages until node 1 serves and all nodes know this. `quietly` before a command
+//!   suppresses the output of the command.
 //! - `deliver` delivers messages until no message is in flight. `deliver 1->2` delivers the messages that are in flight
-//!   from node 1 to node 2, and `deliver 1->2 1` delivers only the first of these messages. `drop 1->2` drops these
-//!   messages, and `duplicate 1->2` duplicates them. `hold 1->2` stops a link until `release 1->2`. `cut 1` isolates a
-//!   node until `heal`. `wire` prints the messages in flight.
-//! - After `slow 1`, the disk of node 1 syncs only at `sync 1`. `crash 1` stops the node, which loses its unsynced
-//!   records. `restart 1` starts the node again. `fail 1` reports to the node that its storage has failed.
+//!   from node 1 to node 2, and `deliver 1->2 1` delivers only the first of these messages. `drop 1->2` drops the
+//!   messages in flight from node 1 to node 2, and `duplicate 1->2` duplicates them. `hold 1->2` pauses the link from
+//!   node 1 to node 2 until `release 1->2`. `cut 1` isolates node 1 until `heal`. `wire` prints the messages in flight.
+//! - After `slow 1`, the disk of node 1 syncs only at `sync 1`. `crash 1` stops node 1, which loses its unsynced
+//!   records. `restart 1` starts node 1 again. `fail 1` reports to node 1 that its storage has failed.
 //! - `propose 1 a b`, `forward 2 a`, `take 2`, `shorten 1 2 500ms`, `snapshot 1`, `add 1 4` and `remove 1 3` pass
-//!   inputs to the node with the first number. `liveness 1 7 10s` sets the liveness epoch 7 of node 1 with a lease of
-//!   10 s. `expired 2 1 7` reports to node 2 that the epoch 7 of node 1 is over.
+//!   inputs to the node that the first number denotes. `liveness 1 7 10s` sets the liveness epoch of node 1 to 7, with
+//!   a lease of 10 s. `expired 2 1 7` reports to node 2 that liveness epoch 7 of node 1 is over.
 //! - `show` prints the state of all nodes.
 
 use std::fs;

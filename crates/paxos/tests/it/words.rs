@@ -38,7 +38,7 @@ pub(crate) fn value(value: &Value) -> String {
 }
 
 /// Returns the text of the entries. The text of an entry contains its ballot only if the ballot differs from the ballot
-/// of the entry before.
+/// of the previous entry.
 pub(crate) fn entries<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> String {
     let mut ballot = None;
     let words = entries.into_iter().map(|entry| match ballot.replace(entry.ballot) {

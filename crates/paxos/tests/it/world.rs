@@ -28,7 +28,7 @@ pub(crate) struct World {
     pub(crate) proposals: Vec<String>,
     decided: BTreeMap<Slot, Entry>,
     pub(crate) output: String,
-    /// True if the output contains only events.
+    /// True while the simulation prints only events, for example during the command `run`.
     is_quiet: bool,
 }
 
@@ -177,7 +177,7 @@ impl World {
     }
 }
 
-/// Commands that advance the time.
+/// Scenario commands that advance the time.
 impl World {
     pub(crate) fn tick(&mut self, duration: Duration, only: Option<NodeId>) {
         self.now = self.now + duration;
@@ -215,7 +215,7 @@ impl World {
     }
 }
 
-/// Commands that control links.
+/// Scenario commands that control links.
 impl World {
     pub(crate) fn deliver_all(&mut self) {
         while let Some(index) = self.wire.iter().position(|(from, to, _)| !self.held.contains(&(*from, *to))) {
@@ -267,7 +267,7 @@ impl World {
     }
 }
 
-/// Commands that control disks.
+/// Scenario commands that control disks.
 impl World {
     pub(crate) fn slow(&mut self, node: NodeId) {
         self.members.get_mut(&node).unwrap().is_slow = true;
@@ -324,7 +324,7 @@ impl Member {
         format!("{role}promised {promised}, decided {decided}, members {members}; log {}", self.log())
     }
 
-    /// Returns the log according to the records of this member, including records that are not durable.
+    /// Returns, as text, the log that this member's records contain. Records that are not yet durable also count.
     fn log(&self) -> String {
         let (mut base, mut log): (Slot, Vec<Entry>) = (Slot(0), Vec::new());
         for (_, record) in &self.records {

@@ -20,7 +20,7 @@ async fn request_to_hanging_member_fails_after_the_timeout() {
     let peers = client_with_timeout(Duration::from_millis(500));
     let (mut stream, response) = tokio::join!(async { hanging.accept().await.unwrap().0 }, nudge(&peers, &to));
     assert_eq!(reason(response), "no response within 500ms");
-    // The client also closes the connection, so the member receives no bytes after the request.
+    // At the timeout, the client closes the connection, so the member receives no bytes after the request.
     assert!(read_message(&mut stream).await.starts_with(b"POST /peer/v2/request HTTP/1.1\r\n"));
     assert!(read_message(&mut stream).await.is_empty());
 }
@@ -96,7 +96,7 @@ async fn requests_succeed_after_the_member_closes_an_idle_connection() {
     let peers = client();
     let carry = async {
         loop {
-            // The test carries one exchange per connection, although the client may try to reuse the connection.
+            // The test forwards only one request per connection, although the client may try to reuse the connection.
             let (mut here, _) = between.accept().await.unwrap();
             let answer = sent_raw_bytes(server.address, &read_message(&mut here).await).await;
             here.write_all(&answer).await.unwrap();

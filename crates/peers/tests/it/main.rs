@@ -1,5 +1,5 @@
-//! Tests of members that send each other requests over real sockets, and of unauthenticated processes between
-//! them.
+//! Tests of members that send each other requests over real sockets. In some tests, an unauthenticated process
+//! intercepts the requests or imitates a member.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 

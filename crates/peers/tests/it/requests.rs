@@ -91,7 +91,7 @@ async fn listener_finishes_running_requests_and_rejects_new_ones_while_it_stops(
     assert_eq!(reason(nudge(&peers, &to).await), "connection refused");
 }
 
-/// Guard that adds a permit when the handler drops it.
+/// Guard that adds a permit to its semaphore when the handler drops the guard.
 struct Dropped(Arc<Semaphore>);
 
 impl Drop for Dropped {
@@ -170,7 +170,7 @@ async fn operation_continues_after_its_client_disconnects() {
         let other = client().request(&member(server.address), "put", Bytes::new()).await;
         assert_eq!(other, Ok(echo_of("put", b"")));
     }
-    // Stopping the listener does not drop the operation before the drain timeout.
+    // The stopping listener does not drop the operation before the drain timeout.
     server.stop.cancel();
     assert!(!server.ends_within(Duration::from_millis(100)).await, "the operation is still in progress");
     gate.add_permits(1);

@@ -1,4 +1,5 @@
-//! Support for the tests: a member that responds, a client, and a network between them that a test can intercept.
+//! Support for the tests: a member that responds, a client, and functions that intercept and resend the client's
+//! requests.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -120,7 +121,7 @@ pub(crate) fn reason(answer: Result<Bytes, PeerError>) -> String {
 /// Name of the operation that most tests request.
 pub(crate) const NUDGE: &str = "nudge";
 
-/// Sends a [`NUDGE`] with a body of three bytes.
+/// Sends a request for the operation [`NUDGE`] with a body of three bytes.
 pub(crate) fn nudge(peers: &HttpPeers, to: &Member) -> BoxFuture<'static, Result<Bytes, PeerError>> {
     peers.request(to, NUDGE, Bytes::from_static(b"now"))
 }

@@ -67,7 +67,7 @@ async fn client_rejects_response_whose_body_does_not_match_its_mac() {
     assert!(genuine.starts_with("HTTP/1.1 200 OK"), "{genuine}");
     let impostor = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = Member { address: impostor.local_addr().unwrap().to_string(), ..member(server.address) };
-    // The body differs from the body that the MAC covers.
+    // The impostor sends a body that differs from the body that the MAC covers.
     let head = genuine.split_once("\r\n\r\n").unwrap().0;
     let answer = [head.as_bytes(), b"\r\n\r\n", b"nudge:yes"].concat();
     let peers = client();
@@ -136,7 +136,7 @@ async fn listener_rejects_modified_request() {
             && rejected.ends_with("the request's body does not match the hash in its headers"),
         "{rejected}"
     );
-    // The MAC covers every header of this protocol, so a changed digit makes it invalid.
+    // The MAC covers every `reveille-` header, so a changed digit in one of these headers makes the MAC invalid.
     let text = String::from_utf8_lossy(&request).into_owned();
     let names = text.lines().filter_map(|line| line.split_once(": ")).filter(|(name, _)| name.starts_with("reveille-"));
     let mut count = 0;

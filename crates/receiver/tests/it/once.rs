@@ -236,8 +236,8 @@ fn client_disconnect_rolls_the_transaction_back() {
         stream.write_all(&sent.text()).await.unwrap();
         gate.wait_entered().await;
         drop(stream);
-        // The next attempt waits until the transaction of the first attempt ends. The middleware does not treat the
-        // next attempt as a duplicate.
+        // The disconnect rolls the transaction of the first attempt back. The second attempt waits for this rollback.
+        // The second attempt is not a duplicate, because the rollback removes the id of the callback from the table.
         let (answer, ()) = tokio::join!(sent.to(address), async {
             gate.wait_entered().await;
             gate.release();

@@ -1,4 +1,4 @@
-//! Tests of the verification of signatures, without a connection.
+//! Tests of the verification of signatures, without a network connection.
 
 use std::time::{Duration, SystemTime};
 
@@ -104,7 +104,8 @@ fn verifier_rejects_signature_outside_the_time_tolerance() {
     let short = Options { tolerance: Duration::from_secs(1), ..Options::default() };
     let short = Verifier::new(secret(&KEY).parse().unwrap(), short);
     assert_eq!(verdict(&short, &signed_by(&KEY, "run", NOW_S - 2, BODY)), Err(Rejection::Time));
-    // The verifier checks the signature before the time, so an unauthenticated sender learns nothing about the clocks.
+    // The verifier checks the signature before the time, so an unauthenticated sender learns nothing about the
+    // receiver's clock.
     assert_eq!(verdict(&verifier(), &signed_by(&OTHER_KEY, "run", 0, BODY)), Err(Rejection::Signature));
 }
 
@@ -134,9 +135,9 @@ fn error_names_missing_repeated_or_malformed_header() {
 
 #[test]
 fn verifier_rejects_id_with_a_dot_despite_a_matching_signature() {
-    // The signed text consists of the id, the time and the body, with dots between them. Here the id is `run`, and the
-    // body begins with a time. If an id could contain a dot, the same signature would also be valid for the id
-    // `run.TIME` and a shorter body.
+    // The signed text consists of the id, the time and the body, with dots between them. The test signs the id `run`
+    // and a body that begins with a time and a dot. If an id could contain a dot, the signature would also be valid for
+    // the id `run.TIME` and the rest of the body.
     let body = format!("{NOW_S}.x");
     let signature = callback::sign(&KEY, "run", NOW_S, body.as_bytes());
     let moved = headers(&format!("run.{NOW_S}"), &NOW_S.to_string(), &signature);

@@ -131,7 +131,7 @@ fn uncompressed(name: &str) -> String {
     String::from_utf8(run(Command::new("gzip").args(["-dc"]).arg(fixture(name)))).expect("the fixture is text")
 }
 
-/// Database with the content of a dump of an earlier build, and the folder with its keys.
+/// Database that the test fills from an earlier build's dump, and a folder with the keys of that build.
 struct Database {
     folder: tempfile::TempDir,
     url: String,
@@ -153,7 +153,7 @@ impl Database {
         std::fs::write(folder.path().join("admin.key"), recorded.key("admin")).unwrap();
         let store_key = folder.path().join("store.key");
         std::fs::copy(fixture(&format!("{name}.store.key")), &store_key).unwrap();
-        // Git does not record all file modes, so the test makes the file readable only for its owner.
+        // Git does not record all file modes, so the test makes the key file readable only for its owner.
         std::fs::set_permissions(&store_key, std::fs::Permissions::from_mode(0o600)).unwrap();
         let mut migrate = Command::new(BINARY);
         migrate.args(["store", "migrate", "--store", &url, "--data"]).arg(folder.path());
@@ -178,7 +178,8 @@ impl Database {
     }
 }
 
-/// Removes the fields that the recorded response lacks. A later build may add fields to a response.
+/// Removes from the present response all fields that the recorded response lacks. A later build may add fields to a
+/// response.
 fn leave_out_new_fields(recorded: &Value, present: &mut Value) {
     match (recorded, present) {
         (Value::Object(recorded), Value::Object(present)) => {
@@ -194,8 +195,8 @@ fn leave_out_new_fields(recorded: &Value, present: &mut Value) {
     }
 }
 
-/// State of the active schedules during a comparison. In the state `Paused`, no schedule has fired since the record. In
-/// the state `Underway`, schedules may have fired.
+/// State of the active schedules during a comparison. In the state `Paused`, no schedule has fired since the earlier
+/// build recorded its responses. In the state `Underway`, schedules may have fired.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Firing {
     Paused,
@@ -258,7 +259,7 @@ impl Recorded {
     }
 
     /// Removes the parts of the responses that may differ even if the build is correct. These parts are the schedules
-    /// of the inbox, and the progress of active schedules that may have fired.
+    /// that inbox requests create or cancel, and the progress of active schedules that may have fired.
     fn leave_out_moving(&self, expected: &mut Value, present: &mut Value, firing: Firing) {
         if expected["state"] == "active" && firing == Firing::Underway {
             for body in [&mut *expected, &mut *present] {
@@ -296,8 +297,8 @@ impl Recorded {
         }
     }
 
-    /// Checks that overdue, recurring and future schedules fire. `from` is the number of callbacks that belong to earlier
-    /// tests.
+    /// Checks that overdue, recurring and future schedules fire. `from` is the number of callbacks that belong to
+    /// earlier tests.
     fn fires(&self, server: &Server, receiver: &Receiver, from: usize) {
         let waits = |id: &str| self.body(&format!("/v1/schedules/{id}")).is_some_and(|body| body["state"] == "active");
         let overdue = ["overdue", "overdue-of-billing", "retrying"].into_iter().filter(|id| waits(id));
@@ -351,7 +352,7 @@ impl Recorded {
         assert_eq!(again.etag.as_deref(), idempotent["etag"].as_str());
     }
 
-    /// Checks that every callback has a signature by each secret of its tenant.
+    /// Checks that every callback has a valid signature for each signing secret of its tenant.
     fn verify(&self, hits: &[Hit]) {
         for hit in hits {
             let tenant = if hit.schedule.ends_with("-of-billing") { "billing" } else { "default" };

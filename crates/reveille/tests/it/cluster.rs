@@ -200,8 +200,8 @@ fn kill_a_member(cluster: &TestCluster) {
     let receiver = Receiver::start();
     let (a, b) = (cluster.start("a"), cluster.start("b"));
     cluster.wait_until_balanced(&["a", "b"]);
-    // On a slow machine, the test may create a schedule after its instant. The test therefore counts a schedule as due
-    // from the later of its instant and its creation.
+    // On a slow machine, the test may create a schedule after its due instant. The test therefore measures the delay of
+    // a callback from the due instant or from the creation, whichever is later.
     let from = now_millis() + 1_000;
     let mut client = b.client();
     let due: Vec<u64> = (0..400)
@@ -362,7 +362,8 @@ fn export_and_import_preserve_schedules_and_runs() {
     assert!(message.contains("copy to an empty store"), "{message}");
     let message = failure(&mut transfer("export", &back));
     assert!(message.contains("contains no Reveille data") && !back.exists(), "{message}");
-    // A server must not start on the exported folder, because it would send the same callbacks again.
+    // After the export, a server must not start on the data folder, because the server and the cluster would send the
+    // same callbacks.
     let message = failure(&mut crate::server::serve(&data));
     assert!(message.contains("exported") && message.contains("--store"), "{message}");
 
@@ -487,7 +488,7 @@ fn tenant_and_key_changes_reach_all_members() {
     let await_status = |status: u16, server: &Server| until(&format!("status {status}"), || read(server) == status);
     await_status(200, &b);
 
-    // Each owner of the tenant's new pollers must accept new schedules.
+    // Each member that owns a poller of the new tenant must accept schedules of this tenant.
     let mut at_b = Client::connect(b.address, key).unwrap();
     for n in 0..20 {
         let created = at_b.create(&one_shot(&format!("n{n}"), now_millis() + 200, &receiver.url(), &json!(n)));
@@ -530,7 +531,7 @@ fn shard_owner_checks_preconditions_of_requests_that_any_member_receives() {
         statuses.sort_unstable();
         statuses
     };
-    // With this number of ids, each member owns some of the schedules.
+    // With twelve ids, each of the two members owns some of the schedules.
     for n in 0..12 {
         let (path, schedule) =
             (format!("/v1/schedules/n{n}"), one_shot(&format!("n{n}"), far, &receiver.url(), &json!(n)));

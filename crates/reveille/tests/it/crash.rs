@@ -30,7 +30,7 @@ struct History {
     /// Due instants of the schedules for which the server responded with 201.
     created: BTreeMap<String, u64>,
     newest: Option<String>,
-    /// Number of created schedules at which the creators pause.
+    /// Number of created schedules at which the creators pause until the test raises this number.
     created_max: usize,
     /// Times at which the responses 200 `cancelled` arrived. A callback may have arrived earlier.
     cancelled: BTreeMap<String, u64>,
@@ -164,7 +164,8 @@ fn create(shared: &Shared, key: &str, url: &str, number: u64) {
     }
 }
 
-/// Cancels the newest schedule each time that the creators have created a few schedules, until the end of the test.
+/// Cancels the newest schedule whenever the creators have created at least seven more schedules, until the end of the
+/// test.
 fn cancel(shared: &Shared, key: &str) {
     let mut seen = 0;
     while let Some(mut client) = shared.connect(key) {
@@ -194,8 +195,8 @@ fn cancel(shared: &Shared, key: &str) {
     }
 }
 
-/// Checks that each callback has the right content, and that it arrives neither early nor after its cancellation. It
-/// may arrive twice only if the test killed the server in between.
+/// Checks that each callback has the right content, and that it arrives neither early nor after the cancellation of its
+/// schedule. A callback may arrive twice only if the test killed the server between the two arrivals.
 fn check_hits(history: &History, hits: &[Hit], gaps: &[Gap]) {
     let mut runs: BTreeMap<&String, Vec<&Hit>> = BTreeMap::new();
     for hit in hits {

@@ -10,7 +10,8 @@ use crate::server::BINARY;
 const UNIT: &str = include_str!("../../../../deploy/reveille.service");
 const CONFIGURATION: &str = include_str!("../../../../deploy/reveille.toml");
 const COMPOSE: &str = include_str!("../../../../deploy/compose.yaml");
-/// Highest allowed exposure of the unit in the output of `systemd-analyze security`, in tenths. The scale ends at 100.
+/// Highest exposure of the unit that the test allows, on the scale of `systemd-analyze security --threshold`, from 0
+/// (safe) to 100 (exposed).
 const EXPOSURE_MAX: &str = "15";
 
 fn text_of(output: &Output) -> String {

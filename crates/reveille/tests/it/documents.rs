@@ -21,9 +21,9 @@ use std::process::{Command, Stdio};
 use crate::receiver::{Hit, Receiver};
 use crate::server::BINARY;
 
-/// Shell code that precedes each script. After a failure, its functions end with `return`, so that the error trap of
-/// bash records the failure only at the line of the caller. `serve` runs in the background, as if in another terminal.
-/// `curl` fails if the response is an error.
+/// Shell code that precedes each script. If a command in one of its functions fails, the function ends with `return`,
+/// so that the error trap of bash records the failure only at the line of the caller. `serve` runs in the background,
+/// as if in another terminal. `curl` fails if the response is an error.
 const SHELL: &str = r#"
 set -uEo pipefail
 trap 'echo "$LINENO $?" >> "$FAILED"' ERR
@@ -152,7 +152,8 @@ fn script(name: &str, document: &str) -> Result<String, String> {
             before = line;
             let is_run = kind != Kind::Skipped && !is_response;
             commands += usize::from(is_run && !line.is_empty());
-            // The test replaces the blank line at the end of an indented block by the line `END`, which ends the input.
+            // The test replaces the blank line at the end of an indented block with the line `END`, which ends the
+            // input of the command.
             let line = if kind == Kind::Input && at == end && !is_fenced { "END" } else { line };
             writeln!(script, "{}", if is_run { line } else { "" }).expect("writing to a string never fails");
         }
@@ -203,7 +204,8 @@ fn check_with_server(name: &str, document: &str, more: Replacements<'_>) -> Vec<
     let (address, target) = (free_address(), receiver.url());
     let target = target.trim_start_matches("http://").trim_end_matches("/hook").to_owned();
     let listen = format!("<!-- run: export REVEILLE_LISTEN={address} -->");
-    // The comment that sets the listen address replaces the first line of the document, which is a heading.
+    // The comment that sets the listen address replaces the heading in the first line of the document, so that all
+    // other lines keep their numbers.
     let document = document.split_once('\n').map(|(_, rest)| format!("{listen}\n{rest}"));
     let document = document.expect("the document has several lines");
     let url = document.contains("127.0.0.1:8080").then_some(("127.0.0.1:8080", address));

@@ -63,8 +63,8 @@ fn child_of(pid: u32) -> u32 {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Event<'a> {
     name: &'a str,
-    /// Arguments of the call in the form that strace writes. The first argument begins with the number and the path of
-    /// the file.
+    /// Arguments of the call in the form that strace writes. The first argument contains the file descriptor and the
+    /// path of the file.
     arguments: &'a str,
     /// Line of the trace at which the call begins.
     begin: usize,
@@ -84,8 +84,8 @@ impl Event<'_> {
     }
 }
 
-/// Parses lines of the form `PID call(arguments) = result`. If another thread makes a call in between, strace writes a
-/// call on two lines. This function joins the two lines.
+/// Parses lines of the form `PID call(arguments) = result`. If another thread makes a call before the first call has
+/// ended, strace writes the first call on two lines. This function joins these two lines.
 fn events(trace: &str) -> Vec<Event<'_>> {
     let mut events = Vec::new();
     let mut unfinished: BTreeMap<&str, Event<'_>> = BTreeMap::new();
@@ -109,8 +109,8 @@ fn events(trace: &str) -> Vec<Event<'_>> {
     events
 }
 
-/// Returns a text for each violation by a schedule with an id in `marks`. It is a violation if the response is missing,
-/// or if the response precedes the write or the sync of the schedule's bytes.
+/// Returns a text for each schedule id in `marks` whose response 201 is missing, or precedes the write or the sync of
+/// the schedule's bytes.
 fn violations(events: &[Event<'_>], marks: &[String], data: &Path) -> Vec<String> {
     let is_file = |event: &&&Event<'_>| Path::new(event.path()).starts_with(data);
     let mut found = Vec::new();
@@ -157,7 +157,7 @@ fn durability_check_finds_responses_that_precede_the_sync_of_their_data() {
         (vec![write, started, sync, response, ended], vec![]),
         (vec![write, response, sync], unsynced.clone()),
         (vec![sync, write, response], unsynced.clone()),
-        // The sync in this trace began before the write, so the sync may not include the bytes.
+        // The sync in this trace began before the write, so the sync does not necessarily include the written bytes.
         (vec![started, write, ended, response], unsynced.clone()),
         // The sync in this trace ended after the response.
         (vec![write, started, response, ended], unsynced.clone()),

@@ -1,5 +1,5 @@
-//! Tests that run the examples to their end with a real server, each with its own database. The tests check the output
-//! of an example and the rows in its database.
+//! Tests that run each example to its end, with a real server and a new database. The tests check the output of the
+//! example and the rows in its database.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

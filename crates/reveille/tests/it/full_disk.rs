@@ -66,13 +66,14 @@ fn on_small_disk(disk: &Path, data: &Path) -> Command {
     command
 }
 
-/// Returns the path at which this process sees a path in the mount namespace of the process `pid`.
+/// Returns the path at which this process finds the file that has the path `path` in the mount namespace of the process
+/// `pid`.
 fn seen_from_here(pid: u32, path: &Path) -> PathBuf {
     Path::new("/proc").join(pid.to_string()).join("root").join(path.strip_prefix("/").expect("the path is absolute"))
 }
 
-/// Sends requests that create schedules, until a response has this status. The server checks the free space on the disk
-/// once a second.
+/// Sends requests that create schedules, until a response has this status. One request is not enough, because the
+/// server checks the free space on the disk only once a second.
 fn until(client: &mut Client, status: u16, request: impl Fn(u32) -> serde_json::Value) -> Response {
     let deadline = Instant::now() + TIMEOUT;
     for count in 0.. {

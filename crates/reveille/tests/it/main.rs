@@ -51,8 +51,8 @@ fn until(condition: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Measurement of the stalls of this machine or its disk. A thread repeatedly sleeps briefly, syncs a few bytes, and
-/// measures the delay.
+/// Measurement of the stalls of this machine or its disk. A thread repeatedly sleeps for 20 ms and syncs a few bytes,
+/// and adds up the delays of more than 20 ms.
 struct Stalls {
     is_over: Arc<AtomicBool>,
     watching: thread::JoinHandle<Duration>,

@@ -126,7 +126,7 @@ fn metrics_table_of_operating_document_lists_exactly_the_exported_metrics() {
     assert!(!text.contains("127.0.0.1") && !text.contains("default"), "the metrics contain data of a tenant");
 }
 
-/// Returns the metrics that an expression names, without the suffixes of histograms.
+/// Returns the names of the metrics in a Prometheus expression, without the suffixes `_bucket`, `_count` and `_sum`.
 fn named(expression: &str) -> Vec<String> {
     let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     let metric = |word: &str| {

@@ -35,8 +35,8 @@ const DIES: &str = "RECEIVING_DIES";
 struct Service(Child);
 
 impl Service {
-    /// Starts the service. `listener` remains open in the test process. After the service process dies, callbacks
-    /// therefore wait in the listener for the next process of the service.
+    /// Starts the service. `listener` remains open in the test process. After the service process dies, the kernel
+    /// therefore keeps new connections in a queue until the next process of the service accepts them.
     fn start(listener: &TcpListener, database: &str, secret: &Path, dies: bool) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", SERVICE, "--nocapture"]).env(DATABASE, database).env(SECRET, secret);

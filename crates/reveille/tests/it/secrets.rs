@@ -38,8 +38,9 @@ impl Secret {
     fn new(name: &'static str, bytes: &[u8]) -> Self {
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let mut forms = vec![bytes.to_vec(), hex.to_uppercase().into_bytes(), hex.into_bytes()];
-        // In base64 text, the encoding of the secret depends on its position modulo 3. For each of the three positions,
-        // the test uses only the characters that do not depend on the bytes before and after the secret.
+        // In base64 text, the characters of a secret depend on the offset of its first byte modulo 3. For each of the
+        // three remainders, the test searches only for the characters that do not depend on the bytes before and after
+        // the secret.
         for before in 0..3 {
             let padded = [&[0; 2][..before], bytes].concat();
             for engine in [&STANDARD, &URL_SAFE_NO_PAD] {
@@ -175,7 +176,7 @@ fn signing_secret(name: &'static str, text: &str) -> Secret {
     Secret::new(name, &STANDARD.decode(text.trim().strip_prefix("whsec_").unwrap()).unwrap())
 }
 
-/// Returns the secrets of the requests, and the secrets in the data folder.
+/// Returns the secrets in the requests of the test and in the files of the data folder.
 fn secrets(data: &Path) -> Vec<Secret> {
     let read = |name: &str| std::fs::read_to_string(data.join(name)).unwrap();
     let key = read("store.key").lines().find_map(|line| line.strip_prefix("rvsk_").map(str::to_owned)).unwrap();

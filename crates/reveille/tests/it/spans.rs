@@ -106,7 +106,8 @@ fn messages(bytes: &[u8], number: u64) -> Vec<&[u8]> {
     fields(bytes).into_iter().filter(|(found, _)| *found == number).map(|(_, field)| field.bytes()).collect()
 }
 
-/// Decodes an attribute, which consists of `key`, and of `value.string_value` or `value.int_value`.
+/// Decodes an attribute, which consists of a `key` and a `value`. The value contains a `string_value` or an
+/// `int_value`.
 fn attribute(bytes: &[u8]) -> (String, String) {
     let fields_of = fields(bytes);
     let [(1, key), (2, value)] = fields_of.as_slice() else { panic!("not an attribute") };

@@ -39,8 +39,8 @@ fn timeout_drops_pending_future_but_returns_ready_output() {
 
 #[test]
 fn disk_call_waits_for_a_file_descriptor() {
-    // The test runs in a separate process with this limit of open files, because the test uses up all file descriptors
-    // of its process.
+    // The test runs in a separate process that may open at most this number of files, because the test uses up all file
+    // descriptors of its process.
     const OPEN_FILES_MAX: u64 = 61;
     if getrlimit(Resource::Nofile).current != Some(OPEN_FILES_MAX) {
         let limited =
@@ -102,7 +102,7 @@ fn dropped_task_set_ends_its_tasks() {
     });
 }
 
-/// Heartbeats must continue while a user's code blocks.
+/// Heartbeats must continue while a user's code blocks a worker thread.
 #[test]
 fn blocking_task_does_not_stop_timers() {
     on_tokio(async |runtime| {
@@ -117,7 +117,8 @@ fn blocking_task_does_not_stop_timers() {
             });
             let world = runtime.clone();
             let blocking = runtime.detached("blocks", async move {
-                // After the sleep, the worker that polls the timers runs this task next.
+                // After the sleep, the worker thread that polls the timers runs this task next. The task therefore
+                // blocks this thread.
                 world.sleep(Duration::from_millis(15)).await;
                 let before = ticks.load(Ordering::Relaxed);
                 #[expect(clippy::disallowed_methods, reason = "the test blocks a worker on purpose")]

@@ -1,9 +1,9 @@
 //! Assignment of shards to this member.
 //!
-//! Every member computes the same plan from the same view ([`membership::assign`]). A member claims its free shards. If
-//! another member holds the claim of a planned shard, this member requests the release of the shard. It then waits for
-//! the response or for the end of the other member's lease. A claim gives a member the right to take a term from the
-//! store. The term makes the member the owner.
+//! Every member computes the same plan from the same view ([`membership::assign`]). A member claims the free shards
+//! that the plan assigns to it. If another member holds the claim of a planned shard, this member requests the release
+//! of the shard. It then waits for the response or for the end of the other member's lease. A claim gives a member the
+//! right to take a term from the store. The term makes the member the owner.
 //!
 //! One member at a time is the leader: it holds the claim `leader` and runs the store's housekeeping. Firing does not
 //! need a leader.
@@ -37,7 +37,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time between two runs of the store's housekeeping, which the leader starts.
 const HOUSEKEEPING_PERIOD: Duration = Duration::from_secs(3_600);
-/// Time between a run of housekeeping that dropped rows or failed, and the next run.
+/// Time until the next run of the store's housekeeping, after a run that dropped rows or failed.
 const HOUSEKEEPING_RETRY: Duration = Duration::from_secs(60);
 
 /// Connections and settings of a member of a cluster.
@@ -75,20 +75,20 @@ impl Cluster {
         Cluster { shared: shared.clone(), membership, peers, options, changing: tokio::sync::Mutex::default() }
     }
 
-    /// Until `stop`, takes and releases shards when the plan changes. After `stop`, hands all shards over and leaves
-    /// the cluster.
+    /// Takes and releases shards when the plan changes, until `stop` is cancelled. Then hands all shards over and
+    /// leaves the cluster.
     pub(crate) async fn run(&self, stop: CancellationToken) {
         self.follow_plan(stop).await;
         self.release_all().await;
         self.membership.leave().await;
     }
 
-    /// Until `stop`, takes and releases shards when the plan changes. After `stop`, completes a change of ownership
+    /// Takes and releases shards when the plan changes, until `stop` is cancelled. Then completes a change of ownership
     /// that is in progress. An interrupted change would lose the list of attempts in flight, and the next owner would
     /// repeat these attempts.
     async fn follow_plan(&self, stop: CancellationToken) {
         let work = futures_util::future::join(self.keep_balanced(), self.keep_leading());
-        // No change of ownership is in progress while this task holds both locks.
+        // No change of ownership is in progress while this task holds the locks `changing` and `moving`.
         let stop_between_changes = async {
             stop.cancelled().await;
             (self.changing.lock().await, self.shared.moving.lock().await)
@@ -258,7 +258,8 @@ impl Cluster {
             Ok(false) => {
                 tracing::info!(shards = ours.len(), "session ended before this member took the claimed shards")
             }
-            // This member still holds the claims, and the next update takes the shards.
+            // This member still holds the claims of the shards. The next call of `balance` tries to take the shards
+            // again.
             Err(error) => count_store_error(&self.shared.metrics, "take", &error),
         }
     }
@@ -316,8 +317,8 @@ impl Cluster {
     }
 }
 
-/// Logs the members that joined or left. The keys of `known` are ids, because two members may have the same name one
-/// after the other.
+/// Logs the members that joined or left. The keys of `known` are ids, because a new member may have the name of a
+/// member that left.
 fn log_membership_changes(known: &mut BTreeMap<MemberId, String>, view: &View) {
     let present: BTreeMap<MemberId, String> =
         view.members.iter().map(|member| (member.id, member.name.clone())).collect();

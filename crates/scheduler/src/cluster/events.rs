@@ -15,8 +15,8 @@ use crate::requests::AttemptOutcome;
 pub(crate) struct Events {
     reported: Mutex<Reported>,
     notify: Notify,
-    /// Semaphore with a permit for each outcome. An outcome holds its permit while it is in the queue or on its way to
-    /// the next owner.
+    /// Semaphore with a permit for each outcome. An outcome holds its permit until this member has sent the outcome to
+    /// the next owner or abandoned it.
     outcomes: Arc<Semaphore>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Reported {
     pub(crate) superseded: BTreeMap<ShardId, Term>,
     /// Shards that other members own and in which new rows are due soon.
     pub(crate) near: BTreeSet<ShardId>,
-    /// True if a due row belongs to a poller that the owner does not know, because the tenant got more pollers after
+    /// True if the owner received a due row of a poller that it does not know. The tenant then got more pollers after
     /// the owner gained the shard.
     pub(crate) unknown_poller: bool,
     /// Outcomes of attempts whose shard now has another owner.

@@ -25,8 +25,8 @@ use crate::shared::Shared;
 
 /// Longest time for which a request waits until its shard has an owner that responds.
 ///
-/// During a hand-over, a shard has no owner for some milliseconds. The shards of a dead member have no owner until its
-/// lease ends, and requests do not wait that long.
+/// During a hand-over, a shard has no owner for some milliseconds. After a member dies, no other member can own its
+/// shards until its lease ends. Requests do not wait that long.
 const FORWARD_TIMEOUT: Duration = Duration::from_secs(2);
 const RETRY_WAIT: Duration = Duration::from_millis(25);
 /// Longest time for which this member tries to send the outcome of an attempt to the shard's next owner. If the next
@@ -142,7 +142,8 @@ impl Forwarding {
         let Schedule { poller, incarnation, status, .. } = *found;
         let edition = found.edition();
         match (status, &self.cluster) {
-            // The cancellation is durable. The owner only reports whether an attempt is in flight.
+            // The store has already cancelled the schedule. The owner only reports whether an attempt of the schedule
+            // is in flight.
             (Status::Cancelled, None) => Ok(Some(self.changes.cancel(poller, incarnation, true).await?)),
             (Status::Cancelled, Some(cluster)) => {
                 let cancel = Cancel { poller, incarnation, applied: true };
@@ -228,8 +229,8 @@ impl Forwarding {
             let there = |owner| cluster.peers.request(&owner, &outcome);
             while self.at_owner(cluster, shard, here, there).await.is_err() {
                 self.shared.runtime.sleep(RETRY_WAIT).await;
-                // If this member read its view before it released the shard or left, the view still names this member
-                // as the owner.
+                // If this member read its view before it released the shard or left the cluster, the view still names
+                // this member as the owner. This member therefore reads the view again.
                 refresh_view(cluster).await;
             }
         });

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use runtime::Monotonic;
 
-/// Right of this member to act as an owner. It ends at a time of this member's own clock, before another member may
-/// take the shards over.
+/// Right of this member to act as an owner. By this member's own clock, the right ends before another member may take
+/// the shards.
 pub(crate) struct Lease(RwLock<Right>);
 
 enum Right {

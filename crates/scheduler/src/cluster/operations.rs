@@ -158,7 +158,7 @@ fn decode<T: Wire>(operation: &'static str, bytes: &[u8]) -> Result<T, Malformed
     Ok(value)
 }
 
-/// Value in a request or a response.
+/// Value that a request or a response can contain, with its encoding.
 pub trait Wire: Sized {
     fn put(&self, out: &mut Vec<u8>);
 
@@ -272,8 +272,8 @@ impl<T: Wire> Wire for Vec<T> {
     }
 
     fn take(take: &mut Take<'_>) -> Result<Self, Malformed> {
-        // The declared count may exceed the number of items that follow. An iterator that collects into a `Result`
-        // reserves no memory for the declared count.
+        // The declared count may exceed the number of items that follow. The decoder therefore collects the items into
+        // a `Result`: the iterator then reserves no memory for the declared count.
         (0..take.count(1)?).map(|_| T::take(take)).collect()
     }
 }
@@ -345,7 +345,8 @@ impl Wire for Spec {
     }
 
     fn take(take: &mut Take<'_>) -> Result<Self, Malformed> {
-        // The decoder copies the bytes, because a slice would keep the whole request in memory as long as the schedule.
+        // The decoder copies the bytes. Otherwise, the whole request would stay in memory until the schedule is
+        // dropped.
         stored::schedule::decode_spec(&Bytes::copy_from_slice(take.blob()?))
     }
 }

@@ -51,8 +51,8 @@ async fn with_positions(
     Ok(pollers.into_iter().zip(positions).map(with).collect())
 }
 
-/// Returns the pollers of `pollers` whose shards this member owns and that are not in `known`. The caller must hold the
-/// lock `moving`.
+/// Returns the elements of `pollers` that are not in `known` and whose shards this member owns. The caller must hold
+/// the lock `moving`.
 pub(crate) async fn new_pollers(
     shared: &Shared,
     pollers: impl IntoIterator<Item = PollerId>,
@@ -89,7 +89,7 @@ async fn open_handed_over(shared: &Shared, shards: &[ShardId]) -> Result<Vec<Han
 
 /// Takes shards and starts to fire their due rows. Returns `false`, and takes no shard, if the lease of the claims has
 /// ended. After the end of the lease, another member may have claimed the shards, and this member must not supersede
-/// it.
+/// that member.
 ///
 /// # Errors
 /// Returns an error if the store fails. This member then does not own the shards.
@@ -168,8 +168,8 @@ pub(crate) async fn lose(shared: &Shared, shards: &BTreeSet<ShardId>) {
     }
 }
 
-/// Releases a shard as [`lose`] does, after another member has taken the shard. Has no effect if this member has a
-/// later term than `term`, because it has taken the shard again.
+/// Releases a shard as [`lose`] does, after another member has taken the shard. Has no effect if this member has
+/// already released the shard, or has taken it again under a later term than `term`.
 pub(crate) async fn lose_superseded(shared: &Shared, shard: ShardId, term: Term) {
     let _moving = shared.moving.lock().await;
     if shared.shards.term(shard) == Ok(term) {
@@ -204,7 +204,7 @@ async fn apply_cancellations(
             writes.push(OwnerWrite { term, poller, change: Change::Cancel(schedule.incarnation) });
         }
         // If the store does not find a schedule, the schedule is already cancelled. If another member owns the shard of
-        // a record, this call fails.
+        // a record, this function returns an error.
         let written: Vec<(ShardId, Term)> = writes.iter().map(|write| (write.poller.shard(), write.term)).collect();
         let responses = shared.store.write(writes).await?;
         for ((shard, term), response) in written.into_iter().zip(&responses) {
@@ -221,11 +221,12 @@ async fn apply_cancellations(
     }
 }
 
-/// Applies all cancellation records of this member's shards, if the records are durable at the start of this call.
+/// Applies the cancellation records of this member's shards, at least all records that are durable at the start of this
+/// call.
 ///
 /// # Errors
-/// Returns an error if the store fails, or if this member releases one of the shards during this call. Some records may
-/// then not be applied.
+/// Returns an error if the store fails, or if this member releases one of the shards during this call. The function may
+/// then have applied only some of the records.
 pub(crate) async fn apply_all_cancellations(shared: &Shared) -> Result<(), StoreError> {
     let mut cursor = shared.cancellations.lock().await;
     let shards: Arc<[ShardId]> = shared.shards.owned().into();
@@ -242,7 +243,8 @@ pub(crate) async fn apply_all_cancellations(shared: &Shared) -> Result<(), Store
 /// # Errors
 /// Returns an error if this member does not own the shard.
 pub(crate) async fn receive_outcome(shared: &Shared, outcome: AttemptOutcome) -> Result<(), OwnerError> {
-    // The lock ensures that the owner task receives a gained shard and its handed-over attempts before their outcomes.
+    // The lock ensures that the owner task receives a gained shard and its handed-over attempts before the outcomes of
+    // these attempts.
     let _moving = shared.moving.lock().await;
     if shared.shards.shard_term(outcome.poller.shard()).is_none() {
         return Err(OwnerError::NotOwned);

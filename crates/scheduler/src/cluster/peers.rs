@@ -1,4 +1,4 @@
-//! Port for requests between members. It sends the bytes of a request to an operation of another member, and returns
+//! Port for requests between members. It sends the bytes of a request for an operation to another member, and returns
 //! the bytes of the response.
 //!
 //! An implementation of the port does not know the operations. The module `operations` defines the operations and their

@@ -38,7 +38,7 @@ impl From<NotOwned> for OwnerError {
 
 impl From<NotOwned> for StoreError {
     fn from(NotOwned(shard): NotOwned) -> Self {
-        // Another member owns the shard or will own it soon. A later repetition of the request succeeds.
+        // Another member owns the shard or will own it soon. A retry of the request can then succeed.
         StoreError::Unavailable(format!("this member does not own shard {} now; retry the request", shard.0))
     }
 }

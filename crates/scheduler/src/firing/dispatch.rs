@@ -34,8 +34,8 @@ pub(crate) use limits::Limits;
 /// Largest ratio of a tenant's attempts in flight to the service's free slots. One tenant gets at most 4 of 5 slots,
 /// and two tenants get at most 4 of 9 slots each. `n` tenants leave one of `4n + 1` slots free.
 const PER_FREE_SLOT: usize = 4;
-/// Time for which the service must have a free slot before a period without free slots ends. It is at most the shortest
-/// interval of a schedule.
+/// Time with a free slot after which a period without free slots ends. This time is at most the shortest interval of a
+/// schedule.
 const NO_SLOT_GAP: Duration = Duration::from_secs(1);
 
 /// Pair of a tenant and a target. The dispatch queue has a separate queue of keys and separate limits for each lane.
@@ -63,7 +63,7 @@ pub(crate) struct Dispatch {
     tenants: BTreeMap<TenantId, TenantState>,
     /// Limits of a tenant for which the owner has set no limits.
     default_limits: Limits,
-    /// Turns of the tenants. Each tenant with a lane that may start a key is in this list exactly once.
+    /// Turns of the tenants, in order. Each tenant that may start a key and does not wait is in this list exactly once.
     turns: VecDeque<TenantId>,
     /// Waiting tenants and lanes, with the end of each wait.
     waits: BTreeSet<(Monotonic, Waiter)>,
@@ -111,8 +111,8 @@ struct LaneState {
     counted_from: Timestamp,
     /// Number of attempts that ended per second, in the interval before `counted_from`.
     per_second: u32,
-    /// Position of the first key in the current series of deferred keys. The distance between two deferred keys
-    /// corresponds to the rate at which the lane ends attempts.
+    /// Position of the first key in the current series of deferred keys. The distance between the positions of two
+    /// successive keys corresponds to the rate at which the lane ends attempts.
     deferred_from: Timestamp,
     /// Number of the lane's keys that the dispatch queue has deferred since it set `deferred_from`.
     deferred: u64,
@@ -315,7 +315,7 @@ impl Dispatch {
     }
 
     /// Records that a key has freed its slot in the lane. If the key caused no attempt, `health` is `None`, and the
-    /// dispatch queue returns the key's tokens to the rates.
+    /// dispatch queue returns the key's tokens to the token buckets of the tenant and the lane.
     pub(crate) fn ended(&mut self, lane: Lane, now: Now, health: Option<TargetHealth>) {
         let state = self.lanes.get_mut(&lane).expect("an ended key belongs to a known lane");
         let tenant = self.tenants.get_mut(&lane.0).expect("the tenant of a lane exists");
@@ -348,8 +348,8 @@ impl Dispatch {
         self.end_share_waits();
     }
 
-    /// Returns the end of the earliest wait. If the service has no free slot, this is `None`: no key can start before an
-    /// attempt ends, and [`Dispatch::pop`] does not end waits before then.
+    /// Returns the end of the earliest wait. Returns `None` if no tenant or lane waits, or if the service has no free
+    /// slot. Without a free slot, no key can start, and [`Dispatch::pop`] ends no wait.
     pub(crate) fn next_wait(&self) -> Option<Monotonic> {
         let is_full = self.in_flight >= self.in_flight_max;
         self.waits.first().map(|(until, _)| *until).filter(|_| !is_full)
@@ -401,9 +401,9 @@ impl Dispatch {
         taken
     }
 
-    /// Returns the position for a deferred key of this lane. The deferred keys of a lane begin after the time that the
-    /// lane needs for its keys in memory. They follow each other at the rate at which the lane ends attempts. The lane
-    /// therefore probably has a free slot when a deferred key is due.
+    /// Returns the position for a deferred key of this lane. The first deferred key is due after the time that the lane
+    /// needs for its keys in memory. The next deferred keys follow at the rate at which the lane ends attempts. The
+    /// lane therefore probably has a free slot when a deferred key is due.
     pub(crate) fn defer_to(&mut self, lane: Lane, now: Timestamp) -> Timestamp {
         const SOONEST: Duration = Duration::from_secs(1);
         let latest = now + self.defer_max.max(SOONEST);

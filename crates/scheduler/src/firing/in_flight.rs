@@ -55,8 +55,8 @@ impl InFlight {
     }
 
     /// Records that an attempt starts and will end by `until`. Returns `false` if the owner has released the attempt's
-    /// shard. In this case, the attempt must not start. If this member owns the shard again under a later term, the key
-    /// belongs to another attempt.
+    /// shard, even if this member has taken the shard again under a later term. In this case, the attempt must not
+    /// start.
     #[must_use]
     pub(crate) fn begin(&self, occurrence: &Occurrence, term: Term, until: Timestamp) -> bool {
         match self.stripe(occurrence.incarnation).get_mut(occurrence) {
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn schedule_is_in_flight_while_any_of_its_occurrences_is_in_flight() {
         let in_flight = InFlight::default();
-        // These incarnations share one of the maps in `stripes`.
+        // The incarnations 16, 32 and 48 share one of the maps in `stripes`.
         for incarnation in [16, 32, 48] {
             in_flight.add(poller(0), key(incarnation, 5), Term(1));
         }

@@ -58,7 +58,7 @@ pub(crate) enum EndReason {
     Dropped,
     /// The store cannot read the schedule, because its row is damaged or its format is unknown.
     Unreadable,
-    /// The store was unavailable.
+    /// The store was unavailable when the run executor read the schedule or its run.
     Unavailable,
     /// The key is no longer due by this member's clock, because the clock went back.
     NotDue,

@@ -1,10 +1,10 @@
-//! Outcome writer. It writes outcomes, next due rows and positions to the store in batches, in the order in which it
-//! receives these writes.
+//! Outcome writer. It writes outcomes, next due rows and the pollers' positions `closed` and `done` to the store in
+//! batches, in the order in which it receives these writes.
 //!
 //! One call of the store is in progress at a time. The next call takes all writes that arrived during the previous
-//! call. Positions use the same queue as the owner's due rows, so the outcome writer also confirms the placement of the
-//! owner's rows. If a row would lie at or before the last `closed` that the outcome writer has sent for the row's
-//! poller, the outcome writer moves the row to a position after `closed`.
+//! call. The pollers' positions use the same queue as the owner's due rows, so the outcome writer also confirms the
+//! placement of the owner's rows. If a row would lie at or before the last `closed` that the outcome writer has sent
+//! for the row's poller, the outcome writer moves the row to a position after `closed`.
 //!
 //! Invariant: the outcome writer abandons no write. It repeats a failed call until the call succeeds or the process
 //! ends. While calls fail, the number of attempts with pending writes rises to the limit of attempts in flight. At this
@@ -134,8 +134,9 @@ impl OutcomeWriter {
     }
 }
 
-/// Moves the due row of a write to a position after the recorded `closed`, and returns the row. Returns `None` if the
-/// write has no due row. If the write contains positions, records their `closed`.
+/// Returns the due row of a write, or `None` if the write has no due row. If the row lies at or before the recorded
+/// `closed` of its poller, the function first moves the row to a position after `closed`. If the write contains a new
+/// `closed`, the function records this `closed`.
 fn after_closed(closed: &mut BTreeMap<PollerId, Timestamp>, write: &mut OwnerWrite) -> Option<InsertLogEntry> {
     let due: &mut DueKey = match &mut write.change {
         Change::Positions(positions) => {

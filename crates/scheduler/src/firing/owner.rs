@@ -69,8 +69,8 @@ pub(crate) struct Owner {
     /// after unread rows of these shards.
     insert_log_read_incomplete: bool,
     reads_wanted: bool,
-    /// Number of keys that the owner has started. The number excludes keys that are resolved or in the window's wheel
-    /// again.
+    /// Number of keys that the owner has started and not yet resolved. The number excludes keys that wait for another
+    /// start.
     unfinished: usize,
     /// Keys that the owner must write again at a later position.
     to_defer: VecDeque<EntryId>,

@@ -30,8 +30,8 @@ use crate::firing::messages::{EndReason, Ended, PendingWrite, Then, ToOwner, ToW
 use crate::firing::window::EntryId;
 use crate::metrics::{AttemptLabels, OutcomeLabels, Reason, count_store_error};
 
-/// Longest time by which the clock of an earlier owner may be ahead of this member's clock. If a row is due before this
-/// time has passed since the start of this member's term, an earlier owner may have fired the row.
+/// Longest time by which the clock of an earlier owner may be ahead of this member's clock. An earlier owner may have
+/// fired each row that is due at most this time after the start of this member's term.
 const CLOCK_AHEAD_MAX: Duration = Duration::from_secs(10);
 /// Time after an attempt's timeout within which the outcome of the attempt becomes durable. The next owner waits this
 /// time for the outcome.
@@ -138,7 +138,7 @@ async fn load_some(
 }
 
 /// Loads the records of the runs that may have a record. A run has no record before its first attempt. This function
-/// therefore omits the run of a first attempt that no earlier owner can have made.
+/// therefore omits a run if its first attempt is due and no earlier owner can have made this attempt.
 async fn find_runs(
     context: &Context,
     batch: &[Starting],
@@ -164,7 +164,7 @@ async fn find_runs(
 }
 
 async fn start_one(context: &Context, starting: Starting, schedule: Option<Arc<Schedule>>, run: Option<&Run>) -> Ended {
-    // The start of an attempt uses a tenant's data. If it panics, the panic must not end the other attempts of the
+    // The function `start_loaded` uses a tenant's data. If it panics, the panic must not end the other attempts of the
     // batch.
     match AssertUnwindSafe(start_loaded(context, starting, schedule.clone(), run)).catch_unwind().await {
         Ok(ended) => ended,

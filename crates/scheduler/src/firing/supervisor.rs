@@ -1,4 +1,5 @@
-//! Supervisor of the owner. It starts another owner after a panic, and runs periodic tasks.
+//! Supervisor of the owner. If the owner panics, the supervisor starts another owner. It also runs the periodic tasks
+//! that read cancellation records and tenants, and that update metrics.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -18,15 +19,16 @@ use crate::metrics::count_store_error;
 use crate::shared::{OwnerHandle, Shared};
 use crate::tenants::Tenants;
 
-/// Capacities of the queues of the outcome writer and the owner. The number of attempts in flight bounds the number of
-/// messages in the queues.
+/// Capacities, in messages, of the outcome writer's queue and the owner's queue. The number of attempts in flight
+/// limits the number of messages in these queues.
 const WRITER_MESSAGES_MAX: usize = 8_192;
 const OWNER_MESSAGES_MAX: usize = 8_192;
 /// Time between two reads of cancellation records.
 const CANCELLATIONS_PERIOD: Duration = Duration::from_secs(1);
-/// Time between two reads of the tenants.
+/// Time between two reads of the tenants from the store.
 const TENANTS_PERIOD: Duration = Duration::from_secs(2);
-/// Time between two updates of the metrics of stored schedules and bytes. A shorter period causes more reads of the store.
+/// Time between two updates of the metrics of stored schedules and bytes. A shorter time causes more reads of the
+/// store.
 const COUNT_PERIOD: Duration = Duration::from_secs(10);
 const RETRY_WAIT: Duration = Duration::from_millis(200);
 
@@ -60,8 +62,8 @@ async fn count_stored(shared: Arc<Shared>) {
     }
 }
 
-/// Runs the owner until `stop`. The first owner starts with the shards in `taken`. If the owner panics, another owner
-/// takes the shards under new terms.
+/// Runs the owner until the caller cancels `stop`. The first owner starts with the shards in `taken`. If the owner
+/// panics, another owner takes the shards under new terms.
 pub(crate) async fn supervise(shared: Arc<Shared>, taken: Gained, stop: CancellationToken) {
     let mut taken = Some(taken);
     loop {
@@ -86,8 +88,8 @@ async fn regain(shared: &Shared) -> Gained {
     }
 }
 
-/// Adds to `taken` the pollers that tenants got after this member read `taken`. At that time, no owner existed that
-/// could receive these pollers.
+/// Adds to `taken` the pollers that tenants got after this member filled `taken`. When the tenants got these pollers,
+/// no owner was running that could receive them.
 async fn with_new_pollers(shared: &Shared, mut taken: Gained) -> Gained {
     let known = taken.pollers.iter().map(|(poller, _, _)| *poller).collect();
     loop {

@@ -1,15 +1,16 @@
 //! Timing wheel. It orders entries by the millisecond at which they are due.
 //!
-//! A ring has one slot per millisecond of the near future. An ordered map contains the entries after the ring. In the
-//! ring, the cost of insertion and expiry does not depend on the number of entries (Varghese and Lauck 1987, scheme 5
-//! with an overflow list). The wheel reads no clock: the caller passes the current instant to [`Wheel::expire`]. If the
-//! clock goes back, an entry waits until the clock reaches the entry's millisecond again.
+//! A ring has one slot per millisecond of the near future. An ordered map contains the entries that are due after the
+//! end of the ring. In the ring, the cost of insertion and expiry does not depend on the number of entries (Varghese
+//! and Lauck 1987, scheme 5 with an overflow list). The wheel reads no clock: the caller passes the current instant to
+//! [`Wheel::expire`]. If the clock goes back, an entry waits until the clock reaches the entry's millisecond again.
 
 use std::collections::BTreeMap;
 
 use domain::Timestamp;
 
-/// Span of the ring in milliseconds. It is a power of two, and longer than the time by which the owner reads ahead.
+/// Span of the ring in milliseconds. It is a power of two, and longer than the time by which the owner reads due rows
+/// ahead of their instants.
 const SLOTS: i64 = 8_192;
 const SLOT_COUNT: usize = 8_192;
 const WORDS: usize = SLOT_COUNT / 64;
@@ -83,8 +84,8 @@ impl Wheel {
         near.or_else(|| self.far.keys().next().copied()).map(Timestamp::from_millis)
     }
 
-    /// Moves the start of the ring to `horizon`. The ring must have no entries before `horizon`. Moves the entries of
-    /// `far` that are due before `horizon` to `out`, and the entries of `far` that fit into the ring to the ring.
+    /// Moves the start of the ring to `horizon`. The ring must have no entries before `horizon`. From `far`, moves the
+    /// entries due before `horizon` to `out`, and moves the entries due within the new span of the ring into the ring.
     fn advance(&mut self, horizon: i64, out: &mut Vec<u32>) {
         self.horizon = horizon;
         while let Some(entry) = self.far.first_entry().filter(|entry| *entry.key() < horizon + SLOTS) {

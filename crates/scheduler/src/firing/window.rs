@@ -1,9 +1,9 @@
 //! Window of the owner. It contains the keys of the near future by poller and millisecond, and the positions of each
 //! poller.
 //!
-//! The window does no I/O and reads no clock. The owner reports reads and outcomes to the window, and the window
-//! returns the reads, positions and keys that are due. Each poller has the following four positions, where
-//! `done` <= `checked` <= `closed`:
+//! The window does no I/O and reads no clock. The owner reports completed reads and outcomes to the window. The window
+//! returns the next reads, the positions that the owner must write, and the due keys. Each poller has the following
+//! four positions, where `done` <= `checked` <= `closed`:
 //!
 //! - `read_to`: the owner has read the rows up to this position into the window.
 //! - `closed`: this position is durable. No creator leaves a row at or before it.
@@ -53,7 +53,8 @@ pub(crate) struct Window {
     ahead: Duration,
     keys_max: usize,
     entries: Slab<Entry>,
-    /// Entries by occurrence. If an occurrence has two entries, the index contains the entry of the later row.
+    /// Index of the entries by occurrence. If an occurrence has two entries, the index contains the entry of the later
+    /// row.
     index: HashTable<EntryId>,
     wheel: Wheel,
     pollers: BTreeMap<PollerIndex, Poller>,
@@ -68,7 +69,8 @@ pub(crate) struct Entry {
     pub(crate) key: DueKey,
     pub(crate) poller: PollerIndex,
     state: State,
-    /// Open key of the latest earlier attempt of the same occurrence.
+    /// Open key of an earlier attempt of the same occurrence. If several earlier attempts have open keys, this is the
+    /// key of the latest of these attempts.
     earlier: Option<EntryId>,
 }
 
@@ -76,8 +78,8 @@ pub(crate) struct Entry {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MayStart {
     Yes,
-    /// The row of a later attempt is durable. An owner has therefore already made this attempt, and ended before it
-    /// reported the outcome.
+    /// The row of a later attempt is durable. An owner has therefore already made the attempt of this key, and the
+    /// attempt must not start again.
     Superseded,
     /// An earlier attempt of the occurrence has not ended.
     NotYet,
@@ -103,13 +105,13 @@ struct Poller {
     read_to: DueBound,
     /// Position of the first known row after `read_to`.
     next: Option<Timestamp>,
-    /// End of the range that the current read ahead covers.
+    /// End of the range that the current read of kind [`ReadKind::Ahead`] covers.
     reading: Option<Timestamp>,
-    /// Earliest position of a row that a creator wrote during the current read and that lies after the range of this
-    /// read. The read may have missed this row.
+    /// Earliest position, after the range of the current read, at which a creator wrote a row during this read. The
+    /// read may have missed this row.
     written_during_read: Option<Timestamp>,
-    /// Position of the earliest row at or before `read_to` that a creator wrote while the window had no capacity for
-    /// it.
+    /// Position of the earliest row that the window could not add because it had no capacity for the row. The row lies
+    /// at or before `read_to`.
     missed: Option<Timestamp>,
     closed: Timestamp,
     closing: bool,
@@ -429,8 +431,8 @@ impl Window {
         }
     }
 
-    /// Removes `finished` from the chain of keys of its occurrence, in which each key waits for an earlier key. The key
-    /// that waited for `finished` then waits for the key for which `finished` waited, if any.
+    /// Removes the key `finished` from the chain of its occurrence's keys. In this chain, each key waits for the key
+    /// before it. The key after `finished` then waits for the key before `finished`, if any.
     fn pass_on(&mut self, finished: EntryId) {
         let Entry { key, earlier, .. } = self.entries[finished as usize];
         let same = |id: &EntryId| self.entries[*id as usize].key.occurrence == key.occurrence;

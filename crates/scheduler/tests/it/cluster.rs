@@ -1,5 +1,5 @@
-//! Tests of several members over one store. Members share shards, hand shards over and take shards over, and every
-//! member accepts every request.
+//! Tests of several members over one store. The members divide the shards among themselves, hand shards over and take
+//! shards over. Every member accepts every request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -450,8 +450,8 @@ fn owner_with_an_expired_lease_deletes_no_rows_of_the_insert_log() {
         let mut ids = BTreeSet::new();
         for _ in 0..4 {
             sim.pause("a", LEASE + Duration::from_millis(1_500));
-            // These schedules are due after the end of the pause. They are in shards that `a` owned before and `b` owns
-            // now.
+            // These schedules are due after the end of the pause. Some of them are in shards that `a` owned before the
+            // pause and that `b` owns after it.
             let creates = (0..20).map(|_| cluster.schedule("a", &a, cluster.in_ms(4_000), 2));
             ids.extend(join_all(creates).await.into_iter().flatten());
             cluster.wait_until_balanced(&[&a, &b]).await;

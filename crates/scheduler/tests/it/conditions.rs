@@ -1,5 +1,5 @@
-//! Tests of conditional changes by several members at the same time, while the schedule fires or another request
-//! cancels it.
+//! Tests of conditional changes that several members make to one schedule at the same time, while the schedule fires or
+//! another request cancels it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -85,8 +85,8 @@ fn tenant_above_its_rate_quota_gets_late_callbacks_but_loses_none() {
         assert_rate(&mine, 600);
         let last = mine.last().unwrap();
         assert!(lateness(last) > Duration::from_secs(400) && lateness(last) < Duration::from_secs(600), "{last:?}");
-        // The calls are in the order of the due instants. Only calls of different pollers may be out of order, by at
-        // most 10 s.
+        // The calls of one poller are in the order of their due instants. Calls of different pollers may be out of
+        // order by at most 10 s.
         let mut latest = Timestamp::MIN;
         for call in &mine {
             assert!(latest.since(call.occurrence.nominal) < Duration::from_secs(10), "{call:?} after {latest:?}");
@@ -148,7 +148,7 @@ fn quota_change_neither_loses_nor_repeats_runs_of_pending_rows() {
             let before = tenant(TENANT);
             let changed = harness.set_quotas(version, quotas).await;
             for of in [changed, before] {
-                // A member that does not know the change yet creates schedules in pollers of the old generation.
+                // A member that does not know the new quotas yet creates schedules in pollers of the old generation.
                 let from = harness.in_ms(500);
                 harness.create_spread(&of, from, Duration::from_millis(7), 500, "http://receiver.test/a").await;
                 pending += 500;

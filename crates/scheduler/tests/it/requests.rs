@@ -1,4 +1,4 @@
-//! Tests of requests between members: long requests, unknown operations and the metric of requests.
+//! Tests of requests between members: long requests, unknown operations, and the metric that counts the requests.
 
 use bytes::Bytes;
 use domain::{PollerId, ScheduleId, ShardId};

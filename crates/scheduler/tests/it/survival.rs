@@ -58,10 +58,10 @@ fn intermittent_store_failures_neither_lose_nor_repeat_runs() {
             let runtime = sim.member("a");
             let sound = MemoryStore::new(runtime.clone(), MemoryOptions::default());
             put_tenant(&sound, tenant(TENANT)).await.unwrap();
-            // The store without atomic writes also fails between two steps of a write.
+            // If the store has no atomic writes, it may also fail between two steps of a write.
             let options = MemoryOptions { fail_one_in: Some(4), atomic: seed % 2 == 0, ..MemoryOptions::default() };
             let harness = loop {
-                // The start may fail as well. The test then repeats the start, as a supervisor does.
+                // The start of the scheduler may also fail. The test then repeats the start, as a supervisor does.
                 let failing = sound.reopen(runtime.clone()).with_options(options.clone());
                 match Harness::reopen(runtime.clone(), failing, Options::default(), ok).await {
                     Ok(harness) => break harness,

@@ -60,8 +60,8 @@ impl Deliver for Target {
     }
 }
 
-/// Network between the members. It contains the schedulers by name, and a flag that makes the network lose
-/// cancellations.
+/// Network between the members. It contains the scheduler of each member by the member's name, and a flag that makes
+/// the network lose cancellation requests.
 #[derive(Clone, Default)]
 pub(crate) struct Network(pub(crate) Arc<Mutex<BTreeMap<String, Scheduler>>>, pub(crate) Arc<AtomicBool>);
 
@@ -165,7 +165,7 @@ impl TestCluster {
             let store: Arc<dyn Store> = Arc::new(self.store.reopen(runtime.clone()));
             let (runtime, target) = (runtime.clone(), target.clone());
             let joining = async move { Scheduler::join(&runtime, store, target, Options::default(), peering).await };
-            // The store may fail during the start. The test cluster then repeats the start.
+            // The store may fail while the member starts. The test cluster then starts the member again.
             if let Ok(scheduler) = self.at(name, joining).await {
                 break scheduler;
             }

@@ -163,7 +163,7 @@ fn required<T, U>(
     check(field, &mut errors)
 }
 
-/// Records that a required field is missing, unless the list already contains an error of this field.
+/// Records that a required field is missing, unless `errors` already contains an error of this field.
 fn note_missing(errors: &mut Errors<'_>) {
     if !errors.has_error_here() {
         note(errors, "missing_field", "the field is required", None);
@@ -353,8 +353,8 @@ fn check_retry(fields: &RetryFields<'_>, errors: &mut Errors<'_>) -> RetryPolicy
     let attempts_max = fields.attempts_max.map(|number| u16::try_from(number.max(0)).unwrap_or(u16::MAX));
     RetryPolicy {
         attempts_max: attempts_max.unwrap_or(default.attempts_max),
-        // A `backoff` above the default `backoff_max` raises `backoff_max`, and a `backoff_max` below the default
-        // `backoff` lowers `backoff`.
+        // If the body contains only `backoff`, `backoff_max` gets its default value, but at least `backoff`. If the
+        // body contains only `backoff_max`, `backoff` gets its default value, but at most `backoff_max`.
         backoff: backoff.unwrap_or(default.backoff.min(backoff_max.unwrap_or(default.backoff))),
         backoff_max: backoff_max.unwrap_or(default.backoff_max.max(backoff.unwrap_or_default())),
     }
@@ -419,7 +419,7 @@ fn violation_code(violation: &Violation) -> &'static str {
     }
 }
 
-/// Records a violation at the location of `errors`.
+/// Records a violation of the field at the current location of `errors`.
 fn note_text_of(violation: &Violation, errors: &mut Errors<'_>) {
     note_with_hint(errors, violation_code(violation), &violation.to_string());
 }

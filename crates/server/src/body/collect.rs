@@ -16,7 +16,7 @@ use crate::state::AppState;
 /// Limit of the bytes that [`discard`] reads, as a multiple of a body's size limit.
 const DISCARD_FACTOR: usize = 32;
 
-/// Reads a whole body.
+/// Reads the whole body of a request.
 pub(crate) async fn collect(app: &AppState, headers: &HeaderMap, mut body: Body) -> Result<Bytes, Rejected> {
     let bytes_max = app.options.body_bytes_max;
     let content_length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());

@@ -1,11 +1,11 @@
 //! JSON Merge Patch (RFC 7396) of a stored schedule.
 //!
-//! The server reads and checks the result like the body of a PUT. Two rules differ from the RFC because of the meaning
-//! of a schedule. A change that sets one of `at`, `cron` and `every` removes the others. The comparison of header names
-//! ignores case.
+//! The server reads and checks the result like the body of a PUT. Two rules differ from the RFC. A schedule has exactly
+//! one kind of timing, so a change that sets one of `at`, `cron` and `every` removes the others. HTTP header names are
+//! case-insensitive, so the comparison of header names ignores case.
 //!
-//! Invariants: fields that a change does not name stay the same, byte for byte, including those in the payload. The
-//! merge does not read the values of headers that the change does not name.
+//! Invariants: fields that a change does not name stay the same, byte for byte, including the fields in the payload.
+//! The merge does not read the values of headers that the change does not name.
 
 #[cfg(test)]
 mod tests;

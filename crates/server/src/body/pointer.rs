@@ -20,7 +20,7 @@ struct Location<'e> {
 }
 
 impl<'e> Errors<'e> {
-    /// Wraps the list, with the root of the body as the location.
+    /// Wraps a list of errors. The location is the root of the body.
     pub(super) fn new(list: &'e mut Vec<FieldError>) -> Self {
         Errors { list, location: None }
     }
@@ -29,12 +29,12 @@ impl<'e> Errors<'e> {
         Errors { list: self.list, location: self.location }
     }
 
-    /// Returns the same list at the location of the field `name`.
+    /// Returns the same list of errors, with the location of the field `name` below this location.
     pub(super) fn at<'s>(&'s mut self, name: &'s str) -> Errors<'s> {
         Errors { list: self.list, location: Some(Location { parent: self.location.as_ref(), name }) }
     }
 
-    /// Adds an error with the pointer of this location, unless the list is full.
+    /// Adds an error with a pointer to this location to the list, unless the list is full.
     pub(super) fn note(&mut self, error: FieldError) {
         if !self.is_full() {
             let pointer = Some(self.pointer());
@@ -62,7 +62,7 @@ impl<'e> Errors<'e> {
 }
 
 impl Location<'_> {
-    /// Writes the location as a JSON Pointer (RFC 6901), with shortened names.
+    /// Writes the location as a JSON Pointer (RFC 6901), and shortens long names.
     fn write(&self, pointer: &mut String) {
         if let Some(parent) = self.parent {
             parent.write(pointer);

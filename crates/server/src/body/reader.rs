@@ -1,8 +1,8 @@
-//! Parser that converts JSON to fields in one pass. It borrows text and collects all errors.
+//! Parser that converts JSON to fields in one pass. It borrows strings from the JSON text, and collects all errors.
 //!
-//! Only text that is not JSON ends the pass. The parser records a wrong type, an unknown field or a repeated field with
-//! its pointer and continues, so that one response lists all errors. Without errors, the parser allocates only the
-//! vectors of headers and labels, and the strings that contain escapes.
+//! Only a text that is not JSON ends the pass early. The parser records each wrong type, unknown field or repeated
+//! field with a pointer to it, and continues, so that one response lists all errors. Without errors, the parser
+//! allocates only the vectors of headers and labels, and the strings that contain escapes.
 //!
 //! docs/decisions/0060-read-a-body-in-one-pass.md gives the reasons for the design.
 
@@ -50,8 +50,8 @@ pub(super) fn note_null(errors: &mut Errors<'_>) {
     }
 }
 
-/// Reads the field `name` as a text. Like [`whole`], [`object`] and [`pairs`], this function returns `None` after an
-/// error. It also returns `None` for `null`, which has the same meaning as a missing field.
+/// Reads the field `name` as a string. Like [`whole`], [`object`] and [`pairs`], this function records an error and
+/// returns `None` for a value of a wrong type. It also returns `None` for `null`, which means a missing field.
 pub(super) fn text<'de, A: MapAccess<'de>>(
     map: &mut A,
     name: &str,
@@ -84,8 +84,9 @@ pub(super) fn pairs<'de, A: MapAccess<'de>>(
     map.next_value_seed(Any(PairsReader(errors.at(name))))
 }
 
-/// Reader of one JSON value. The methods `text`, `whole` and `object` each read one kind of value. By default, they
-/// record a wrong type. An implementation overrides the methods of the kinds that it accepts.
+/// Reader of one JSON value. The methods `text`, `whole` and `object` each read one kind of value. By default, each of
+/// these methods records the error of a wrong type. An implementation overrides the methods of the kinds that it
+/// accepts.
 trait Reader<'de>: Sized {
     type Value;
     const EXPECTED: &'static str;
@@ -176,8 +177,8 @@ impl<'de> Reader<'de> for PairsReader<'_> {
     }
 }
 
-/// Reader of the value of a header or label. It rejects `null`, because a client can omit a header or label only by
-/// omitting the name.
+/// Reader of the value of a header or label. It rejects `null`: a client that wants to omit a header or label must omit
+/// its name too.
 struct PairValueReader<'e>(TextReader<'e>);
 
 impl<'de> Reader<'de> for PairValueReader<'_> {
@@ -235,7 +236,8 @@ impl<'de, F: Fields<'de>> Reader<'de> for ObjectReader<'_, F> {
     }
 }
 
-/// Places of the fields that users often write into another object.
+/// Fields that users often put into a wrong object, with the correct object of each field. The hint of an error names
+/// the correct object.
 const PLACES: [(&str, &[&str]); 2] = [
     (r#""target": {"http": {…}}"#, &["url", "method", "headers", "timeout"]),
     (r#""retry": {…}"#, &["attempts_max", "backoff", "backoff_max"]),
@@ -259,8 +261,8 @@ fn note_unknown(errors: &mut Errors<'_>, key: &str, names: &[&'static str]) {
     });
 }
 
-/// Returns the known name of which `key` is probably a misspelling. Returns `None` for a key longer than
-/// [`NAME_BYTES_MAX`], because the comparison with the names takes time in proportion to the length of the key.
+/// Returns the known name that is most similar to `key`, or `None` if no name is similar enough. The function compares
+/// no key longer than [`NAME_BYTES_MAX`], because the comparison takes time in proportion to the key's length.
 fn nearest(key: &str, names: &[&'static str]) -> Option<&'static str> {
     if key.len() > NAME_BYTES_MAX {
         return None;

@@ -97,7 +97,8 @@ fn shape(error: &FieldError) -> Shape {
     match &*error.code {
         "missing_field" if error.pointer.as_deref() == Some("") => Shape::Right,
         "wrong_type" if error.detail.ends_with("but found an array") => Shape::Stricter,
-        // The derived parser also rejects a body with the code `out_of_range` if its number does not fit into a `u16`.
+        // If an error has the code `out_of_range`, the derived parser may reject or accept the body. It rejects a
+        // number that does not fit into a `u16`.
         "duplicate_field" | "out_of_range" => Shape::Stricter,
         "wrong_type" | "unknown_field" | "missing_field" => Shape::Wrong,
         _ => Shape::Right,

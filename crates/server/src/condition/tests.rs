@@ -86,7 +86,7 @@ proptest! {
         }
     }
 
-    /// The test removes the anchors `^` and `$`, because proptest accepts only a pattern without anchors.
+    /// The test removes the anchors `^` and `$` from the pattern, because proptest accepts no pattern with anchors.
     #[test]
     fn parser_accepts_every_header_that_matches_the_documented_pattern(value in PATTERN.trim_matches(['^', '$'])) {
         prop_assert!(read(&IF_MATCH, &[value.as_bytes()]).is_some());

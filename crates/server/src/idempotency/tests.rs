@@ -60,7 +60,7 @@ fn idempotency_key_of_a_tenant_always_produces_the_same_schedule_id() {
 }
 
 proptest! {
-    /// The test removes the anchors `^` and `$`, because proptest accepts only a pattern without anchors.
+    /// The test removes the anchors `^` and `$` from the pattern, because proptest accepts no pattern with anchors.
     #[test]
     fn parser_accepts_every_key_that_matches_the_documented_pattern(value in PATTERN.trim_matches(['^', '$'])) {
         prop_assert!(matches!(read(&[value.as_bytes()]), Ok(Some(_))), "{value}");

@@ -5,7 +5,7 @@
 //! counter under the name of its sample, which ends with `_total`. The text format has no units, and no line that marks
 //! the end of the text.
 
-/// Converts the text of counters, gauges and histograms without exemplars.
+/// Converts an OpenMetrics text that contains only counters, gauges and histograms, and no exemplars.
 pub(super) fn of_open_metrics(text: &str) -> String {
     let counters: Vec<&str> =
         text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();

@@ -236,7 +236,8 @@ fn limit_tenants(schemas: &mut Map<String, Value>) {
     let networks =
         json!({ "maxItems": domain::egress::NETWORKS_MAX, "items": { "type": "string", "examples": ["10.1.0.0/16"] } });
     extend_field(schemas, "Egress", "allow_networks", networks);
-    // In a patch, `null` restores the default of one field of `Egress` or of the whole object.
+    // In a patch, a field of `Egress` may be `null`, which restores the field's default. The whole object may also be
+    // `null`, which restores the defaults of all its fields.
     let mut patch = schemas["Egress"].clone();
     if let Some(fields) = patch["properties"].as_object_mut() {
         for field in fields.values_mut() {

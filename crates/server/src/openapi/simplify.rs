@@ -53,7 +53,8 @@ pub(super) fn visit(schema: &mut Value, rewrite: &mut impl FnMut(&mut Map<String
     rewrite(fields);
 }
 
-/// Replaces a `oneOf` by one `enum` if all its alternatives are texts. The description lists the meaning of each value.
+/// Replaces a `oneOf` with one `enum` if each alternative is an `enum` of strings. The description of the new schema
+/// lists the meaning of each value.
 fn merge_enum(schema: &mut Map<String, Value>) {
     let Some(alternatives) = schema.get("oneOf").and_then(Value::as_array) else { return };
     let mut values = Vec::new();

@@ -7,7 +7,7 @@ use super::simplify::{LISTS, visit};
 /// Renders `document`, an OpenAPI 3.1 document, as OpenAPI 3.0.3.
 pub(super) fn render(mut document: Value) -> Value {
     document["openapi"] = json!("3.0.3");
-    // OpenAPI 3.0 has no webhooks, and in `info` neither `summary` nor the license's `identifier`.
+    // OpenAPI 3.0 does not define the fields `webhooks`, `info.summary` and `info.license.identifier`.
     let fields = document.as_object_mut().expect("an OpenAPI document is a JSON object");
     fields.remove("webhooks");
     if let Some(info) = fields.get_mut("info").and_then(Value::as_object_mut) {

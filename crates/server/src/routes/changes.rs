@@ -85,7 +85,7 @@ async fn put_if(
     Err(others())
 }
 
-/// Returns true if the quota already counts the schedule.
+/// Returns true if `found` is an active schedule, which the quota of pending schedules already counts.
 fn is_active(found: Option<&Schedule>) -> bool {
     found.is_some_and(|found| found.status == Status::Active)
 }
@@ -120,8 +120,8 @@ pub(super) async fn patch(
         }
         let now = app.runtime.now();
         let merged = merge(&found, &bytes)?;
-        // The handler checks the timing before the other fields. A past instant is no error if the change does not
-        // contain the instant.
+        // The handler checks the timing before the other fields. Otherwise it would reject a past instant
+        // of the schedule as an invalid field, even if the change does not contain this field.
         let timing = timing_of(merged.names_timing, &found, now)?;
         let spec = read_merged(merged, &found, &app.options.limits, &tenant.egress, now)?;
         match attempt {

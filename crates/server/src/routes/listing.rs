@@ -250,7 +250,7 @@ fn due_range(from: Option<&str>, until: Option<&str>, errors: &mut Vec<FieldErro
 }
 
 const TOKEN_VERSION: u8 = 1;
-// Kinds of listings. The kind determines the meaning of the place in a page token.
+// Kinds of listings. A page token contains the kind of its listing, and is valid only for listings of this kind.
 const OLDEST: u8 = 0;
 const DUE: u8 = 1;
 const NEWEST: u8 = 2;
@@ -263,7 +263,7 @@ fn kind(filter: &Filter, order: Order) -> u8 {
     }
 }
 
-/// Encodes a page token. The token contains no tenant, because the key determines the tenant.
+/// Encodes a page token. The token contains no tenant, because the API key of a request determines the tenant.
 fn token(filter: &Filter, order: Order, place: Place) -> String {
     let mut bytes = vec![TOKEN_VERSION];
     bytes.extend(filter.fingerprint().to_be_bytes());

@@ -41,7 +41,7 @@ pub(super) async fn create(
     body: &Bytes,
     is_dry_run: bool,
 ) -> HandlerResult {
-    // The second id is the id that earlier builds derived from the same key.
+    // The second id in the list is the id that earlier builds derived from the same key.
     let ids = [key.id(tenant.id), key.id_old(tenant.id)];
     if is_dry_run {
         return would_create(app, tenant, &ids, body).await;

@@ -72,7 +72,7 @@ pub(super) async fn asset(part: Result<Path<String>, PathRejection>) -> HandlerR
         }
     };
     let mut response = file(media, Bytes::from_static(bytes));
-    // The handler always sends gzip, because every browser supports gzip and only browsers need these files.
+    // The handler always sends gzip-compressed files, because every browser supports gzip and only browsers need them.
     response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     Ok(response)
 }

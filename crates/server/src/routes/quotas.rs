@@ -15,13 +15,13 @@ use crate::rejection::{Code, HandlerResult, Rejected, reject};
 use crate::state::App;
 use crate::wire;
 
-/// Returns the quotas and the usage of the key's tenant.
+/// Returns the quotas and the usage of the caller's tenant.
 pub(super) async fn get(State(app): App, Caller { tenant, .. }: Caller) -> HandlerResult {
     let usage = app.tenants.usage(tenant.id).await?;
     Ok(wire::json(StatusCode::OK, &sheet_of(&tenant, &usage)))
 }
 
-/// Changes the quotas of the key's tenant, up to the ceilings.
+/// Changes the quotas of the caller's tenant, up to their ceilings.
 pub(super) async fn patch(
     State(app): App,
     Caller { tenant, key }: Caller,
@@ -43,7 +43,7 @@ pub(super) fn set_quotas(tenant: &mut Tenant, requested: &api::Quotas) -> Result
     Err(reject(Code::QuotaCeiling, detail))
 }
 
-/// Sets ceilings, and lowers each quota that is above its new ceiling to the ceiling.
+/// Sets ceilings of a tenant's quotas, and lowers each quota that exceeds its ceiling to this ceiling.
 pub(super) fn set_ceilings(tenant: &mut Tenant, requested: &api::Quotas) {
     for (quota, number) in requested {
         tenant.ceilings.set(quota_from(*quota), *number);

@@ -27,10 +27,10 @@ const KEYS_MAX: usize = 1_000;
 const KEY_NAME_BYTES_MAX: usize = 128;
 /// Maximum number of a tenant's signing secrets: the current secret, and the secret that replaces it.
 const SIGNING_SECRETS_MAX: usize = 2;
-/// Maximum number of tries of a change that conflicts with concurrent changes of the same tenant.
+/// Maximum number of times that the server tries a change of a tenant if concurrent changes of this tenant conflict.
 const TRIES: usize = 10;
 
-/// Audited action: its actor, kind and object.
+/// Action for the audit log, with its actor and the object that it changes.
 struct AuditedAction<'a> {
     actor: &'a str,
     action: &'static str,
@@ -67,7 +67,8 @@ pub(super) async fn change<T>(
     Err(reject(Code::StoreUnavailable, "other requests changed the tenant; this request had no effect; send it again"))
 }
 
-/// Writes the tenant. Returns false if another request changed it first.
+/// Writes the changed tenant to the store. Returns false, and writes nothing, if another request has changed the tenant
+/// since the caller read it.
 async fn put(app: &AppState, tenant: Tenant, audited: &AuditedAction<'_>) -> Result<bool, Rejected> {
     let entry = Audit::of(&tenant, app.runtime.now(), audited.actor, audited.action, &audited.subject);
     Ok(app.tenants.put(tenant, entry).await?.is_ok())

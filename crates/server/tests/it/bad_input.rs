@@ -441,8 +441,8 @@ async fn server_rejects_request_without_a_valid_key() {
     world.stop().await;
 }
 
-/// A client that sends an unknown query parameter expects an effect. For example, a client may expect that `dry_run`
-/// prevents a cancellation.
+/// The server must reject an unknown query parameter, because the client expects that the parameter has an effect. For
+/// example, a client may expect that `dry_run` prevents a cancellation.
 #[tokio::test]
 async fn server_rejects_unknown_query_parameter() {
     let world = World::start().await;

@@ -320,7 +320,7 @@ async fn repeated_batch_with_an_idempotency_key_creates_each_schedule_once() {
     let line = |number: usize| body(&format!(r#","labels":{{"n":"{number}"}}"#)) + "\n";
     let batch: String = (0..3_000).map(line).collect();
 
-    // The connection breaks in the middle of the body.
+    // The client closes the connection after it has sent half of the batch.
     let mut connection = world.connect().await;
     let head = head("1.1", &format!("idempotency-key: import-1\r\ncontent-length: {}\r\n", batch.len()));
     connection.write((head + &batch[..batch.len() / 2]).as_bytes()).await;

@@ -217,7 +217,7 @@ async fn http1_and_http2_work_on_the_same_port() {
 
 #[tokio::test]
 async fn server_disconnects_client_that_does_not_read_its_batch_results() {
-    // The file with unread results reaches its limit.
+    // The limit of the files is so small that the unread results of the batch reach it.
     let options = Options { idle_timeout: Duration::from_secs(1), batch_files_max: 4 << 20, ..Options::default() };
     let world = World::start_with(options).await;
     let connection = world.connect().await;
@@ -231,7 +231,7 @@ async fn server_disconnects_client_that_does_not_read_its_batch_results() {
     );
     let request = [head.as_bytes(), batch.as_bytes()].concat();
     let (mut from_server, mut to_server) = connection.http.stream.into_split();
-    // The server may reset the connection, because it need not read the whole request.
+    // This write may fail, because the server may reset the connection before it has read the whole request.
     let sending = world.runtime.spawn("client", async move { drop(to_server.write_all(&request).await) });
     let left = async {
         while !world.send("GET", "/metrics", "").await.body.contains("connections_idle_closed_total 1") {

@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 
 use crate::support::{FOREIGN_KEY, KEY, OPERATOR_KEY, World};
 
-/// Text in all data of one tenant. The other tenant must never see this text.
+/// Text in the data of the tenant `tenant-2`. The tenant `tenant-1` must never see this text.
 const MARKER: &str = "m4rk-0f-th3-0th3r";
 const SCHEDULE: &str = "theirs";
 /// Routes that create a schedule in the caller's own tenant, even if another tenant has a schedule with the same id.
 const CREATING: [&str; 3] = ["POST /v1/schedules", "PUT /v1/schedules/{id}", "POST /v1/schedules:batch"];
 
-/// Lists the entries of the routing table in the source. The server does not serve a handler without an entry.
+/// Lists the routes from the source code of the routing table. The server serves only the routes of this table.
 fn routes() -> Vec<&'static str> {
     let names = include_str!("../../src/routes.rs").split('"').filter(|text| {
         text.split_once(" /").is_some_and(|(method, _)| ["GET", "POST", "PUT", "PATCH", "DELETE"].contains(&method))
@@ -63,7 +63,7 @@ impl OtherTenant {
         route.split_once(' ').unwrap().1.replace("{id}", id).replace("{tenant}", "tenant-2")
     }
 
-    /// Reads all data that the tenant can see.
+    /// Reads all data that the tenant `tenant-2` can see.
     async fn everything(&self, world: &World) -> Vec<(u16, String)> {
         let mut seen = Vec::new();
         for route in routes() {
@@ -139,7 +139,7 @@ async fn no_route_shows_or_changes_data_of_another_tenant() {
             let leaked = ids.into_iter().find(|id| response.body.contains(id.as_str()));
             assert!(response.status >= 400 || leaked.is_none(), "{route}: {}", response.body);
         }
-        // Operators have no schedules, and cannot see those of tenants.
+        // Operators have no schedules, and cannot see the schedules of tenants.
         if !route.contains("/v1/tenants") && route.contains("/v1/") {
             let response = world.send_as(OPERATOR_KEY, method, &path, &body(route)).await;
             assert_eq!(response.status, 403, "{route}: {}", response.body);

@@ -10,7 +10,7 @@ async fn get(world: &World, path: &str) -> Response {
     world.connect().await.request("GET", path, "", b"").await
 }
 
-/// Returns the head and the body length of a binary response.
+/// Sends a GET request, and returns the head and the body length of the binary response.
 async fn get_bytes(world: &World, path: &str) -> (String, usize) {
     let mut connection = world.connect().await;
     connection.write(&http::request("GET", path, "", b"")).await;

@@ -269,7 +269,7 @@ async fn quota_of_stored_bytes_rejects_new_rows_but_no_cancellation() {
     let other = world.send_as(FOREIGN_KEY, "POST", "/v1/schedules", &large("other")).await;
     assert_eq!(other.status, 201, "each tenant has its own quota: {}", other.body);
 
-    // A cancelled schedule still uses its bytes.
+    // The bytes of a cancelled schedule still count toward the quota.
     assert_eq!(world.send("DELETE", "/v1/schedules/large-0", "").await.status, 200);
     let after = usage().await;
     assert_eq!((&after["active"], &after["cancelled"]), (&json!(created), &json!(1)));
@@ -311,7 +311,7 @@ async fn new_tenant_gets_default_quotas_and_enough_pollers_for_them() {
     world.stop().await;
 }
 
-/// Returns the problem code of a line of a batch.
+/// Returns the problem code in the result of a batch line.
 fn problem_code(line: &str) -> String {
     let line: serde_json::Value = serde_json::from_str(line).unwrap();
     line["problem"]["code"].as_str().unwrap().to_owned()

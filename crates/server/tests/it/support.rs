@@ -74,7 +74,7 @@ impl World {
         }
     }
 
-    /// Stops the server as an operator would, and checks that no connection stays open.
+    /// Stops the server in an orderly way, and checks that the server closes all connections within the timeout.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
         self.runtime.timeout(TIMEOUT, self.serving).await.expect("the server drains within the timeout");
@@ -94,7 +94,7 @@ impl World {
         Connection { runtime: self.runtime.clone(), http: AsyncConnection::new(stream) }
     }
 
-    /// Connects from another address of this machine.
+    /// Connects to the server from `address`, which is a local address of this machine.
     pub(crate) async fn connect_from(&self, address: [u8; 4]) -> Connection {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind((address, 0).into()).unwrap();
@@ -145,7 +145,7 @@ fn tenant(number: u32, key: &str) -> Tenant {
     Tenant { keys: vec![admin(key)], egress, ..Tenant::new(TenantId(number), &format!("tenant-{number}"), 4, secret) }
 }
 
-/// Test double for targets. The response has the status that the last part of the target's path contains.
+/// Test double for targets. It responds with the status that the last segment of the target's path contains.
 struct DeliverByPath;
 
 impl Deliver for DeliverByPath {
@@ -230,7 +230,7 @@ impl Response {
         shown + &normalized(&body) + "\n"
     }
 
-    /// Returns the pointer and the code of each error.
+    /// Returns the pointer and the code of each error in the response body.
     pub(crate) fn errors(&self) -> Vec<(String, String)> {
         let errors = self.json()["errors"].as_array().cloned().unwrap_or_default();
         let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();

@@ -68,7 +68,7 @@ async fn concurrently_created_tenants_are_distinct() {
     world.stop().await;
 }
 
-/// Returns one request of an admin for every route about a tenant.
+/// Returns the method, path and body of one request for each route about a tenant. An admin may send each request.
 fn routes_of(tenant: &str) -> Vec<(&'static str, String, String)> {
     let of = |rest: &str| format!("/v1/tenants/{tenant}{rest}");
     vec![

@@ -28,7 +28,8 @@ struct Arguments {
 fn main() -> std::process::ExitCode {
     let Arguments { seeds, first_seed, scenario, seed, trace } = Arguments::parse();
     if !trace {
-        // Some scenarios cause panics deliberately. The checkers report the effects of all other panics as violations.
+        // This hook hides the messages of panics, because some scenarios cause panics deliberately. The checkers report
+        // the effects of all other panics as violations.
         std::panic::set_hook(Box::new(|_| {}));
     }
     let order = Order { scenario, seed, seeds, first_seed, trace };

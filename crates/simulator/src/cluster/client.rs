@@ -26,7 +26,7 @@ pub(super) struct Client<'a> {
     unanswered: Vec<Create>,
 }
 
-/// Result of a create with a chosen id.
+/// Result of a create request.
 enum CreateResult {
     Created(Arc<Schedule>),
     Exists,
@@ -133,8 +133,8 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Repeats a create that got no response. Either the earlier request has created the schedule, or the repeated
-    /// request creates it.
+    /// Repeats a create request that got no response. Either the earlier request has created the schedule, or the
+    /// repeated request creates it.
     async fn retry_create(&mut self) {
         let Some(request) = self.unanswered.pop() else { return };
         match self.create(request.clone()).await {
@@ -183,8 +183,8 @@ impl<'a> Client<'a> {
         self.mine.push((schedule.id.clone(), schedule.incarnation));
     }
 
-    /// Creates a schedule with an id that exists. The member must reject the request, and the existing schedule must
-    /// stay.
+    /// Sends a create request with the id of an existing schedule. The member must reject the request, and the existing
+    /// schedule must stay.
     async fn create_again(&mut self) {
         let Some((id, _)) = self.pick() else { return };
         if let CreateResult::Created(created) = self.create(self.request(Some(id.clone()))).await {
@@ -206,8 +206,8 @@ impl<'a> Client<'a> {
             Some(Ok(Ok(response))) => {
                 assert!(!response.created, "lost: the creation of {id} was acknowledged, but a put found no schedule");
                 if response.too_late {
-                    // The history knows only the start of the attempt in flight, so the client waits for the attempt's
-                    // end.
+                    // The history contains only the start of the attempt in flight, so the client waits until the
+                    // attempt has ended.
                     self.cluster.sim.sleep(IN_FLIGHT).await;
                 }
                 let Schedule { incarnation, revision, .. } = *response.schedule;

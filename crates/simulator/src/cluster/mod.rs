@@ -45,8 +45,8 @@ const CLIENTS: usize = 4;
 const CLOCK_OFFSET_MAX: Duration = Duration::from_millis(500);
 const ROWS_MAX: usize = 10_000;
 const RUNS_MAX: usize = 10_000;
-/// Length of the last part of the run. An attempt of a row that is due in this part may be in progress when the run
-/// ends.
+/// Length of the last part of the simulation. If a row is due in this part, its attempt may still be in progress when
+/// the simulation ends.
 const IN_TRANSIT: Duration = Duration::from_secs(5);
 
 /// Kind of store that the members share.
@@ -58,7 +58,7 @@ pub enum StoreKind {
     Atomic,
 }
 
-/// Returns the last instant up to which the history expects all instants of a recurring schedule.
+/// Returns the end of the period in which the history expects every occurrence of a recurring schedule.
 fn series_end() -> Timestamp {
     EPOCH + FAULT_TIME + RECOVERY_TIME / 2
 }
@@ -72,7 +72,7 @@ pub(crate) fn add_to(suite: Suite) -> Suite {
 /// Runs one seed of one scenario, with or without a deliberate bug.
 ///
 /// # Panics
-/// Panics if the run broke a promise. The message lists all violations.
+/// Panics if the members broke a promise during the run. The message lists all violations.
 pub fn run(sim: &Simulation, kind: StoreKind, mutant: Option<Mutant>) -> Verdict {
     sim.set_time_limit(Duration::from_secs(600));
     let sim_in: Handle = (**sim).clone();

@@ -8,7 +8,7 @@ use super::FAULT_TIME;
 use super::net::{ENGINE, STORE};
 use super::test_cluster::TestCluster;
 
-/// Largest clock offset, in milliseconds, for faults that must not affect the member.
+/// Largest clock offset, in milliseconds, that must not affect a member.
 const AHEAD_MILLIS_MAX: u64 = 400;
 const MEMBERS_MAX: usize = 5;
 const MEMBERS_MIN: usize = 2;
@@ -70,7 +70,7 @@ async fn inject_fault(cluster: &TestCluster) {
             cluster.restart_after(name, millis(cluster, 0, 3_000));
         }
         2 | 3 => cluster.sim.pause(name, millis(cluster, 0, 4_000)),
-        // An orderly stop must keep all promises.
+        // The members must keep all promises during an orderly stop.
         4 | 5 if cluster.may_stop(name) => {
             if cluster.stop(name).await {
                 cluster.restart_after(name, millis(cluster, 0, 2_000));

@@ -31,7 +31,7 @@ pub(super) struct Record {
 struct Entries {
     newest_terms: BTreeMap<ShardId, Term>,
     takes: BTreeMap<ShardId, Vec<Take>>,
-    /// Instants at which an owner wrote the list of its attempts in flight, by shard.
+    /// For each shard, the instants at which an owner handed the shard over with the list of its attempts in flight.
     handed_over: BTreeMap<ShardId, Vec<Duration>>,
     sessions: BTreeMap<String, MemberId>,
     /// Number of sessions that members have opened in the whole run.
@@ -39,12 +39,12 @@ struct Entries {
     /// Interruptions of members that the simulation does not record, for example cut links and lost sessions.
     interruptions: BTreeMap<String, Vec<RangeInclusive<Duration>>>,
     homes: BTreeMap<Incarnation, ShardId>,
-    /// Instant since which a member's clock offset exceeds the bound.
+    /// For each member whose clock offset exceeds the bound, the instant at which the offset began to exceed it.
     clocks_off: BTreeMap<String, Duration>,
     violations: BTreeSet<String>,
 }
 
-/// Request of a member for a term.
+/// Request of a member for a term of a shard.
 struct Take {
     member: String,
     at: Duration,
@@ -87,7 +87,7 @@ impl Record {
         self.entries().newest_terms.get(&shard).copied()
     }
 
-    /// Records the response to a join.
+    /// Records the response to a member's request to join.
     pub(super) fn record_join(&self, member: &str, id: MemberId) {
         let now = self.sim.elapsed();
         let mut entries = self.entries();
@@ -133,8 +133,8 @@ impl Record {
         }
     }
 
-    /// Checks the start of a callback. The callback's member must be the only owner of the shard, and the offset of its
-    /// clock must be within the bound.
+    /// Checks the start of a callback. The member that starts the callback must be the only owner of the shard, and the
+    /// offset of the member's clock must be within the bound.
     pub(super) fn check_start(&self, member: &str, shard: ShardId) {
         let now = self.sim.elapsed();
         let off_since = self.entries().clocks_off.get(member).copied();
@@ -179,9 +179,9 @@ impl Record {
         self.entries().violations.insert(violation);
     }
 
-    /// Reports to the history the times in which duplicates are permitted. The history itself knows the interruptions
-    /// of the members that made the attempts. This function adds the interruptions of owners that had to wait for the
-    /// outcomes of these attempts.
+    /// Reports to the history the periods in which duplicates are permitted. The history already contains the
+    /// interruptions of the members that made the attempts. This function adds the interruptions of the owners that had
+    /// to wait for the outcomes of these attempts.
     pub(super) fn report_exemptions(&self, history: &History) {
         let entries = self.entries();
         for (incarnation, shard) in &entries.homes {
@@ -206,8 +206,8 @@ impl Record {
                     history.allow_duplicates(*incarnation, take.at..=again_at);
                 }
                 // A member may take a shard twice in a row. This is valid if another member requested the shard earlier
-                // and got no response. The store may have executed that request between the two takes, and the response
-                // got lost.
+                // and got no response. The store may have executed that request between the two takes, although the
+                // response got lost.
                 let unanswered = takes[..number].iter().any(|one| one.member != take.member && one.took_at.is_none());
                 if unanswered && takes.get(number + 1).is_some_and(|next| next.member == take.member) {
                     history.allow_duplicates(*incarnation, take.at..=until);
@@ -222,8 +222,10 @@ impl Record {
         }
     }
 
+    /// Checks that the record contains no violation.
+    ///
     /// # Panics
-    /// Panics if a check has found a violation.
+    /// Panics if the record contains a violation.
     pub(super) fn check(&self) {
         const SHOWN_MAX: usize = 20;
         let violations = self.entries().violations.clone();

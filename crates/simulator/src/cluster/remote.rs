@@ -208,7 +208,8 @@ pub(super) struct RemoteOwnership {
 }
 
 impl RemoteOwnership {
-    /// Runs a call over the network. A lost call never returns. The timeout of the caller ends the call.
+    /// Runs a call over the network. If the network loses the call or its response, the call never returns, and the
+    /// caller's timeout ends it.
     fn over<'a, T: Send + 'a>(&'a self, call: membership::Answer<'a, T>) -> membership::Answer<'a, T> {
         Box::pin(async move {
             if self.net.is_cut(&self.name, ENGINE) {

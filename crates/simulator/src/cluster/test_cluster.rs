@@ -22,7 +22,8 @@ use super::{CLOCK_OFFSET_MAX, StoreKind};
 use crate::single_node::mutant::{Memory, Mutated};
 use crate::{Handle, History, user};
 
-/// Longest duration of a start. After this time, the test cluster kills the process and starts the member again.
+/// Longest duration of a member's start. After this time, the test cluster kills the member's process and starts the
+/// member again.
 const BOOT_TIME_MAX: Duration = Duration::from_secs(5);
 /// Longest duration of an orderly stop of a member, even if all of its links are cut.
 const STOP_TIME_MAX: Duration = Duration::from_secs(40);
@@ -36,7 +37,8 @@ pub(super) struct TestCluster {
     pub(super) history: History,
     pub(super) mutant: Option<Mutant>,
     store: MemoryStore,
-    /// Handle to the same store without failures and delays, for the checks of the scenario.
+    /// Handle to the store of the members. The checks of the scenario use this handle, because it adds no failures
+    /// and no delays.
     local_store: MemoryStore,
     engine: MemoryOwnership,
     lease: Duration,
@@ -46,7 +48,7 @@ pub(super) struct TestCluster {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// The member should run. If it is down, the next start is permitted at this instant.
+    /// The member should run. If the member is down, the test cluster may start it at the instant `from`.
     Wanted { from: Duration },
     /// An orderly stop of the member is in progress.
     Stopping,
@@ -80,7 +82,7 @@ impl TestCluster {
         };
         TestCluster {
             sim: sim.clone(),
-            // Longest time of a write with its retries, without interruptions.
+            // Without interruptions, a write and its retries take at most this time.
             history: History::new(sim, Duration::from_secs(3)),
             engine: MemoryOwnership::new(sim.outside(), engine_options),
             members: Mutex::default(),
@@ -124,13 +126,13 @@ impl TestCluster {
         self.lock().insert(name, State::Wanted { from: self.sim.elapsed() });
     }
 
-    /// Records that a member went down, and plans its next start after this time.
+    /// Records that a member went down, and plans its next start after the time `wait`.
     pub(super) fn restart_after(&self, name: &str, wait: Duration) {
         self.net.attach(name, None);
         self.schedule_start(name, self.sim.elapsed() + wait);
     }
 
-    /// Plans the start of the member with the next call of [`TestCluster::start_due_members`], unless the member
+    /// Plans a start of the member. The next call of [`TestCluster::start_due_members`] starts the member, unless it
     /// already runs.
     pub(super) fn start_soon(&self, name: &str) {
         self.schedule_start(name, self.sim.elapsed());

@@ -1,4 +1,4 @@
-//! State of one member's disk. It consists of the cached contents and the durable contents, and defines the effect of a
+//! State of one member's disk: the cached contents and the durable contents. This module also defines the effect of a
 //! loss of power.
 //!
 //! The volume loses more data than most file systems: it may lose any data that the contract of [`runtime::Disk`]
@@ -29,9 +29,9 @@ pub(crate) struct Volume {
     name_changes: Vec<NameChange>,
     locks: BTreeSet<PathBuf>,
     pub(crate) capacity: u64,
-    /// Number of operations since the start of the simulation.
+    /// Number of disk operations since the start of the simulation.
     pub(crate) operations: u64,
-    /// Ordinal of the disk operation, since the start of the simulation, in which the power fails. `None` if the
+    /// Number of the disk operation in which the power fails, counted from the start of the simulation. `None` if the
     /// scenario has not requested a loss of power in an operation.
     pub(crate) crash_at: Option<u64>,
 }
@@ -184,7 +184,7 @@ impl Volume {
             }
             Naming::Rename { from_folder, from, to, inode } => {
                 let source = &mut self.folders.entry(from_folder).or_default().durable_names;
-                // The old name may already refer to another file, which must retain the name.
+                // The old name may already refer to another file. In this case, that file must retain the name.
                 if source.get(&from) == Some(&inode) {
                     source.remove(&from);
                 }
@@ -259,7 +259,7 @@ impl Volume {
         let free = self.free_bytes();
         let present = self.len(inode);
         if len.saturating_sub(present) > free {
-            // After an error, a real `fallocate` may leave a part of the allocation.
+            // A real `fallocate` that returns an error may have allocated a part of the space.
             let allocated = present + self.random.below(free + 1);
             self.inode(inode).write(Write::Length(allocated));
             return Err(full());
@@ -298,7 +298,7 @@ impl Volume {
         losses
     }
 
-    /// Flips a bit. Returns false if the file is too short.
+    /// Flips one bit of the byte at `offset`. Returns false if the file ends before this byte.
     pub(crate) fn flip_bit(&mut self, inode: InodeId, offset: u64, bit: u32) -> bool {
         let file = self.inode(inode);
         let mut flipped = false;
@@ -431,8 +431,8 @@ fn tear(offset: u64, bytes: &[u8], contents: &mut Contents, random: &mut Random)
     let first_lost = random.index(sectors.len());
     let mut survived = 0;
     for (number, range) in sectors.into_iter().enumerate() {
-        // Either the first sectors survive, or a random set of sectors, because a disk may write its queue in any
-        // order.
+        // Either only the first sectors survive, or a random set of sectors survives, because a disk may write queued
+        // sectors in any order.
         let survives = if in_order { number < first_lost } else { number != first_lost && random.coin() };
         if survives {
             contents.write(offset + range.start as u64, &bytes[range.clone()]);

@@ -35,7 +35,8 @@ impl Future for Sleep {
             return Poll::Pending;
         }
         if core.now >= self.at {
-            // A task that only waits for instants in the past never returns to the executor.
+            // A task that only waits for instants in the past never returns to the executor. Therefore each such wait
+            // counts toward the limit of polls.
             core.polls_now += u64::from(self.timer.is_none());
             let is_endless = core.polls_now > POLLS_PER_INSTANT_MAX;
             let unused = self.timer.take().and_then(|key| core.clear_timer(key));

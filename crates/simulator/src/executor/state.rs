@@ -1,4 +1,4 @@
-//! State of a simulation, which the executor's lock protects: members, timers, incidents and trace.
+//! State of a simulation: members, timers, incidents and trace. The executor's lock protects this state.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ pub(crate) struct Core {
     pub(crate) faults: Faults,
     pub(crate) incidents: Incidents,
     pub(crate) trace: Trace,
-    /// Random generator for the order of polls and other draws of the executor.
+    /// Random generator of the simulation, for example for the order of polls and the durations of disk operations.
     pub(crate) random: Random,
     pub(crate) members: Vec<Member>,
     pub(crate) panics: Vec<String>,
@@ -135,7 +135,7 @@ impl Core {
         key
     }
 
-    /// Removes a timer, and returns its waker. The caller must drop the waker outside the lock.
+    /// Removes a timer, and returns its waker. The caller must release the executor's lock before it drops the waker.
     #[must_use]
     pub(crate) fn clear_timer(&mut self, key: TimerKey) -> Option<Waker> {
         match self.timers.remove(&key) {
@@ -269,8 +269,8 @@ impl Core {
         wakers
     }
 
-    /// Takes a member down. The caller must call [`DownedMember::drop_and_notify`] on the returned value outside the
-    /// lock.
+    /// Takes a member down. The caller must release the executor's lock, and then call
+    /// [`DownedMember::drop_and_notify`] on the returned value.
     pub(super) fn take_down(&mut self, index: MemberIndex, reason: DownReason) -> DownedMember {
         let (incident, detail) = match reason {
             DownReason::Crash => (Incident::Crash, String::new()),
@@ -344,7 +344,7 @@ impl Core {
     }
 }
 
-/// Tasks and wakers of a member that went down.
+/// Tasks of a member that went down, and wakers of the tasks that waited until the member was down.
 pub(super) struct DownedMember {
     pub(super) tasks: Vec<Task>,
     pub(super) watchers: Vec<Waker>,

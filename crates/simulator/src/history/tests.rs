@@ -10,8 +10,8 @@ use crate::{EPOCH, Simulation};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// History of one schedule, in a simulated world with one member. In most tests, the schedule has one instant, ten
-/// seconds after the start.
+/// History of one schedule, in a simulated world with one member. In most tests, the schedule is due once, ten seconds
+/// after the start of the simulation.
 struct Fixture {
     sim: Simulation,
     history: History,

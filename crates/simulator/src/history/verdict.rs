@@ -1,4 +1,4 @@
-//! Checks of the promises. Each promise has its own function.
+//! Checks of the scheduler's promises to clients. A separate function checks each promise.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -192,7 +192,7 @@ impl<'a> Case<'a> {
     }
 
     /// Checks that each occurrence has only one outcome, and that final outcomes do not change. Also checks that each
-    /// success has an accepted callback, and that a client's request explains each cancellation.
+    /// success has an accepted callback, and that each cancellation can be the result of a client's request.
     fn judge_outcomes(&self, found: &mut Vec<Violation>) {
         for (occurrence, before, after) in &self.entries.outcomes_changed {
             let (occurrence, before, after) = (*occurrence, *before, *after);
@@ -259,8 +259,8 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Checks that no attempt starts after the response to a cancel, and that no attempt is in flight at the response
-    /// "cancelled".
+    /// Checks that no attempt starts after the response to a cancel, and that no attempt is in flight at the time of
+    /// the response "cancelled".
     fn judge_cancel(&self, callback: &Callback, cancel: Cancel, found: &mut Vec<Violation>) {
         let Callback { occurrence, began_at, end, .. } = callback;
         let (occurrence, began_at, acknowledged_at) = (*occurrence, *began_at, cancel.acknowledged_at);

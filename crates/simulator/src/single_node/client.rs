@@ -77,8 +77,8 @@ impl<'a> Client<'a> {
         self.mine.push((schedule.id.clone(), schedule.incarnation));
     }
 
-    /// Creates a schedule with an id that exists. The member must reject the request, and the existing schedule must
-    /// stay.
+    /// Sends a create request with the id of an existing schedule. The member must reject the request, and the existing
+    /// schedule must stay.
     async fn create_again(&mut self) {
         let Some((id, _)) = self.pick() else { return };
         let request = self.request(Some(id.clone()));

@@ -25,7 +25,7 @@ const RUNS_MAX: usize = 10_000;
 /// Kind of store that the member uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EngineKind {
-    /// In-memory store with delays, failures and the weakest guarantees that the port permits.
+    /// In-memory store with delays, failures and the weakest guarantees that the store port permits.
     Weak,
     /// In-memory store that applies each item of a call in one step.
     Atomic,

@@ -46,10 +46,10 @@ pub fn suite() -> Suite {
         .with("spine-embedded", |sim| drop(run(sim, EngineKind::Embedded, None)))
 }
 
-/// Runs one seed of one scenario, with or without a deliberate bug.
+/// Runs the scenario once over a store of the given kind, with or without a deliberate bug.
 ///
 /// # Panics
-/// Panics if the run broke a promise. The message lists all violations.
+/// Panics if the scheduler broke a promise. The message lists all violations.
 pub fn run(sim: &Simulation, kind: EngineKind, mutant: Option<Mutant>) -> Verdict {
     sim.set_time_limit(FAULT_TIME + RECOVERY_TIME + Duration::from_secs(3_600));
     sim.tolerate_panics(); // The receiver panics deliberately. The history detects the effects of all other panics.

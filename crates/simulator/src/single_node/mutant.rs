@@ -29,7 +29,7 @@ pub enum Mutant {
     SkipsTheSecondRead,
     /// A creator reads `closed` before its row is durable, and not afterwards.
     ReadsClosedBeforeItsRow,
-    /// A due row fires the first revision of its schedule, even if the schedule has a later revision.
+    /// The owner executes a due row with the first revision of its schedule, even if the schedule has a later revision.
     IgnoresTheRevision,
 }
 

@@ -2,7 +2,7 @@ use super::*;
 use crate::{Incident, assert_caught, run_seeds};
 
 const SEEDS: u64 = 12;
-/// Seeds that once made the scenario fail.
+/// Seeds with which an earlier version of the code failed the scenario.
 const FAILED: [u64; 1] = [9_232];
 
 fn run_seeds_of(name: &str, kind: EngineKind) -> crate::Coverage {

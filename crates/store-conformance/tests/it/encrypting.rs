@@ -12,7 +12,7 @@ use crate::support::{Memory, POLLER, TENANT, insert, minute, on_real};
 
 store_conformance::conformance_tests!(run);
 
-/// Conformance cases that write secrets and compare them with the secrets that they read.
+/// Names of the conformance cases that write secrets and compare them with the secrets that the store returns.
 const OF_PLAIN_SECRETS: [&str; 3] = [
     "every_field_of_a_schedule_is_preserved",
     "tenants_are_stored_and_replaced",

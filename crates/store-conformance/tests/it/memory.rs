@@ -22,8 +22,8 @@ fn non_atomic_memory_store_can_show_a_due_row_before_its_schedule() {
             let insert = insert(1, None);
             let watch = async {
                 while !has_schedule(&store, &insert).await {
-                    // The test reads the row first. If the schedule is missing afterwards, the row was visible without
-                    // its schedule.
+                    // The test reads the due row first and the schedule second. If it finds only the row, the row was
+                    // visible without its schedule.
                     rows_alone += u32::from(has_row(&store, &insert).await && !has_schedule(&store, &insert).await);
                 }
                 assert!(has_row(&store, &insert).await, "a schedule exists without its row");

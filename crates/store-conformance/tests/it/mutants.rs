@@ -25,13 +25,13 @@ use crate::support::{Memory, weak_and_slow};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bug {
-    /// The cursor passes entries of inserts that are still under way. An engine has this bug if it numbers the entries
-    /// before it commits them, and commits a later number first.
+    /// The cursor of the insert log passes the entries of inserts that are still under way. An engine has this bug if
+    /// it numbers the entries before it commits them, and commits a later number first.
     InsertLogCursorSkipsOpenInserts,
     InsertLogCursorSkipsEntries,
     ClosedIsReadBeforeTheRow,
     ClosedIsNotChecked,
-    /// A conditional change ignores its condition.
+    /// The engine applies a conditional change even if the condition does not hold.
     ConditionIsIgnored,
     ConditionIsCheckedBeforehand,
     CursorLosesCancellations,
@@ -438,8 +438,8 @@ impl Store for Broken {
                 writes.reverse();
             }
             if self.has(Bug::OldTermIsAccepted) {
-                // No other caller takes the shards. A new take of the shards therefore has the same effect as a missing
-                // check of the term.
+                // This engine takes the shards again and writes under the new term. No other caller takes the shards,
+                // so the effect is the same as without a check of the term.
                 let shards = writes.iter().map(|write| write.poller.shard()).collect();
                 let terms = self.store.take(shards).await?;
                 let newest = terms.into_iter().max();

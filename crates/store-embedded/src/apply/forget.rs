@@ -1,7 +1,7 @@
 //! Deletion of old history: first the runs of a schedule, then the schedule with its id.
 //!
 //! The history sweep chooses rows without a lock. This module checks each row again, and keeps a row that has changed
-//! since the choice.
+//! since the sweep chose it.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -88,8 +88,8 @@ impl Machine {
         let labels = schedule::labels(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
         self.write_labels(at, head.tenant, incarnation, &[], &labels);
         deleted.entry(Bucket::of(head.tenant, incarnation)).or_default().insert(incarnation);
-        // This method removes the state row last. A reader that still sees the state row also reads the schedule's row
-        // as it was at that time.
+        // This method removes the state row last. A reader that finds the state row, but no schedule row, can read the
+        // schedule row as of the state row's sequence.
         for number in BTreeSet::from([incarnation, known.changed.row]) {
             if let Some(row) = self.rows.row(number, at)? {
                 self.index().remove(Family::Rows, &key::row(number), at);

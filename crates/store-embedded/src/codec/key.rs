@@ -241,8 +241,8 @@ pub(crate) fn parse_tenant(key: &[u8]) -> Result<TenantId, Malformed> {
     Ok(id)
 }
 
-/// Returns the key of the numbers of a tenant's schedules and bytes. A row whose key is only [`USAGE`] marks the
-/// numbers as complete.
+/// Returns the key of the row that contains the numbers of a tenant's schedules and bytes. A separate row whose key is
+/// only [`USAGE`] marks the numbers of all tenants as complete.
 pub(crate) fn usage(tenant: TenantId) -> [u8; 5] {
     let mut key = [USAGE; 5];
     key[1..].copy_from_slice(&tenant.0.to_be_bytes());

@@ -1,6 +1,6 @@
 //! Rows of the listings of schedules. One row, or a few rows, list all schedules of a tenant that were created within
-//! the same 16 ms. If each schedule had a listing row of its own, the listing rows would cause half the cost of all
-//! small rows at a high rate of creates.
+//! the same 16 ms. If each schedule had a listing row of its own, these rows would cause half of the cost of all small
+//! rows when callers create many schedules per second.
 
 use std::collections::BTreeSet;
 

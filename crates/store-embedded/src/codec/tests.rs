@@ -408,8 +408,8 @@ fn unhex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(|pair| u8::from_str_radix(&pair.iter().collect::<String>(), 16).unwrap()).collect()
 }
 
-/// The golden file contains every form of bytes on disk, one on each line. The file never changes: a new form gets a
-/// new version and a new file.
+/// The golden file contains one example of each form of bytes on disk, one on each line. The file never changes: a new
+/// form gets a new version and a new file.
 #[test]
 fn encoded_bytes_match_golden_file_of_version_1() {
     let schedule = a_schedule();

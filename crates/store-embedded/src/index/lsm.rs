@@ -36,8 +36,8 @@ pub(crate) struct LsmIndex {
     trees: [Tree; 3],
     /// Bounds of the due rows that no caller reads any more.
     retired: Arc<Retired>,
-    /// Lowest sequence that a read may still name. Merges drop only versions that no read at or after this sequence
-    /// observes.
+    /// Lowest sequence that a caller may still pass to a read. Merges drop only versions that no read at or after this
+    /// sequence observes.
     keep_from: Arc<AtomicU64>,
 }
 
@@ -63,8 +63,8 @@ const MANIFESTS_END: u64 = Sequence::new(0, 0).as_u64();
 
 /// Number of sealed memtables of one tree above which flushes and merges run without pauses.
 const SEALED_HURRY: usize = 1;
-/// Number of unmerged tables of one tree above which flushes and merges run without pauses. The unit is the number of
-/// tables in one merge.
+/// Backlog of one tree above which flushes and merges run without pauses: the number of unmerged tables, divided by the
+/// number of tables in one merge.
 const UNMERGED_HURRY: usize = 2;
 
 /// Number of schedule tables in one merge. The key ranges of schedule tables hardly overlap, so merges of fewer tables
@@ -241,7 +241,7 @@ impl Tree {
     }
 }
 
-/// Visits the rows in their order, without removed rows, until `visit` breaks.
+/// Visits the rows in their order, without removed rows, until `visit` returns `Break`.
 fn visit_rows(family: Family, rows: impl Iterator<Item = impl Guard>, visit: Visit<'_>) -> Result<(), lsm_tree::Error> {
     for row in rows {
         let (key, value) = row.into_inner()?;

@@ -133,8 +133,8 @@ fn version(versions: &Versions, before: Sequence) -> Option<&Bytes> {
     versions[..newer].last().and_then(|(_, value)| value.as_ref())
 }
 
-/// Calls `visit` for the `rows` in order, until `visit` breaks. `visit` receives the newest version of each row before
-/// the sequence `before`.
+/// Calls `visit` for the `rows` in order, until `visit` returns `Break`. `visit` receives the newest version of each
+/// row before the sequence `before`.
 fn visit_rows<'a>(rows: impl Iterator<Item = (&'a Bytes, &'a Versions)>, before: Sequence, visit: Visit<'_>) {
     for (key, versions) in rows {
         let Some(value) = version(versions, before) else { continue };

@@ -8,12 +8,12 @@ use store::Order;
 
 use crate::codec::listed::Bucket;
 
-/// Number of fresh schedules at which the state machine writes them to listing rows. At a high rate of creates, this
-/// number of schedules spans several buckets of 16 ms. The number is small enough for every listing to search the fresh
-/// schedules.
+/// Number of fresh schedules at which the state machine writes them to listing rows. At a high rate of creates, that
+/// many schedules belong to several buckets of 16 ms each. The number is small, because every listing searches the
+/// fresh schedules.
 pub(crate) const FRESH_MAX: usize = 4_096;
 
-/// Set of the fresh schedules. Only the applying task changes it, and every thread may read it.
+/// Set of the fresh schedules. Only the task that applies journal entries changes the set. Every thread may read it.
 #[derive(Default)]
 pub(crate) struct Fresh(Mutex<Buckets>);
 
@@ -37,8 +37,8 @@ impl Fresh {
 
     /// Passes all fresh schedules to `write`, then removes them.
     ///
-    /// This method holds the lock during the writes. A caller that reads the fresh schedules first and the rows
-    /// afterwards therefore misses no schedule.
+    /// This method holds the lock on the fresh schedules during the writes. A caller that reads the fresh schedules
+    /// first and the listing rows afterwards therefore misses no schedule.
     pub(crate) fn empty(&self, mut write: impl FnMut(Bucket, &BTreeSet<Incarnation>)) {
         let mut buckets = self.lock();
         buckets.of.iter().for_each(|(bucket, incarnations)| write(*bucket, incarnations));
@@ -55,8 +55,8 @@ impl Fresh {
         }
     }
 
-    /// Returns all fresh schedules of the tenant after `after`, or more than `enough` of these schedules. An incomplete
-    /// result contains the first `enough` schedules in the order `order`.
+    /// Returns the tenant's fresh schedules that follow `after` in the order `order`. The result may be incomplete if
+    /// it has more than `enough` schedules. It then contains at least the first `enough` schedules.
     pub(crate) fn of(
         &self,
         tenant: TenantId,

@@ -15,7 +15,7 @@ use store::{Cursor, InsertLogEntry};
 #[derive(Debug)]
 pub(crate) struct InsertLog {
     rows: VecDeque<(ShardId, InsertLogEntry)>,
-    /// Cursor before the first of `rows`: the number of rows that the log has dropped.
+    /// Cursor directly before the first row of `rows`. It is the number of rows that the log has dropped.
     before: u64,
     shards: Vec<Shard>,
     rows_max: usize,
@@ -86,7 +86,8 @@ impl InsertLog {
 
     fn forget(&mut self) {
         while let Some((shard, _)) = self.rows.front() {
-            // The first row's own cursor is `before + 1`, because a cursor counts the rows up to and including its row.
+            // The cursor of a row is the number of rows up to and including this row. The cursor of the first row is
+            // therefore `before + 1`.
             if self.shards[usize::from(shard.0)].presented <= self.before {
                 break;
             }

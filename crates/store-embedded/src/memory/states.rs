@@ -16,9 +16,9 @@ const SLOTS: usize = 128;
 
 /// Cache of the current states of some schedules. The cache returns the same states as the index.
 ///
-/// Readers store the states that they have read, and the applying task stores its changes. A state may change after a
-/// reader has read it. The cache therefore rejects a reader's state if the shard of the cache has changed since the
-/// reader [began](States::begin).
+/// Readers store the states that they have read. The task that applies journal entries stores each changed state. A
+/// state may change after a reader has read it. The cache therefore rejects a reader's state if the shard of the cache
+/// has changed since the reader [began](States::begin).
 pub(crate) struct States([Mutex<Shard>; SHARDS]);
 
 struct Shard {
@@ -42,7 +42,7 @@ impl States {
         known.filter(|(known, _)| *known == incarnation).map(|(_, changed)| changed)
     }
 
-    /// Begins a read. The caller calls this method before it reads the index.
+    /// Begins a read of a schedule's state. The caller calls this method before it reads the index.
     pub(crate) fn begin(&self, incarnation: Incarnation) -> Begun {
         Begun(self.shard(incarnation).changes)
     }

@@ -1,8 +1,9 @@
-//! Stored schedules and bytes of each tenant. The state machine updates the numbers with every change and writes them
-//! with each checkpoint.
+//! Numbers of stored schedules and bytes of each tenant. The state machine updates the numbers with every change and
+//! writes them with each checkpoint.
 //!
-//! Invariant: a checkpoint contains the numbers after its last entry, so a replay from the checkpoint continues with
-//! correct numbers. The index of an earlier build lacks them. This build then reads all rows of the index once.
+//! Invariant: a checkpoint contains the numbers as of its last journal entry, so a replay from the checkpoint continues
+//! with correct numbers. An index that an earlier build wrote lacks the numbers. This build counts all rows of such an
+//! index once.
 //!
 //! docs/decisions/0201-count-stored-bytes-with-every-change.md gives the reasons for the design.
 
@@ -17,11 +18,11 @@ use crate::codec::key;
 use crate::index::{Family, Index, Sequence};
 use crate::read::{Rows, damaged, just_after};
 
-/// Version of the rows that contain the numbers. Rows of version 1, which earlier builds wrote, contain only the number
-/// of active schedules.
+/// Format version of the rows that contain a tenant's numbers of schedules and bytes. Rows of version 1, which earlier
+/// builds wrote, contain only the number of active schedules.
 const VERSION: u8 = 2;
-/// Number of bytes that each schedule row and each run counts in addition to its value. This is about the size of the
-/// keys and of the small rows that belong to it.
+/// Number of bytes that the store counts for each schedule row and for each run, in addition to the length of the
+/// value. It is about the size of the keys and of the small rows that belong to the schedule or run.
 const ROW_BYTES: u64 = 128;
 /// Number of schedules that one step of the count reads.
 const PAGE: usize = 1_000;
@@ -29,9 +30,10 @@ const PAGE: usize = 1_000;
 #[derive(Debug, Default)]
 pub(crate) struct Usages {
     of: BTreeMap<TenantId, Usage>,
-    /// Tenants whose numbers differ from the last written numbers.
+    /// Tenants whose numbers have changed since the state machine last wrote them to the index.
     changed: BTreeSet<TenantId>,
-    /// True if the written numbers are complete. A tenant without a row then has no schedules.
+    /// True if the index contains the numbers of all tenants with schedules. A tenant without a row of numbers then has
+    /// no schedules.
     is_complete: bool,
     /// True if an earlier build wrote numbers after this build had marked the numbers as complete.
     is_outdated: bool,
@@ -48,7 +50,7 @@ impl Usages {
             return;
         }
         let usage = self.change(tenant);
-        // A number never drops below 0, even if a damaged disk lost rows.
+        // The subtraction stops at 0, because a damaged disk may have lost rows.
         if let Some(before) = before {
             let count = usage.count_mut(before);
             *count = count.saturating_sub(1);
@@ -72,8 +74,8 @@ impl Usages {
         self.of.entry(tenant).or_default()
     }
 
-    /// Writes the numbers that changed since the last call. The sequence of these writes is after all other writes of
-    /// the last entry.
+    /// Writes to the index the numbers that have changed since the last call. The sequence of these writes is higher
+    /// than the sequences of all other writes of the journal entry `last_entry`.
     pub(crate) fn write(&mut self, index: &dyn Index, last_entry: u64) {
         let at = Sequence::end_of(last_entry);
         for tenant in std::mem::take(&mut self.changed) {
@@ -141,7 +143,8 @@ impl Usages {
                 let Some(row) = rows.row(number, before)? else { continue };
                 let head = schedule::head(&row).map_err(|error| rows.malformed(number, error))?;
                 self.resize(head.tenant, None, Some(row.len()));
-                // If no schedule has this incarnation, the row contains a later spec of another incarnation.
+                // If no schedule has the incarnation `number`, the row contains a later spec of a schedule with another
+                // incarnation.
                 if let Some(known) = rows.known(number, before)? {
                     self.count(head.tenant, None, Some(known.changed.state.status));
                     counted += 1;

@@ -41,7 +41,7 @@ async fn backs_up(runtime: &Runtime, options: Options) {
     backed_up.unwrap();
     let rejected = home.store.backup(&copy).await;
     assert!(matches!(rejected, Err(BackupError::NotEmpty { .. })), "{rejected:?}");
-    // Later writes do not change the backup.
+    // The following writes must not change the backup.
     home.store.insert(vec![insert(999)]).await.unwrap();
     let later = home.store.take(vec![SHARD]).await.unwrap()[0];
     home.store.checkpoint().await.unwrap();

@@ -55,7 +55,7 @@ impl Expected {
         self.names.entry(id.clone()).or_insert_with(|| vec![None])
     }
 
-    /// Records the state of an id that a read or a response returned.
+    /// Records the state that a read or a response returned for an id.
     fn narrow(&mut self, id: &ScheduleId, found: Option<(Incarnation, bool)>) {
         let possible = self.possible(id);
         assert!(possible.contains(&found), "{id} is {found:?}, but only {possible:?} are possible");
@@ -64,7 +64,8 @@ impl Expected {
 }
 
 fn options(seed: u64) -> Options {
-    // The small memtables cause flushes of the families at different times. Checkpoints are frequent or very rare.
+    // Because the memtables are small, the store flushes the families of rows at different times. Checkpoints are
+    // frequent or very rare, depending on the seed.
     let checkpoint_bytes = [2_000, 10_000, 1 << 30][usize::try_from(seed % 3).unwrap()];
     Options { memtable_bytes: 1_500, checkpoint_bytes, ..small(IndexKind::Map) }
 }
@@ -73,7 +74,8 @@ async fn open(runtime: &Runtime, tasks: &TaskSet, options: Options) -> EmbeddedS
     EmbeddedStore::open(runtime, tasks, Path::new(DIR), options).await.expect("a crash damages no file")
 }
 
-/// Checks the expected state, then makes `rounds` rounds of calls. A crash may end the process earlier.
+/// Checks that the store has the expected state, and makes `rounds` rounds of calls. A crash may end the process before
+/// the last round.
 async fn live(runtime: Runtime, record: Record, options: Options, rounds: usize) {
     let tasks = TaskSet::new(&runtime);
     let store = open(&runtime, &tasks, options).await;
@@ -136,8 +138,8 @@ async fn insert(runtime: &Runtime, store: &EmbeddedStore, record: &Record, id: &
     let requested = one_shot(record.number(), at, Some(id.as_str()), &[b'x'; 300]);
     let incarnation = requested.schedule.incarnation;
     {
-        // If the id is free, the insert may take effect even if no response arrives. The test therefore accepts the
-        // schedule and its absence.
+        // If the id is free, the insert may take effect even if no response arrives. The test therefore accepts both
+        // states of the id: with and without the new schedule.
         let mut expected = record.expected();
         let possible = expected.possible(id);
         if possible.iter().any(|known| known.is_none_or(|(_, cancelled)| cancelled)) {
@@ -187,8 +189,8 @@ async fn own(store: &EmbeddedStore, record: &Record) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Runs several processes with the same store, one after another. `cut` ends each process at a random time, except the
-/// last process, which closes the store.
+/// Runs several processes with the same store, one after another. `cut` ends each process except the last at a random
+/// time. The last process closes the store.
 fn lives(sim: &Simulation, cut: impl Fn(&Simulation)) {
     let record = Record::default();
     sim.run_until(async {

@@ -65,8 +65,8 @@ impl Owned {
         self.write(Change::Run { run, then: None, ends }).await;
     }
 
-    /// Waits for `time`. The owner advances the poller's positions with the clock, so that every due row is at or
-    /// before `done`.
+    /// Waits for the duration `time`. During this wait, the owner advances the poller's positions with the clock, so
+    /// that every due row is at or before `done`.
     async fn pass(&self, time: Duration) {
         let step = PERIOD / 2;
         for _ in 0..time.as_millis() / step.as_millis() {
@@ -84,7 +84,7 @@ impl Owned {
         self.home.store.get(vec![(TENANT, of.schedule.id.clone())]).await.unwrap().remove(0)
     }
 
-    /// Returns the numbers of the schedules that the store lists.
+    /// Returns the low 16 bits of the incarnation of each schedule that the store lists.
     async fn listed(&self, by: ListBy) -> Vec<u128> {
         let read = ListRead { tenant: TENANT, by, order: Order::Oldest, after: None, limit: 100 };
         let page = self.home.store.list(read).await.unwrap();
@@ -185,7 +185,7 @@ fn history_sweep_keeps_schedules_with_redriven_runs_or_due_rows_after_watermark(
         );
 
         let owned = owned.reopen().await;
-        // The owner redrives the dead letter shortly before the sweep would delete its run.
+        // The owner redrives a dead letter (a failed run) shortly before the sweep would delete it.
         let other = owned.insert(3, Some("other")).await;
         owned.write_run(&other, RunState::Failed, true).await;
         owned.pass(HISTORY - PERIOD * 2).await;
@@ -215,7 +215,7 @@ async fn fill(owned: &Owned) -> Vec<Insert> {
 }
 
 /// Checks that a schedule and its id both exist or are both deleted, and that no run outlives its schedule. If
-/// `has_all_time` is true, exactly the active schedules exist.
+/// `has_all_time` is true, also checks that all ended schedules are deleted.
 async fn check(owned: &Owned, inserted: &[Insert], has_all_time: bool) {
     let listed = owned.listed(ListBy::All).await;
     for (number, insert) in inserted.iter().enumerate() {

@@ -60,7 +60,7 @@ fn asked_rows(url: &str) -> String {
     shared().sql(name_of(url), "select count(*) from reveille.asked").unwrap().trim().to_owned()
 }
 
-/// Returns an instant that is after every earlier write and before every later write.
+/// Returns an instant after every write that precedes this call, and before every write that follows it.
 async fn between(runtime: &Runtime) -> Timestamp {
     runtime.sleep(Duration::from_millis(2)).await;
     let between = runtime.now();
@@ -211,7 +211,7 @@ fn history_deletion_skips_locked_or_reactivated_schedule() {
         let before = between(&runtime).await;
         let tasks = TaskSet::new(&runtime);
         let other_session = OtherSession::new(&runtime, &tasks, &url);
-        // The statement reactivates the schedule `live` like an earlier build, which does not clear `ended_at`.
+        // Like an earlier build, the statement reactivates the schedule `live` but does not clear its `ended_at`.
         other_session.execute("update reveille.schedule set status = 0 where id = 'live'").await;
         other_session.execute("begin; select from reveille.schedule where id = 'held' for update").await;
         let [over, held, live] = &all;
@@ -241,7 +241,7 @@ fn blocked_history_deletion_does_not_delay_new_schedules_and_outcomes() {
         };
         let working = async {
             runtime.sleep(Duration::from_millis(200)).await;
-            // The rows of `far` and `fired` need partitions that do not exist yet.
+            // The rows of the schedules `far` and `fired` need partitions that do not exist yet.
             let (far, fired) = (one_shot(&runtime, now + DAY * 400), one_shot(&runtime, now - DAY * 2));
             owned.store.insert(vec![far, fired.clone()]).await.unwrap();
             owned.write(outcome(&fired)).await;
@@ -390,7 +390,7 @@ fn query_of_run_outcomes_reads_only_the_rows_of_the_requested_runs() {
             let asked = inserts.iter().map(|insert| insert.due.occurrence).collect();
             assert!(owned.store.find_runs(asked).await.unwrap().iter().all(Option::is_some));
         }
-        // A check of the usage would read all rows.
+        // The test does not call `close`, because `close` checks the usage and therefore reads all rows.
         home.stop().await;
     });
     // A connection reports its statistics to the PostgreSQL server when the connection ends.

@@ -34,8 +34,8 @@ fn store_creates_partitions_for_new_rows_and_drops_completed_partitions() {
         assert_eq!(created.iter().filter(|name| name.starts_with("due_far_")).count(), 2, "{created:?}");
         assert_eq!(due_after(store, Timestamp::MIN).await, inserts.iter().map(|insert| insert.due).collect::<Vec<_>>());
 
-        // At `later`, the day of the first row has passed. The store still keeps the row, because its poller has no
-        // `done` yet.
+        // At `later`, the day of the first row has passed. The store still keeps the row, because no owner has
+        // raised the poller's `done` yet.
         let later = now + DAY * 5;
         assert_eq!(store.maintain(later, Timestamp::MIN).await, Ok(0));
         assert_eq!(due_after(store, Timestamp::MIN).await.len(), 4);
@@ -56,7 +56,8 @@ fn store_creates_partitions_for_new_rows_and_drops_completed_partitions() {
         assert_eq!(store.maintain(later, Timestamp::MIN).await, Ok(1));
         assert_eq!(due_after(store, Timestamp::MIN).await.len(), 2);
 
-        // The store also drops a partition that covers several weeks when all its rows are at or before `done`.
+        // If all rows of a partition are at or before `done`, the store drops the partition, even if it covers several
+        // weeks.
         done(inserts[2].due.position).await;
         let empty = store.maintain(now + DAY * 290, Timestamp::MIN).await.unwrap();
         assert!(empty >= 8, "only {empty} empty partitions of past days were dropped");

@@ -53,7 +53,7 @@ pub(crate) struct Home {
     url: String,
 }
 
-/// Counts the tenants whose maintained usage differs from a count of all rows.
+/// Query that counts the tenants whose stored usage differs from a count of all their rows.
 const WRONG_USAGES: &str = "with
     counted as (
         select tenant, sum(active) as active, sum(ended) as ended, sum(cancelled) as cancelled, sum(bytes) as bytes
@@ -113,8 +113,8 @@ impl Home {
 pub(crate) const TENANT: TenantId = TenantId(7);
 pub(crate) const POLLER: PollerId = PollerId { tenant: TENANT, generation: 0, number: 3 };
 
-/// Returns an insert of a one-shot schedule of [`POLLER`], which is due at `at`. The function derives the schedule's id
-/// from the incarnation.
+/// Returns an insert of a one-shot schedule that belongs to [`POLLER`] and is due at `at`. The function derives the
+/// schedule's id from the incarnation.
 pub(crate) fn one_shot(runtime: &Runtime, at: Timestamp) -> Insert {
     let now = runtime.now();
     let incarnation = Incarnation::new(now, runtime.random_u128());

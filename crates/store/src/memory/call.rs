@@ -19,8 +19,8 @@ pub(super) enum Access {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Failure {
     Never,
-    /// The call fails as soon as it begins this number of further steps. With the value 0, the call fails before its
-    /// first step.
+    /// Number of the remaining steps. The call fails when it begins the last of these steps. If the number is initially
+    /// 0, the call fails before its first step.
     AfterSteps(u64),
     AfterEffect,
 }
@@ -116,7 +116,7 @@ fn unavailable(reason: &str) -> StoreError {
     StoreError::Unavailable(format!("in-memory store: {reason}"))
 }
 
-/// Lets all other tasks that can run make progress.
+/// Yields once, so that other tasks that are ready can run.
 async fn yield_now() {
     let mut yielded = false;
     std::future::poll_fn(|context| {

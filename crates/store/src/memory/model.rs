@@ -97,7 +97,7 @@ impl Model {
         }
     }
 
-    /// Returns the incarnation that has the id of `schedule` and therefore prevents its insert.
+    /// Returns the incarnation of the existing schedule that has the same id and prevents the insert of `schedule`.
     pub(super) fn conflicting_incarnation(&self, schedule: &Schedule) -> Option<Incarnation> {
         self.check_incarnation(schedule);
         let known = self.find(schedule.tenant, &schedule.id)?;
@@ -116,7 +116,7 @@ impl Model {
         );
     }
 
-    /// Returns the later of `position` and the first instant after the `closed` of `poller`.
+    /// Returns the later of `position` and the first instant after the position `closed` of `poller`.
     pub(super) fn open_position(&self, poller: PollerId, position: Timestamp) -> Timestamp {
         position.max(self.positions(poller).closed + Duration::from_millis(1))
     }

@@ -92,7 +92,8 @@ impl MemoryStore {
         Ok(step(&mut model)?)
     }
 
-    /// Makes a put. `may` decides whether the put may replace the schedule that has the id or may take the id from it.
+    /// Makes a put. `may` receives the schedule that has the requested id, if any, and returns whether the put is
+    /// allowed.
     async fn put(
         &self,
         call: &mut Call<'_>,

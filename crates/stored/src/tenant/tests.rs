@@ -7,7 +7,7 @@ fn tenant() -> Tenant {
     Tenant::new(TenantId(7), "billing", 4, secret)
 }
 
-/// Row of a tenant without an egress policy. Builds without policies wrote every tenant in this form.
+/// Row of a tenant without an egress policy. Builds without egress policies wrote every tenant in this form.
 const PLAIN: &str = r#"{"name":"billing","version":1,"generations":[4],"signing_secrets":[{"id":"first","secret":"AAECAwQFBgcICQoLDA0ODxAREhMUFRYX","created_at":5}],"keys":[]}"#;
 
 #[test]

@@ -41,8 +41,8 @@ impl Programs {
         command
     }
 
-    /// Returns the same command as [`Programs::command`], but with a small separate disk at `disk`. The disk is in a
-    /// mount namespace that ends with the process.
+    /// Returns the same command as [`Programs::command`], but the command first mounts a separate disk of `bytes` bytes
+    /// at `disk`. The disk is in a mount namespace that ends with the process.
     pub(super) fn command_on_disk(&self, name: &str, disk: &Path, bytes: u64) -> anyhow::Result<Command> {
         std::fs::create_dir_all(disk)?;
         let mut command = Command::new("unshare");
@@ -56,8 +56,8 @@ impl Programs {
             format!(r#"mount -t tmpfs -o size={bytes},mode=0700 tmpfs "$0" && chown {owner} "$0" && exec "$@""#);
         command.args(["--mount", "sh", "-c", &script]).arg(disk).current_dir("/");
         if !self.is_root {
-            // The user that mounts the disk is root in the namespace. PostgreSQL must not run as root, so a second
-            // namespace maps the user to another id.
+            // The user that mounts the disk is root in the first user namespace. PostgreSQL must not run as root, so a
+            // second user namespace maps the user to another id.
             command.args(["unshare", "--user", "--map-user=1000"]);
         }
         let program = self.command(name);

@@ -1,3 +1,3 @@
-//! Tests that the test servers start and stop, and that no process and no file of a server remains.
+//! Tests that the test servers start and stop, and that no process and no file of a server remains after its end.
 
 mod postgres;

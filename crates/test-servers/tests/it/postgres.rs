@@ -54,7 +54,7 @@ fn server_with_tls_writes_its_root_certificate_to_a_file() {
     assert!(std::fs::read_to_string(postgres.root_certificate()).unwrap().contains("BEGIN CERTIFICATE"));
 }
 
-/// Helper process, not a test: [`server_ends_after_the_process_that_started_it_is_killed`] kills it.
+/// Helper process, not a test. The test [`server_ends_after_the_process_that_started_it_is_killed`] kills it.
 #[test]
 fn helper_process_waits_until_the_test_kills_it() {
     let mut arguments = std::env::args();

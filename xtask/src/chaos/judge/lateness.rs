@@ -1,16 +1,18 @@
-//! Lateness of callbacks without faults and around each kind of fault, and the time until the affected shards fired
-//! again.
+//! Lateness of callbacks at times without faults and near each kind of fault, and the time from a fault until the
+//! affected shards fired again.
 
 use std::collections::BTreeMap;
 
 use super::super::log::{Callback, Fault, Kind};
 use super::Records;
 
-/// Time after the end of a fault during which the report still attributes callbacks to the fault.
+/// Time in milliseconds after the recovery from a fault. The report attributes callbacks that are due in this time to
+/// the fault.
 const AFTER_MS: u64 = 5_000;
 /// Maximum age in milliseconds at which a poller's last callback still shows which member owns the poller.
 const RECENT_MS: u64 = 5_000;
-/// Maximum time from a fault to a rise of a poller's term that the fault causes. A later rise has another cause.
+/// Maximum time in milliseconds from a fault to a rise of a poller's term that the fault causes. A later rise has
+/// another cause.
 const RECOVERY_MAX_MS: u64 = 30_000;
 
 /// Sorted sample of values in milliseconds.
@@ -38,7 +40,8 @@ impl Sample {
 pub(in super::super) struct Lateness {
     pub(super) calm: Sample,
     pub(super) around: BTreeMap<Kind, Sample>,
-    /// Times from a fault's start until each poller of the affected member fired under a newer term, by kind of fault.
+    /// Times in milliseconds from a fault's start until a poller of the affected member fired under a newer term. The
+    /// key is the kind of the fault.
     pub(super) recovery: BTreeMap<Kind, Sample>,
 }
 
@@ -53,7 +56,8 @@ impl Lateness {
                     continue;
                 }
                 seen.push(&callback.run);
-                // Lateness counts from the due instant, or from the response to the client's request if it came later.
+                // Lateness counts from the due instant. If the response to the client's request came later, lateness
+                // counts from the response.
                 let acknowledged_ms = history.requested(callback.version).map_or(0, |request| request.answered_ms);
                 let due = callback.nominal_ms.max(acknowledged_ms);
                 let late = callback.arrived_ms.saturating_sub(due);

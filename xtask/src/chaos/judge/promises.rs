@@ -108,7 +108,7 @@ fn decided(request: &Request) -> Option<(Promise, u64, bool)> {
 
 /// Returns true if the callback is the attempt that a response with `too_late` reports as in flight. The owner counts
 /// an attempt as in flight even before it reads the schedule. Therefore the attempt may start up to 1 s after the
-/// response, if no other attempt was in flight at the response or has started since.
+/// response, but only if no other attempt was in flight at the response or has started since the response.
 fn is_reported_attempt(history: &History, callback: &Callback, decided_ms: u64) -> bool {
     let is_other = |other: &&Callback| (&other.run, other.started_ms) != (&callback.run, callback.started_ms);
     let counts = |other: &Callback| {
@@ -129,7 +129,7 @@ pub(super) fn is_lost(history: &History) -> bool {
     !history.callbacks.iter().any(|callback| may_be(callback.version))
 }
 
-/// Returns the instants of a recurring schedule that have neither a callback nor a recorded outcome.
+/// Returns the due instants of a recurring schedule that have neither a callback nor a recorded outcome.
 pub(super) fn unaccounted(history: &History, faults: &[Fault]) -> Vec<u64> {
     let Some((at, put)) = history.confirmed() else { return Vec::new() };
     let (Some(every), Some(first)) = (put.every_ms, put.next_ms) else { return Vec::new() };
@@ -144,8 +144,8 @@ pub(super) fn unaccounted(history: &History, faults: &[Fault]) -> Vec<u64> {
     }
     let came: BTreeSet<u64> = history.callbacks.iter().map(|callback| callback.nominal_ms).collect();
     let is_explained = |nominal: u64| history.runs.iter().any(|run| explains(run, nominal));
-    // An instant need not fire if it was due while its shard had no owner, and a client cancelled the schedule before
-    // the shard had an owner again.
+    // A due instant needs no callback if the shard had no owner at this instant, and a client cancelled the schedule
+    // before the shard had an owner again.
     let is_calm = |fault: &Fault| fault.start_ms > cancel.asked_ms || fault.healed_ms + RECOVERY_MS < cancel.asked_ms;
     let owed_until = if faults.iter().all(is_calm) {
         cancel.asked_ms.saturating_sub(PUNCTUAL_MS)
@@ -193,7 +193,7 @@ fn contradiction(history: &History, request: &Request) -> Option<String> {
     }
 }
 
-/// Returns the versions of one-shot schedules that fired under several run ids.
+/// Returns the versions of a one-shot schedule whose callbacks have several run ids, and these run ids.
 fn duplicate_ids(history: &History) -> BTreeMap<u32, BTreeSet<&str>> {
     let mut names: BTreeMap<u32, BTreeSet<&str>> = BTreeMap::new();
     for callback in &history.callbacks {

@@ -1,5 +1,5 @@
-//! Tree in plain maps. This module defines the exact effect of each change that the port allows. Its functions are
-//! deterministic: the same calls give the same state.
+//! State of a tree, in maps. This module defines the exact effect of each change that the tree port allows. The
+//! functions of the module are deterministic: the same calls give the same state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ struct Row {
     children_modified: Zxid,
     version: i32,
     acl_version: i32,
-    /// Number of children of any kind that sessions have created, including deleted children.
+    /// Number of children that sessions have created below the node with any create mode, including deleted children.
     creations: i32,
     children: i32,
     owner: Option<SessionId>,
@@ -82,8 +82,8 @@ impl Row {
             modified: self.modified,
             children_modified: self.children_modified,
             version: self.version,
-            // ZooKeeper computes the version of the children by the same formula, because it stores only the number of
-            // creations.
+            // ZooKeeper uses the same formula, because it stores the number of created children and not the version of
+            // the children.
             children_version: self.creations.wrapping_mul(2).wrapping_sub(self.children),
             acl_version: self.acl_version,
             owner: self.owner,

@@ -35,7 +35,7 @@ fn shard(url: &str, count: usize) {
     });
 }
 
-/// Observation that a shard has learnt. These values sort in the order in which the engine made the changes.
+/// Observation that a shard has learnt. Values of this type sort in the order in which the engine created their nodes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Learnt {
     at: Zxid,
@@ -200,8 +200,8 @@ fn check_shards_under_load(url: &str) {
         shard(url, 8);
         learnt_by(8).await;
 
-        // The test kills a process. The processes to which it subscribed learn of its end within the session's timeout.
-        // Other processes take its shards.
+        // The test kills the process `bob`. The processes to which `bob` subscribed notice its end within the session's
+        // timeout. Other processes take over the shards of `bob`.
         bob.kill();
         let killed = Instant::now();
         for model in MODELS {

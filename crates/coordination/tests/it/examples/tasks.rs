@@ -93,7 +93,7 @@ async fn kill_replicas(nodes: &Nodes, url: &str, elector: &[&str]) {
     assert!(killed.elapsed() < SESSION + SLACK, "{:?}", killed.elapsed());
     until_async("the leader has taken the tasks back", async || given(names[leader]).await == 0).await;
 
-    // The test kills a follower. The leader must notice this.
+    // The test kills a follower. The leader must notice that the follower is gone.
     let (leader, follower) = (next, 3 - leader - next);
     replicas[follower].kill();
     let killed = Instant::now();
@@ -111,7 +111,7 @@ async fn kill_replicas(nodes: &Nodes, url: &str, elector: &[&str]) {
     })
     .await;
     // Only three kinds of tasks may run twice: tasks that the two killed replicas had started, tasks of a replica that
-    // lost contact while this machine was paused, and tasks that the tree may contain twice.
+    // lost contact with the engine while this machine was paused, and tasks that the tree may contain twice.
     let twice: usize = started(&log).values().map(|times| times - 1).sum();
     let is_stall = |line: &&str| line.ends_with(" follows") || line.ends_with(" is gone") && **line != *gone;
     let stalls = |replica: &Process| replica.output().lines().filter(is_stall).count();

@@ -17,7 +17,8 @@ fn at(rfc3339: &str) -> Timestamp {
     Timestamp::from_millis(rfc3339.parse::<jiff::Timestamp>().expect("RFC 3339").as_millisecond())
 }
 
-/// Compares the first `count` instants after `after` with the expected instants, which are written on one line.
+/// Finds the first `count` instants after `after` at which the cron expression fires. Compares them with `expected`, a
+/// list of instants on one line.
 fn check(expression: &str, zone: &str, after: &str, count: usize, expected: Expect) {
     let cron = cron(expression, zone);
     let instants = std::iter::successors(cron.next_after(at(after)), |at| cron.next_after(*at)).take(count);
@@ -79,7 +80,7 @@ fn cron_supports_last_days_nearest_working_days_and_nth_weekdays() {
 
 #[test]
 fn cron_fires_for_a_skipped_local_time_when_the_clock_changes() {
-    // In Berlin on 29 March 2026, the clock skips 02:00 to 03:00 at 01:00Z.
+    // In Berlin on 29 March 2026, the clock moves from 02:00 to 03:00 at 01:00Z.
     check(
         "30 2 * * *",
         "Europe/Berlin",
@@ -93,8 +94,8 @@ fn cron_fires_for_a_skipped_local_time_when_the_clock_changes() {
 
 #[test]
 fn cron_fires_repeated_local_time_only_once() {
-    // In Berlin on 25 October 2026, the clock shows 02:00 to 03:00 from 00:00Z to 01:00Z, and again from 01:00Z to
-    // 02:00Z.
+    // In Berlin on 25 October 2026, the clock shows the hour after 02:00 twice: from 00:00Z to 01:00Z, and again from
+    // 01:00Z to 02:00Z.
     check("30 2 * * *", "Europe/Berlin", "2026-10-24T12:00:00Z", 2, expect!["2026-10-25T00:30Z 2026-10-26T01:30Z"]);
     check("30 2 * * *", "Europe/Berlin", "2026-10-25T01:10:00Z", 1, expect!["2026-10-26T01:30Z"]);
 }
@@ -234,7 +235,7 @@ struct Model {
     seconds: Vec<u8>,
     minutes: Vec<u8>,
     hours: Vec<u8>,
-    /// Days of the month. `None` stands for a star.
+    /// Days of the month that match. `None` stands for a star, which matches every day.
     month_days: Option<Vec<u8>>,
     week_days: Option<Vec<u8>>,
 }
@@ -259,7 +260,8 @@ impl Model {
         day && has(&self.seconds, time.second()) && has(&self.minutes, time.minute()) && has(&self.hours, time.hour())
     }
 
-    /// Finds the instants in `from..to` at which the expression fires. Reads the wall clock every `step` seconds.
+    /// Finds the instants in `from..to` at which the expression fires. Examines the local time of one instant every
+    /// `step` seconds.
     fn walk(&self, zone: &TimeZone, from: i64, to: i64, step: i64) -> BTreeSet<i64> {
         let clock = |at: i64| {
             let instant = jiff::Timestamp::from_second(at).expect("the year is representable");

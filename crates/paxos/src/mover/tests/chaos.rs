@@ -1,6 +1,6 @@
 //! Tests with a mover on every node. All movers may act at the same time, as if each node were the master of the system
-//! group. Nodes learn the log at different times and have different clocks. The network loses, delays or duplicates
-//! proposals and responses, and processes pause or restart.
+//! group. Nodes learn of the decided records at different times, and have different clocks. The network loses, delays
+//! or duplicates proposals and responses, and processes pause or restart.
 
 use proptest::prelude::*;
 
@@ -49,7 +49,8 @@ struct Process {
     system: System,
     /// State of the paxos groups as known to the process. It may be outdated.
     groups: BTreeMap<GroupId, Facts>,
-    /// Rate of the process's clock, in ten thousandths of the true rate. `shows` is the first reading of the clock.
+    /// Rate of the process's clock, in ten thousandths of the true rate. `shows` is the reading of the clock at the
+    /// start of the test.
     rate: u64,
     shows: u64,
     paused_until: u64,
@@ -73,7 +74,7 @@ struct World {
     wire: Vec<(u64, Event)>,
     /// Node to which hand-overs never succeed, and a flag that is true if the node is also unreachable for other nodes.
     failing: Option<(NodeId, bool)>,
-    /// Move whose steps may be in progress, and the end of these steps.
+    /// Move whose steps may be in progress, and the time at which these steps end.
     under_way: Option<(Move, u64)>,
     hand_overs: u32,
 }
@@ -313,7 +314,7 @@ proptest! {
         let failing = NodeId(failing);
         let mut world = World::new(seed, groups, Some((failing, visible)));
         world.has_faults = false;
-        // A move to the failing node may last until all its time limits are over before the other moves begin.
+        // Before the other moves begin, a move to the failing node may last until all its time limits are over.
         world.run(4 * u64::from(groups));
         let is_excused = |(from, to): &(NodeId, NodeId)| *to == failing || visible && *from == failing;
         prop_assert!(world.misplaced().iter().all(is_excused), "{:?}", world.masters);

@@ -17,7 +17,7 @@ const SHORT: u64 = 2;
 /// Session timeout in seconds that does not expire during a test.
 const LONG: u64 = 120;
 
-/// Process of `elect`. The command of `elect` is a shell script whose `$0` is the path of the file `log`.
+/// Process of `elect`. The command that `elect` runs is a shell script whose `$0` is the path of the file `log`.
 struct Candidate {
     elect: Child,
     log: PathBuf,
@@ -139,7 +139,7 @@ fn command_of_an_elect_process_runs_only_while_that_process_is_leader() {
 }
 
 /// Deletes the node `/group`, which is the parent of the candidates' nodes. The engine may already have deleted the
-/// node, because the engine deletes empty containers.
+/// node, because the engine deletes empty container nodes.
 fn remove_group(url: &str) {
     let output = run(url, &["tree", "rm", "/group", "--recursive"]);
     let error = String::from_utf8_lossy(&output.stderr);
@@ -189,8 +189,8 @@ fn sigterm_to_an_elect_process_ends_even_a_command_that_ignores_sigterm() {
             fs::remove_file(&log).unwrap();
         }
     }
-    // The test sends SIGTERM to `elect`, its supervisor and its command, as a service manager may do for the processes
-    // of a unit.
+    // The test sends SIGTERM to the process `elect`, to its supervisor and to its command, because a service manager
+    // may signal all processes of a unit.
     let polite = "trap 'sleep 0.3; echo 7 7 >> \"$0\"; exit 3' TERM; echo $REVEILLE_TERM $$ >> \"$0\"; while :; do sleep 0.02; done";
     let mut candidate = Candidate::start(&url, &log, LONG, polite);
     let (command, supervisor) = (candidate.worker(), candidate.child("supervise"));
@@ -264,7 +264,7 @@ fn elect_process_exits_with_the_code_of_its_command_and_leaves_no_process() {
     let (ended, child) = code("(trap '' TERM; sleep 600) > /dev/null 2>&1 & echo $!; exit 5");
     assert_eq!(ended, Some(5));
     assert!(!is_there(child.trim().parse().unwrap()), "a background process of the command has ended");
-    // This grace period of 3,600 seconds is longer than every session that the ensemble allows.
+    // This grace period of 3,600 seconds is longer than the longest session timeout that the ensemble allows.
     let long = ["elect", "--group", "/group", "--grace", "3600", "--session-seconds", "300", "--", "sleep", "0.5"];
     assert!(run(&url, &long).status.success());
     let missing = run(&url, &["elect", "--group", "/group", "--", "no-such-program"]);

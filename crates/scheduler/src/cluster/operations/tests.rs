@@ -263,7 +263,8 @@ fn decoder_rejects_a_declared_count_that_exceeds_the_items_that_follow() {
     create.extend(u32::MAX.to_le_bytes());
     assert!(decode_request::<CreateNamed>(&create).is_err());
     assert!(decode_response::<Release>(&[&[VERSION, 1][..], &u32::MAX.to_le_bytes()].concat()).is_err());
-    // The declared count equals the number of bytes that follow, so no item is complete.
+    // The declared count equals the number of bytes that follow. Each item needs several bytes, so the items are
+    // incomplete.
     create.truncate(1);
     create.extend(1_000_000_u32.to_le_bytes());
     create.resize(1_000_005, 0xff);

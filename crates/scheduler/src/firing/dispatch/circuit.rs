@@ -92,7 +92,7 @@ mod tests {
         let mut now = 0;
         for wait in [1_000, 2_000, 4_000, 8_000, 16_000, 16_000] {
             circuit.record(TargetHealth::Unavailable, at(now));
-            // This attempt was in flight when the circuit opened.
+            // This attempt was in flight when the circuit opened, so its failure does not extend the wait.
             circuit.record(TargetHealth::Unavailable, at(now + 1));
             assert_eq!(circuit.open_until(at(now)), Some(at(now + wait)));
             now += wait;

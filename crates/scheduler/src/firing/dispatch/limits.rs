@@ -33,8 +33,8 @@ impl Limits {
     }
 
     /// Returns the limits of a tenant at a member that owns `owned` of the tenant's `all` pollers. The tenant's keys
-    /// are spread evenly over its pollers, so the member gets the part `owned / all` of the tenant's quotas. This
-    /// function rounds up the part of a quota of attempts in flight.
+    /// are spread evenly over its pollers, so the member gets the part `owned / all` of the tenant's quotas. If this
+    /// part of a quota for attempts in flight is not an integer, the function rounds it up.
     pub(crate) fn of(quotas: &Quotas, options: &Options, owned: u32, all: u32) -> Self {
         let part =
             |number: u32| usize::try_from((u64::from(number) * u64::from(owned)).div_ceil(u64::from(all.max(1))));

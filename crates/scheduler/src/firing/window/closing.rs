@@ -41,7 +41,8 @@ impl Window {
                     || poller.resolved.range(unchecked).next().is_some());
             let closed = if has_unchecked && !is_behind { poller.closed.max(bucket_end(last)) } else { poller.closed };
             let done = poller.done_candidate();
-            // If a second read failed, or if the window had no capacity for it, a later closing continues that read.
+            // If a second read failed, or if the window had no capacity for it, the owner continues this read after a
+            // later write of the positions.
             let may_check =
                 (has_unchecked || is_behind) && (!full.contains(&poller.id.tenant) || !poller.resolved.is_empty());
             if may_check || (has_unchecked && !is_behind) || done > poller.done {
@@ -67,8 +68,9 @@ impl Window {
     }
 
     /// Returns the read of the next page of the second read. Returns `None` if the second read is complete, or if the
-    /// window has no capacity for the page. In the latter case, a later closing continues the second read. A page also
-    /// frees capacity, because the window forgets the resolved keys up to the end of the page.
+    /// window has no capacity for the page. Without capacity, the owner continues the second read after a later write
+    /// of the positions. A page also frees capacity, because the window forgets the resolved keys up to the end of the
+    /// page.
     pub(super) fn check_on(&mut self, index: PollerIndex, demand: impl Fn(TenantId) -> usize) -> Option<DueRead> {
         let id = self.pollers[&index].id;
         let capacity = self.capacity(id.tenant).min(demand(id.tenant));

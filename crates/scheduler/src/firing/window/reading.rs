@@ -114,7 +114,7 @@ impl Window {
                     Some(last) => DueBound::Key(last),
                     None => read.after,
                 };
-                // A second read may have moved `read_to` further during this read.
+                // During this read, the owner may also have made a second read, which may move `read_to` further.
                 if instant_of(read_to) >= instant_of(poller.read_to) {
                     poller.read_to = read_to;
                 }

@@ -127,7 +127,7 @@ fn window_repeats_a_failed_read_that_looks_for_missed_rows() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.read_ahead(0);
-    bench.insert(key(2, 301)); // The owner reads the insert-log entry of this row too late.
+    bench.insert(key(2, 301)); // The owner has not yet read the insert-log entry of this row.
     let expired = bench.expire(400);
     bench.window.resolve(expired[0]);
     let (index, positions) = bench.window.plan_closings(at(1_000), |_| usize::MAX)[0];

@@ -27,7 +27,7 @@ pub(super) struct Lines {
     is_body_done: bool,
     /// Rejection that the splitter returns as the last line, in place of the unread part of the body.
     last: Option<Rejected>,
-    /// Problem code of the rejection in the last call of [`Lines::stop`].
+    /// Problem code of the rejection that the caller last passed to [`Lines::stop`].
     stopped: Option<Code>,
     number: u64,
 }

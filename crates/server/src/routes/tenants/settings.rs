@@ -17,7 +17,8 @@ pub(in crate::routes) struct Patch {
     pub(super) quotas: api::Quotas,
     #[serde(default)]
     pub(super) ceilings: api::Quotas,
-    /// Changes of the egress policy. The server merges them into the current policy. `null` restores the default.
+    /// Changes of the egress policy. The server merges them into the current policy. The value `null` restores the
+    /// default of a field or of the whole policy.
     #[serde(default = "empty_object")]
     pub(super) egress: Value,
 }
@@ -73,7 +74,8 @@ pub(super) fn egress_of(tenant: &Tenant) -> api::Egress {
     }
 }
 
-/// Changes the fields of the tenant's egress policy that `patch` names. `null` restores the default.
+/// Changes the fields of the tenant's egress policy that `patch` contains. The value `null` restores the default of a
+/// field or of the whole policy.
 pub(super) fn merge_egress(tenant: &mut Tenant, patch: &Value) -> Result<(), Rejected> {
     let mut egress = serde_json::to_value(egress_of(tenant)).expect("an egress policy can be serialized to JSON");
     match patch {

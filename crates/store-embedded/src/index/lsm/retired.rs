@@ -25,8 +25,8 @@ impl Retired {
 
 pub(super) struct RetiredFactory(pub(super) Arc<Retired>);
 
-// `RetiredFactory` is safe after a panic. If a thread panics while it holds the lock, the next thread that takes the
-// lock panics too.
+// `RetiredFactory` is unwind-safe. If a thread panics while it holds the lock in `Retired`, the next thread that
+// takes this lock panics too.
 impl std::panic::RefUnwindSafe for RetiredFactory {}
 
 impl Factory for RetiredFactory {

@@ -85,8 +85,8 @@ fn read_all(index: &LsmIndex, expected: &[Vec<(Vec<u8>, Bytes)>; 3]) -> Result<(
     Ok(())
 }
 
-/// Distance between the tested bytes of a table. The test starts at a different byte in each file. The distance limits
-/// the duration of the test to seconds. The test covers every byte of the manifests.
+/// Distance in bytes from one tested byte of a table to the next. The test starts at a different byte in each file. The
+/// distance limits the duration of the test to seconds. The test covers every byte of the manifests.
 const TABLE_STRIDE: usize = 5;
 
 #[tokio::test]

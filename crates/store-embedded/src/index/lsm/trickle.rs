@@ -2,7 +2,7 @@
 //!
 //! The library writes a table as fast as possible and syncs it once, at the end of the table. Callers wait for syncs of
 //! the journal. Without pauses, these syncs would wait until the disk has written tens of megabytes of the table, and
-//! the write would keep a core busy. A lower thread priority does not help, because the library finishes a table under
+//! the write would occupy a CPU core. A lower thread priority does not help, because the library finishes a table under
 //! a lock that every read takes.
 //!
 //! docs/decisions/0043-write-tables-in-small-steps.md gives the reasons for the design.

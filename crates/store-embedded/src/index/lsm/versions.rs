@@ -50,7 +50,7 @@ fn parse(wrapped: &[u8]) -> Result<(u64, bool), lsm_tree::Error> {
     Ok((header & !REMOVED, header & REMOVED != 0))
 }
 
-/// Factory of filters for small rows. The field is the lowest sequence that a read may still name.
+/// Factory of filters for small rows. The field is the lowest sequence that a caller may still pass to a read.
 #[derive(Default)]
 pub(super) struct VersionsFactory(pub(super) Arc<AtomicU64>);
 
@@ -68,8 +68,8 @@ impl Factory for VersionsFactory {
 struct VersionsFilter {
     keep_from: u64,
     key: Bytes,
-    /// True if the filter kept a version of this key that the earliest read observes. No read observes an older
-    /// version.
+    /// True if the filter has processed a version of this key that a read at `keep_from` observes. No read observes an
+    /// older version.
     is_covered: bool,
 }
 
@@ -92,7 +92,7 @@ impl CompactionFilter for VersionsFilter {
 }
 
 /// Factory of filters for rows that the store writes once and may remove. The values of these rows contain no sequence.
-/// The field is the lowest sequence that a read may still name.
+/// The field is the lowest sequence that a caller may still pass to a read.
 pub(super) struct RemovedRowsFactory(pub(super) Arc<AtomicU64>);
 
 impl Factory for RemovedRowsFactory {
@@ -108,7 +108,7 @@ impl Factory for RemovedRowsFactory {
 struct RemovedRowsFilter {
     keep_from: u64,
     key: Bytes,
-    /// True if the earliest read observes the removal of this key.
+    /// True if a read at `keep_from` observes the removal of this key.
     is_removed: bool,
 }
 
