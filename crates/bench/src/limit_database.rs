@@ -1,4 +1,4 @@
-//! Upper limit of a PostgreSQL database. The measurement inserts batches of rows into a plain table with only a primary
+//! Measurement of the highest rate at which a PostgreSQL database inserts rows. The measurement inserts batches of rows into a plain table with only a primary
 //! key. Each row has the size of a schedule's payload.
 //!
 //! This module also contains the tasks with which the bare handler writes these rows.

@@ -301,7 +301,7 @@ pub(super) async fn view_shows_only_live_members(subject: &dyn Subject) {
 
 pub(super) async fn view_contains_the_end_of_the_first_session(subject: &dyn Subject) {
     let empty = subject.open().await.view().await.expect("the engine responds");
-    assert_eq!(empty.first_end, None, "the view contains no session end while no session is open");
+    assert_eq!(empty.first_end, None, "the view names no end of a session if no session is open");
     let first = Peer::join(subject, 1, LONG).await;
     let end = first.view().await.first_end.expect("the view contains the end of the only session");
     assert!(end > LONG / 2 && end <= LONG, "{end:?}");

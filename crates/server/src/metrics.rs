@@ -72,7 +72,7 @@ impl HttpMetrics {
         let connections_rejected = Counter::default();
         registry.register(
             "reveille_http_connections_rejected",
-            "Connections closed because their client address had its share of the connections",
+            "Connections closed because their client address had reached its limit of connections",
             connections_rejected.clone(),
         );
         let connections_replaced = Counter::default();

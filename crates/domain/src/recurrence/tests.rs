@@ -36,7 +36,7 @@ fn cron_counts_every_missed_second_of_a_month() {
 }
 
 #[test]
-fn instant_that_a_new_time_zone_database_moves_counts_as_missed() {
+fn schedule_misses_an_instant_that_a_new_time_zone_database_moves() {
     let when = When::Cron(Cron::parse("0 9 * * *", "UTC").expect("a cron"));
     let nine = Timestamp::from_millis(1_789_981_200_000);
     let nominal = nine - Duration::from_secs(1_800);

@@ -49,7 +49,7 @@ fn busy(sim: &Simulation) -> Vec<u64> {
 }
 
 #[test]
-fn equal_seeds_give_equal_traces_and_different_seeds_different_traces() {
+fn seed_of_a_simulation_determines_its_trace() {
     let (first, again, other) = (Simulation::new(1), Simulation::new(1), Simulation::new(2));
     let orders = [busy(&first), busy(&again), busy(&other)];
     assert_eq!(orders[0], orders[1]);

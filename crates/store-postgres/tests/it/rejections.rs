@@ -22,7 +22,7 @@ async fn open_error(runtime: &Runtime, url: &str, options: Options) -> OpenError
 }
 
 #[test]
-fn store_that_cannot_open_reports_an_unreachable_server_or_rejected_login() {
+fn open_error_names_an_unreachable_server_or_a_rejected_login() {
     let url = database();
     on_real(async |runtime| {
         let quick = || Options { connect_timeout: Duration::from_millis(300), ..Options::default() };

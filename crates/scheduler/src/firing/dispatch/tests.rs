@@ -102,7 +102,7 @@ fn service_fires_every_occurrence_that_became_due_while_no_slot_was_free() {
 }
 
 #[test]
-fn full_queue_rejects_key_and_returns_overdue_key() {
+fn full_queue_rejects_a_new_key_and_gives_back_its_overdue_keys() {
     let mut dispatch = dispatch(1, 100, 2);
     let late = NOW + Duration::from_secs(1);
     assert!(dispatch.push(lane(1, 1), 0, NOW));

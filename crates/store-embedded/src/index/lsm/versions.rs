@@ -50,7 +50,8 @@ fn parse(wrapped: &[u8]) -> Result<(u64, bool), lsm_tree::Error> {
     Ok((header & !REMOVED, header & REMOVED != 0))
 }
 
-/// Factory of filters for small rows. The field is the lowest sequence that a caller may still pass to a read.
+/// Factory of the filters that drop unneeded versions of small rows during a merge. The field contains the lowest
+/// sequence that a caller may still pass to a read.
 #[derive(Default)]
 pub(super) struct VersionsFactory(pub(super) Arc<AtomicU64>);
 
