@@ -309,8 +309,7 @@ fn call_takes_effect_before_the_next_sync_of_its_session_or_never() {
     other.assert_valid();
 }
 
-/// Both changes of the session take effect, but in the wrong order. The session receives no response to its first
-/// change.
+/// Both changes of the session take effect, but in the wrong order. The first change receives no response.
 #[test]
 fn reordered_changes_of_a_session_are_invalid() {
     let mut script = Script::default();

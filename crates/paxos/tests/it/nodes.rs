@@ -1,5 +1,4 @@
-//! Tests of nodes whose system group moves the masters of the other paxos groups. Most messages take one millisecond to
-//! arrive.
+//! Tests of nodes whose system group moves the masters of the other paxos groups. Most messages take one millisecond.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -48,8 +47,7 @@ impl Cluster {
         Cluster::of(vec![(1..=NODES).collect(); 1 + groups as usize], options)
     }
 
-    /// Returns a cluster. Each list in `groups` contains the members of one paxos group. The first list is for the
-    /// system group.
+    /// Returns a cluster. Each list contains the members of one paxos group. The first list is for the system group.
     fn of(groups: Vec<Vec<u32>>, options: Options) -> Cluster {
         let groups = (0..).map(GroupId).zip(groups);
         let groups: Vec<(_, Vec<_>)> =
@@ -69,8 +67,7 @@ impl Cluster {
             output: String::new(),
         };
         nodes.iter().for_each(|node| cluster.start(*node));
-        // After their start, nodes elect no master for the duration of a lease, because an earlier master may still
-        // hold its lease.
+        // After a start, nodes elect no master for the duration of a lease, because an earlier lease may not be over.
         cluster.run(7_000);
         for node in nodes {
             cluster.change(&Change::Node { node, capacity: 1 });
@@ -257,8 +254,7 @@ fn by(scheme: Scheme) -> Options {
     options
 }
 
-/// Returns a cluster in which a hand-over has just begun. Also returns the drained node and the master of the system
-/// group.
+/// Returns a cluster in which a hand-over has just begun, the drained node, and the master of the system group.
 fn hand_over() -> (Cluster, NodeId, NodeId) {
     let mut cluster = spread(by(Scheme::Wait));
     let node = drain(&mut cluster);
@@ -391,8 +387,7 @@ fn node_ignores_orders_that_arrive_after_their_time_limit() {
     "#]]);
 }
 
-/// A master that receives orders to move stops the renewal of its lease only if the lease ends before the orders
-/// expire. Otherwise two moves could overlap.
+/// A master ends its lease for a move only if the lease ends before the orders expire. Otherwise two moves could overlap.
 #[test]
 fn master_keeps_its_mastership_if_orders_to_move_expire_before_its_lease() {
     let (mut cluster, ..) = hand_over();
@@ -409,8 +404,7 @@ fn master_keeps_its_mastership_if_orders_to_move_expire_before_its_lease() {
 #[test]
 fn mover_sends_no_orders_again_if_the_move_has_become_unnecessary() {
     let (mut cluster, node, holder) = hand_over();
-    // Before a report of the present master reaches the master of the system group, the test also drains the target
-    // node of the move.
+    // The report of the present master arrives only after the test has also drained the target node of the move.
     cluster.cut.insert((node.min(holder), node.max(holder)));
     cluster.run(300);
     let next = (1..=NODES).map(NodeId).find(|next| ![node, holder].contains(next)).unwrap();
@@ -507,8 +501,7 @@ fn node_with_failed_storage_rejects_proposals_and_sends_no_messages() {
     "#]]);
 }
 
-/// Node 3 is master of the system group and of paxos group 1. It reaches node 2 of the system group, but not node 4,
-/// which becomes the next master of paxos group 1.
+/// Node 3 is master of the system group and of paxos group 1. It reaches node 2, but not node 4, the next master.
 #[test]
 fn master_hands_over_its_mastership_while_it_reaches_only_one_other_node() {
     let mut cluster = Cluster::of(vec![vec![1, 2, 3], vec![1, 3, 4]], Options::default());
@@ -572,8 +565,7 @@ fn paxos_group_never_has_two_masters_despite_random_reports_and_orders() {
         };
         let [from, other] = [(); 2].map(|()| NodeId(u32::try_from(1 + below(4)).unwrap()));
         let to = NodeId(u32::try_from(1 + below(3)).unwrap());
-        // A node that has obeyed orders ignores orders with a lower fence. Therefore the test uses the greatest fences
-        // only in its last rounds.
+        // A node that has obeyed a fence obeys no lower fence, so the test uses the greatest fences in its last rounds.
         let fence = Fence(if round < 18_000 { round / 100 + below(4) } else { u64::MAX - below(200) });
         let step = STEPS[usize::try_from(below(5)).unwrap()];
         let group = GroupId(u32::try_from(below(5)).unwrap());
