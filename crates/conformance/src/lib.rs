@@ -49,16 +49,15 @@ const PERIOD: Duration = Duration::from_millis(5);
 /// Polls `is_so` until it returns true.
 ///
 /// # Panics
-/// Panics if `is_so` does not return true within a minute.
+/// Panics if `is_so` does not return true within 20 seconds.
 pub async fn until(runtime: &Runtime, what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let looking = async {
         while !is_so().await {
             runtime.sleep(PERIOD).await;
         }
     };
-    // A real engine may be slow while other suites load the machine.
-    let limit = Duration::from_secs(60);
-    runtime.timeout(limit, looking).await.unwrap_or_else(|| panic!("condition did not hold within {limit:?}: {what}"));
+    let limit = Duration::from_secs(20);
+    runtime.timeout(limit, looking).await.unwrap_or_else(|| panic!("condition did not hold within 20 seconds: {what}"));
 }
 
 /// Creates `CASES` and an exported macro from one list of cases, so that `CASES` and the macro contain the same cases.
