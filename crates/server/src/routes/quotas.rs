@@ -27,9 +27,10 @@ pub(super) async fn patch(
     Caller { tenant, key }: Caller,
     JsonBody(requested): JsonBody<api::Quotas>,
 ) -> HandlerResult {
+    // If the usage is not readable, the request fails before it changes anything.
+    let usage = app.tenants.usage(tenant.id).await?;
     let changed =
         change_settings(&app, &tenant, &key, "quotas.update", |tenant| set_quotas(tenant, &requested)).await?;
-    let usage = app.tenants.usage(tenant.id).await?;
     Ok(wire::json(StatusCode::OK, &sheet_of(&changed, &usage)))
 }
 

@@ -140,13 +140,14 @@ pub(super) async fn patch(
     JsonBody(patch): JsonBody<settings::Patch>,
 ) -> HandlerResult {
     let settings::Patch { quotas, ceilings, egress } = patch;
+    // If the usage is not readable, the request fails before it changes anything.
+    let usage = app.tenants.usage(tenant.id).await?;
     let changed = settings::change_settings(&app, &tenant, &operator, "tenant.update", |tenant| {
         settings::merge_egress(tenant, &egress)?;
         set_ceilings(tenant, &ceilings);
         set_quotas(tenant, &quotas)
     })
     .await?;
-    let usage = app.tenants.usage(tenant.id).await?;
     Ok(wire::json(StatusCode::OK, &tenant_of(&changed, &usage)))
 }
 
