@@ -312,6 +312,20 @@ fn member_with_a_quarter_of_the_pollers_gets_a_quarter_of_the_tenant_rate() {
 }
 
 #[test]
+fn key_may_start_if_a_slot_becomes_free_after_the_last_pop() {
+    let mut dispatch = dispatch(100, 1, 100);
+    dispatch.push(lane(1, 1), 1, NOW);
+    dispatch.push(lane(1, 1), 2, NOW);
+    assert_eq!(popped(&mut dispatch, AT), [1]);
+    assert!(!dispatch.may_start(), "all slots are in use");
+    dispatch.ended(lane(1, 1), AT, AVAILABLE);
+    assert!(dispatch.may_start());
+    assert_eq!(popped(&mut dispatch, AT), [2]);
+    dispatch.ended(lane(1, 1), AT, AVAILABLE);
+    assert!(!dispatch.may_start(), "no key is left");
+}
+
+#[test]
 fn dispatch_queue_requests_no_wakeup_while_all_slots_are_in_use() {
     let mut dispatch = dispatch(100, 1, 100);
     dispatch.limit(TenantId(2), limits(Quotas::NONE.with(Quota::CallbacksPerMinute, 60)));
