@@ -37,7 +37,7 @@ impl Burner {
         let (tasks, stop) = (TaskSet::new(runtime), Arc::new(AtomicBool::new(false)));
         for _ in 0..threads {
             let (runtime, stop) = (runtime.clone(), stop.clone());
-            tasks.spawn_thread("burner", async move { burn(&runtime, budget, threads, &stop) });
+            tasks.spawn_thread("burner", async move { burn(&runtime, budget, threads, &stop).await });
         }
         Burner { stop, _tasks: tasks }
     }
@@ -54,16 +54,12 @@ fn used(server: Option<u32>) -> Duration {
     server.map_or(Duration::ZERO, cpu) + cpu(std::process::id())
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a dedicated thread sleeps as long as the load leaves the processor free"
-)]
-fn burn(runtime: &Runtime, budget: Budget, threads: usize, stop: &AtomicBool) {
+async fn burn(runtime: &Runtime, budget: Budget, threads: usize, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let now = runtime.monotonic();
         let missing = budget.missing(now, used(budget.server));
         if missing.is_zero() {
-            std::thread::sleep(STEP);
+            runtime.sleep(STEP).await;
             continue;
         }
         let busy_for = (missing / u32::try_from(threads).unwrap_or(u32::MAX)).min(STEP);
