@@ -261,7 +261,8 @@ pub(super) async fn aborted_task_is_followed_by_the_next(subject: &dyn Subject) 
 /// Detects callbacks that run under a mutex or on the task that reports session states. Such callbacks would deadlock
 /// in this case.
 pub(super) async fn a8_task_can_use_the_client_that_runs_it(subject: &dyn Subject) {
-    let (peer, stop) = (Peer::open_short(subject).await, CancellationToken::new());
+    // A long session survives a pause of the engine. Otherwise the process could lead a third time.
+    let (peer, stop) = (Peer::open(subject).await, CancellationToken::new());
     let (selector, other) = (peer.selector("one"), Peer::open(subject).await);
     let work = async |when: &str| {
         let tree = peer.tree().await;
