@@ -31,8 +31,8 @@ const TERM: HeaderName = HeaderName::from_static("reveille-term");
 /// Maximum number of headers that the client adds to the target's headers, including `host` and `content-length`.
 const OWN_HEADERS: usize = 12;
 
-/// Number of tenants in one generation of the cache of signers. The cache contains at most twice as many tenants.
-const SIGNERS_KEPT: usize = 1_024;
+/// Number of tenants whose signers the cache contains at most.
+const SIGNERS_KEPT: usize = 2_048;
 
 /// Signers of a tenant, and the secrets with which they sign.
 pub(crate) struct Signers {

@@ -139,7 +139,7 @@ impl HttpDeliver {
             loop {
                 clock.sleep(period).await;
                 let Some(client) = swept.upgrade() else { return };
-                client.pool.sweep();
+                client.pool.sweep().await;
             }
         });
         Ok(HttpDeliver { client, _tasks: tasks })

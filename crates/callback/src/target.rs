@@ -11,8 +11,8 @@ use http::{HeaderName, HeaderValue, Method, Uri, header};
 use crate::cache::Cache;
 use crate::pool::{Authority, Pool};
 
-/// Number of prepared targets in one generation of the cache. The cache contains at most twice as many targets.
-const TARGETS_KEPT: usize = 1_024;
+/// Number of prepared targets that the cache contains at most.
+const TARGETS_KEPT: usize = 2_048;
 
 const NO_HOST: &str = "the URL has no host; write a URL such as https://hooks.example/path";
 

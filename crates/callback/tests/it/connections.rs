@@ -175,6 +175,46 @@ async fn client_closes_idle_connection_after_its_timeout() {
 }
 
 #[tokio::test]
+async fn other_tasks_run_while_the_client_closes_many_idle_connections() {
+    const CONNECTIONS: usize = 100;
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options { idle_timeout: Duration::from_millis(200), ..Options::default() });
+    let serve = join_all((0..CONNECTIONS).map(async |_| {
+        let mut peer = listening.accept().await;
+        peer.request().await;
+        peer
+    }));
+    // All connections become idle between two sweeps, so that one sweep closes them all.
+    let answered = async {
+        let mut peers = serve.await;
+        join_all(peers.iter_mut().map(|peer| peer.send(OK))).await;
+        peers
+    };
+    let (_, _peers) = tokio::join!(join_all((0..CONNECTIONS).map(|_| attempt(&deliverer, &listening))), answered);
+    let mut idle = deliverer.connections().idle;
+    assert_eq!(idle, CONNECTIONS);
+    while idle > 0 {
+        tokio::task::yield_now().await;
+        let before = std::mem::replace(&mut idle, deliverer.connections().idle);
+        assert!(before - idle <= 10, "the client closed {} connections without a pause", before - idle);
+    }
+}
+
+#[tokio::test]
+async fn connection_stays_open_although_later_targets_replace_its_target_in_the_cache() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    let (_, (mut peer, _)) = tokio::join!(attempt(&deliverer, &listening), listening.serve(OK));
+    let unused = Listening::start().await.port();
+    for number in 0..5_000 {
+        let target = target(format!("http://127.0.0.1:{unused}/{number}"));
+        let failed = sent(&deliverer, delivery(target, b"1")).await;
+        assert!(matches!(failed.result, AttemptResult::Unreachable(_)), "{failed:?}");
+    }
+    again(&deliverer, &listening, &mut peer).await;
+}
+
+#[tokio::test]
 async fn client_closes_idle_connection_before_the_targets_keep_alive_timeout() {
     let runtime = Runtime::real();
     let listening = Listening::start().await;
