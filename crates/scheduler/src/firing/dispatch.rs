@@ -5,17 +5,17 @@
 //! key starts per turn. A target without a free slot delays only its own keys. If a rate or an open circuit blocks a
 //! lane or a tenant until some instant, the lane or tenant *waits* and takes no turn until that instant.
 //!
-//! The number of a tenant's attempts in flight is at most [`PER_FREE_SLOT`] times the number of free slots of the
-//! service. This bound is the tenant's *share*. Slow targets of a few tenants therefore do not take all slots: a tenant
-//! with few attempts in flight finds a free slot (dynamic thresholds; Choudhury and Hahne 1998). A tenant that has
-//! reached its share gets its next turn when enough attempts have ended
-//! (docs/decisions/0191-bound-a-tenant-by-the-free-slots.md).
+//! The number of attempts in flight is bounded, and so is the number of *unresolved* keys: keys that have started and
+//! whose outcomes are not yet durable. Each tenant gets a share of both numbers ([`Slots`]). Slow targets of some
+//! tenants, or slow writes of their outcomes, therefore do not stop the callbacks of other tenants. A tenant that has
+//! reached its share gets its next turn when enough slots are free.
 //!
 //! Invariant: each tenant or lane that may start a key and does not wait has exactly one turn. All other tenants and
 //! lanes have no turn, so [`Dispatch::pop`] does not visit them.
 
 mod circuit;
 mod limits;
+mod slots;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -30,10 +30,11 @@ use crate::options::Options;
 use circuit::Circuit;
 pub(crate) use circuit::TargetHealth;
 pub(crate) use limits::Limits;
+use slots::{Slots, TenantSlots};
 
-/// Largest ratio of a tenant's attempts in flight to the service's free slots. One tenant gets at most 4 of 5 slots,
-/// and two tenants get at most 4 of 9 slots each. `n` tenants leave one of `4n + 1` slots free.
-const PER_FREE_SLOT: usize = 4;
+/// Part of the slots that attempts in flight never occupy. Outcomes of ended attempts occupy them while the outcome
+/// writer waits for the store.
+const OUTCOME_PART: usize = 4;
 /// Time with a free slot after which a period without free slots ends. This time is at most the shortest interval of a
 /// schedule.
 const NO_SLOT_GAP: Duration = Duration::from_secs(1);
@@ -50,11 +51,12 @@ pub(crate) struct Now {
 
 #[derive(Debug)]
 pub(crate) struct Dispatch {
-    in_flight_max: usize,
     parked_per_target: usize,
     window_keys_max: usize,
     defer_max: Duration,
-    in_flight: usize,
+    in_flight: Slots,
+    /// Slots of the keys that have started and whose outcomes are not yet durable.
+    unresolved: Slots,
     parked: usize,
     /// Number of callbacks that started late because of the rate of their tenant, since the last call of
     /// [`Dispatch::take_throttled`].
@@ -67,8 +69,6 @@ pub(crate) struct Dispatch {
     turns: VecDeque<TenantId>,
     /// Waiting tenants and lanes, with the end of each wait.
     waits: BTreeSet<(Monotonic, Waiter)>,
-    /// Tenants that have reached their share of the slots, with the numbers of their attempts in flight.
-    at_share: BTreeSet<(usize, TenantId)>,
     /// Start and end of the latest period in which the service had no free slot.
     no_slot: Option<(Timestamp, Timestamp)>,
 }
@@ -82,7 +82,8 @@ enum Waiter {
 #[derive(Debug)]
 struct TenantState {
     limits: Limits,
-    in_flight: usize,
+    in_flight: TenantSlots,
+    unresolved: TenantSlots,
     parked: usize,
     bucket: TokenBucket,
     /// Turns of the tenant's lanes. Each lane that may start a key is in this list exactly once.
@@ -90,8 +91,6 @@ struct TenantState {
     /// True if the tenant is in [`Dispatch::turns`].
     has_turn: bool,
     waits_until: Option<Monotonic>,
-    /// True if the tenant is in [`Dispatch::at_share`].
-    is_at_share: bool,
     /// Latest instant at which the tenant had to wait for its rate.
     throttled_at: Timestamp,
 }
@@ -122,12 +121,13 @@ struct LaneState {
 
 impl Dispatch {
     pub(crate) fn new(options: &Options) -> Self {
+        let slots = options.in_flight_max;
         Dispatch {
-            in_flight_max: options.in_flight_max.max(1),
             parked_per_target: options.parked_per_target.max(1),
             window_keys_max: options.window_keys_max,
             defer_max: options.defer_max,
-            in_flight: 0,
+            in_flight: Slots::new(slots - slots / OUTCOME_PART),
+            unresolved: Slots::new(slots),
             parked: 0,
             throttled: 0,
             lanes: BTreeMap::new(),
@@ -135,14 +135,18 @@ impl Dispatch {
             default_limits: Limits::of_service(options),
             turns: VecDeque::new(),
             waits: BTreeSet::new(),
-            at_share: BTreeSet::new(),
             no_slot: None,
         }
     }
 
     #[cfg(test)]
     pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight
+        self.in_flight.used()
+    }
+
+    /// Returns the number of keys that have started and whose outcomes are not yet durable.
+    pub(crate) fn unresolved(&self) -> usize {
+        self.unresolved.used()
     }
 
     pub(crate) fn parked(&self) -> usize {
@@ -208,24 +212,24 @@ impl Dispatch {
         true
     }
 
-    /// Returns the next key that may start. The key counts as in flight until the caller calls [`Dispatch::ended`].
+    /// Returns the next key that may start. The key counts as in flight until the caller calls [`Dispatch::ended`], and
+    /// as unresolved until the caller calls [`Dispatch::resolved`].
     pub(crate) fn pop(&mut self, now: Now) -> Option<u32> {
-        if self.in_flight >= self.in_flight_max {
+        if self.is_full() {
             self.record_no_slot(now.wall);
             return None;
         }
         self.end_waits(now.monotonic);
-        let share = self.share();
         while let Some(tenant) = self.turns.pop_front() {
             let state = self.tenants.get_mut(&tenant).expect("each tenant in `turns` exists in `tenants`");
             state.has_turn = false;
-            if state.in_flight >= state.limits.in_flight_max {
+            if state.in_flight.used() >= state.limits.in_flight_max {
                 continue; // The tenant gets its next turn when one of its attempts ends.
             }
-            if state.in_flight >= share {
-                state.is_at_share = true;
-                self.at_share.insert((state.in_flight, tenant));
-                continue;
+            if !self.in_flight.has_share(tenant, &mut state.in_flight)
+                || !self.unresolved.has_share(tenant, &mut state.unresolved)
+            {
+                continue; // The tenant gets its next turn when it is below its share.
             }
             if let Err(until) = state.may_start(now.monotonic) {
                 state.throttled_at = now.wall;
@@ -259,9 +263,9 @@ impl Dispatch {
             }
             let (entry, position) = lane.queue.pop_front().expect("the queue of a lane with a turn contains a key");
             lane.in_flight += 1;
-            state.in_flight += 1;
+            self.in_flight.occupy(tenant, &mut state.in_flight);
+            self.unresolved.occupy(tenant, &mut state.unresolved);
             state.parked -= 1;
-            self.in_flight += 1;
             self.parked -= 1;
             let since_start = now.monotonic.since_start();
             if let Some(rate) = state.limits.rate_per_target {
@@ -277,24 +281,13 @@ impl Dispatch {
         None
     }
 
-    /// Returns the share of each tenant. A tenant with fewer attempts in flight than its share may start another
-    /// attempt.
-    fn share(&self) -> usize {
-        (self.in_flight_max - self.in_flight).saturating_mul(PER_FREE_SLOT)
-    }
-
-    /// Gives a turn to each tenant in `at_share` that has fewer attempts in flight than its share.
-    fn end_share_waits(&mut self) {
-        while let Some((in_flight, tenant)) = self.at_share.first().copied().filter(|(count, _)| *count < self.share())
-        {
-            self.at_share.remove(&(in_flight, tenant));
-            self.tenants.get_mut(&tenant).expect("each tenant in `at_share` exists in `tenants`").is_at_share = false;
-            self.offer_tenant(tenant);
-        }
+    /// Returns true if the service has no free slot for another key.
+    fn is_full(&self) -> bool {
+        self.in_flight.is_full() || self.unresolved.is_full()
     }
 
     /// Records that the service has no free slot at `now`.
-    pub(crate) fn record_no_slot(&mut self, now: Timestamp) {
+    fn record_no_slot(&mut self, now: Timestamp) {
         if self.parked == 0 {
             return;
         }
@@ -314,19 +307,14 @@ impl Dispatch {
         }
     }
 
-    /// Records that a key has freed its slot in the lane. If the key caused no attempt, `health` is `None`, and the
-    /// dispatch queue returns the key's tokens to the token buckets of the tenant and the lane.
+    /// Records that the attempt of a key has ended. If the key caused no attempt, `health` is `None`, and the dispatch
+    /// queue returns the key's tokens to the token buckets of the tenant and the lane.
     pub(crate) fn ended(&mut self, lane: Lane, now: Now, health: Option<TargetHealth>) {
         let state = self.lanes.get_mut(&lane).expect("an ended key belongs to a known lane");
         let tenant = self.tenants.get_mut(&lane.0).expect("the tenant of a lane exists");
-        assert!(state.in_flight > 0 && tenant.in_flight > 0 && self.in_flight > 0, "an ended key was in flight");
+        assert!(state.in_flight > 0, "an ended key was in flight");
         state.in_flight -= 1;
-        if tenant.is_at_share {
-            self.at_share.remove(&(tenant.in_flight, lane.0));
-            self.at_share.insert((tenant.in_flight - 1, lane.0));
-        }
-        tenant.in_flight -= 1;
-        self.in_flight -= 1;
+        self.in_flight.free(lane.0, &mut tenant.in_flight);
         match health {
             Some(health) => state.circuit.record(health, now.monotonic),
             None => {
@@ -345,20 +333,45 @@ impl Dispatch {
             self.offer_lane(lane);
         }
         self.offer_tenant(lane.0);
-        self.end_share_waits();
+        while let Some(tenant) = self.in_flight.next_below_share() {
+            self.tenant(tenant).in_flight.leave_share();
+            self.offer_tenant(tenant);
+        }
+    }
+
+    /// Records an unresolved key that another member has started and whose outcome it sent to this member. The number of
+    /// unresolved keys may then exceed its limit.
+    pub(crate) fn add_unresolved(&mut self, tenant: TenantId) {
+        let limits = self.default_limits;
+        let state = self.tenants.entry(tenant).or_insert_with(|| TenantState::new(limits));
+        self.unresolved.occupy(tenant, &mut state.unresolved);
+    }
+
+    /// Records that the outcome of a tenant's key is durable, or that the key will have no outcome.
+    pub(crate) fn resolved(&mut self, tenant: TenantId) {
+        let state = self.tenants.get_mut(&tenant).expect("the tenant of an unresolved key exists in `tenants`");
+        self.unresolved.free(tenant, &mut state.unresolved);
+        while let Some(tenant) = self.unresolved.next_below_share() {
+            self.tenant(tenant).unresolved.leave_share();
+            self.offer_tenant(tenant);
+        }
+    }
+
+    fn tenant(&mut self, tenant: TenantId) -> &mut TenantState {
+        self.tenants.get_mut(&tenant).expect("each tenant at its share exists in `tenants`")
     }
 
     /// Returns the end of the earliest wait. Returns `None` if no tenant or lane waits, or if the service has no free
     /// slot. Without a free slot, no key can start, and [`Dispatch::pop`] ends no wait.
     pub(crate) fn next_wait(&self) -> Option<Monotonic> {
-        let is_full = self.in_flight >= self.in_flight_max;
+        let is_full = self.is_full();
         self.waits.first().map(|(until, _)| *until).filter(|_| !is_full)
     }
 
     /// Returns whether a key may start at once. After [`Dispatch::pop`] has returned `None`, this is true only if a slot
     /// has become free since.
     pub(crate) fn may_start(&self) -> bool {
-        self.in_flight < self.in_flight_max && !self.turns.is_empty()
+        !self.is_full() && !self.turns.is_empty()
     }
 
     fn end_waits(&mut self, now: Monotonic) {
@@ -465,8 +478,9 @@ impl Dispatch {
 
     fn offer_tenant(&mut self, tenant: TenantId) {
         let state = self.tenants.get_mut(&tenant).expect("the caller passes a tenant that exists in `tenants`");
+        let is_at_share = state.in_flight.is_at_share() || state.unresolved.is_at_share();
         let may_start =
-            state.in_flight < state.limits.in_flight_max && state.waits_until.is_none() && !state.is_at_share;
+            state.in_flight.used() < state.limits.in_flight_max && state.waits_until.is_none() && !is_at_share;
         if state.has_turn || state.turns.is_empty() || !may_start {
             return;
         }
@@ -484,13 +498,13 @@ impl TenantState {
     fn new(limits: Limits) -> Self {
         TenantState {
             limits,
-            in_flight: 0,
+            in_flight: TenantSlots::default(),
+            unresolved: TenantSlots::default(),
             parked: 0,
             bucket: TokenBucket::default(),
             turns: VecDeque::new(),
             has_turn: false,
             waits_until: None,
-            is_at_share: false,
             throttled_at: Timestamp::MIN,
         }
     }

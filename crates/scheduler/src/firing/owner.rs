@@ -69,9 +69,6 @@ pub(crate) struct Owner {
     /// after unread rows of these shards.
     insert_log_read_incomplete: bool,
     reads_wanted: bool,
-    /// Number of keys that the owner has started and not yet resolved. The number excludes keys that wait for another
-    /// start.
-    unfinished: usize,
     /// Keys that the owner must write again at a later position.
     to_defer: VecDeque<EntryId>,
     /// Number of deferrals that the outcome writer has not written yet.
@@ -109,7 +106,6 @@ impl Owner {
             insert_log_read_pending: false,
             insert_log_read_incomplete: false,
             reads_wanted: true,
-            unfinished: 0,
             to_defer: VecDeque::new(),
             deferring: 0,
             handed_over: BTreeMap::new(),
@@ -199,14 +195,11 @@ impl Owner {
     fn next_wake(&self) -> Monotonic {
         let now = self.context.runtime.now();
         let monotonic = self.context.runtime.monotonic();
-        let has_slot = self.unfinished < self.options.in_flight_max;
         // The owner handles the ends of attempts also while it waits for the outcome writer, after `fire`.
-        if has_slot && self.dispatch.may_start() {
+        if self.dispatch.may_start() {
             return monotonic;
         }
-        // Without a free slot, `fire` takes no key from the dispatch queue. The end of a wait is then no reason to wake.
-        let wait = self.dispatch.next_wait().filter(|_| has_slot);
-        let next = wait.map_or(self.next_period, |wait| wait.min(self.next_period));
+        let next = self.dispatch.next_wait().map_or(self.next_period, |wait| wait.min(self.next_period));
         match self.window.next_expiry() {
             Some(at) if at <= now => monotonic,
             Some(at) => next.min(monotonic + at.since(now)),
@@ -232,30 +225,28 @@ impl Owner {
         }
         self.expired = expired;
         let mut batch = Vec::new();
-        while self.unfinished < self.options.in_flight_max {
-            let Some(entry) = self.dispatch.pop(now) else { break };
+        while let Some(entry) = self.dispatch.pop(now) {
+            let lane = self.lane(entry);
             match self.window.may_start(entry) {
                 MayStart::Yes => {}
                 MayStart::Superseded => {
-                    self.dispatch.ended(self.lane(entry), now, None);
+                    self.dispatch.ended(lane, now, None);
+                    self.dispatch.resolved(lane.0);
                     self.context.metrics.dropped.inc();
                     self.window.resolve(entry);
                     continue;
                 }
                 MayStart::NotYet => {
-                    self.dispatch.ended(self.lane(entry), now, None);
+                    self.dispatch.ended(lane, now, None);
+                    self.dispatch.resolved(lane.0);
                     self.window.wait_again(entry, now.wall + ATTEMPT_WAIT);
                     continue;
                 }
             }
-            self.unfinished += 1;
             batch.push(self.starting(entry));
             if batch.len() == STARTS_PER_TASK {
                 self.start(std::mem::take(&mut batch));
             }
-        }
-        if self.unfinished >= self.options.in_flight_max {
-            self.dispatch.record_no_slot(now.wall);
         }
         self.start(batch);
     }
@@ -363,7 +354,7 @@ impl Owner {
         if ended.reason == EndReason::Writing {
             return;
         }
-        self.unfinished -= 1;
+        self.dispatch.resolved(ended.lane.0);
         if self.window.is_released(ended.entry) {
             self.window.free(ended.entry);
             return;
@@ -392,7 +383,7 @@ impl Owner {
             match done.then {
                 Then::Nothing => {}
                 Then::Resolve(entry) => {
-                    self.unfinished -= 1;
+                    self.dispatch.resolved(done.poller.tenant);
                     if !self.window.is_released(entry) {
                         self.context.in_flight.remove(&self.window.entry(entry).key.occurrence);
                     }
@@ -490,7 +481,7 @@ impl Owner {
         let metrics = &self.context.metrics;
         metrics.window_keys.set(count(self.window.len()));
         metrics.due_backlog.set(count(self.dispatch.parked() + self.to_defer.len()));
-        metrics.in_flight.set(count(self.unfinished));
+        metrics.in_flight.set(count(self.dispatch.unresolved()));
         metrics.throttled.inc_by(self.dispatch.take_throttled());
         metrics.open_circuits.set(count(self.dispatch.open_circuits(now.monotonic)));
         let age = self.window.oldest_open().map_or(Duration::ZERO, |oldest| now.wall.since(oldest));
@@ -500,16 +491,16 @@ impl Owner {
     async fn drain(&mut self) {
         let runtime = self.context.runtime.clone();
         let deadline = runtime.monotonic() + self.options.drain;
-        while self.unfinished > 0 && runtime.monotonic() < deadline {
+        while self.dispatch.unresolved() > 0 && runtime.monotonic() < deadline {
             tokio::select! {
                 biased;
                 Some(message) = self.messages.recv() => self.on_message(message),
                 () = runtime.sleep_until(deadline) => {}
             }
         }
-        if self.unfinished > 0 {
+        if self.dispatch.unresolved() > 0 {
             tracing::warn!(
-                attempts = self.unfinished,
+                attempts = self.dispatch.unresolved(),
                 "owner stopped before these attempts had an outcome; the next owner will repeat the attempts"
             );
         }

@@ -11,8 +11,17 @@ fn lane(tenant: u32, target: u32) -> Lane {
     (TenantId(tenant), TargetKey(target))
 }
 
+/// Creates a dispatch queue for at most `in_flight_max` attempts in flight.
 fn dispatch(in_flight_per_target: usize, in_flight_max: usize, parked_per_target: usize) -> Dispatch {
+    // A quarter of the slots is for outcomes that are not yet durable.
+    let in_flight_max = in_flight_max + (in_flight_max - 1) / (OUTCOME_PART - 1);
     Dispatch::new(&Options { in_flight_per_target, in_flight_max, parked_per_target, ..Options::default() })
+}
+
+/// Ends the attempt of a key, and resolves the key.
+fn end(dispatch: &mut Dispatch, lane: Lane, now: Now, health: Option<TargetHealth>) {
+    dispatch.ended(lane, now, health);
+    dispatch.resolved(lane.0);
 }
 
 #[test]
@@ -36,7 +45,7 @@ fn target_at_its_in_flight_limit_delays_only_its_own_keys() {
     assert!(dispatch.push(lane(1, 2), 10, NOW));
     let order: Vec<u32> = std::iter::from_fn(|| dispatch.pop(AT)).collect();
     assert_eq!(order, [0, 10]);
-    dispatch.ended(lane(1, 1), AT, AVAILABLE);
+    end(&mut dispatch, lane(1, 1), AT, AVAILABLE);
     assert_eq!(dispatch.pop(AT), Some(1));
     assert_eq!(dispatch.pop(AT), None);
     assert_eq!((dispatch.in_flight(), dispatch.parked()), (2, 1));
@@ -49,14 +58,14 @@ fn total_in_flight_limit_counts_the_attempts_of_all_targets() {
         assert!(dispatch.push(lane(1, target), target, NOW));
     }
     assert_eq!(std::iter::from_fn(|| dispatch.pop(AT)).count(), 2);
-    dispatch.ended(lane(1, 0), AT, AVAILABLE);
+    end(&mut dispatch, lane(1, 0), AT, AVAILABLE);
     assert_eq!(dispatch.pop(AT), Some(2));
 }
 
 #[test]
 fn tenants_with_slow_targets_leave_a_free_slot_for_another_tenant() {
     // The last case tests the number of tenants that docs/limits.md promises, with the default number of slots.
-    for (slots, tenants, left_over) in [(100, 1, 20), (100, 2, 11), (100, 20, 1), (4_096, 500, 2)] {
+    for (slots, tenants, left_over) in [(100, 1, 20), (100, 2, 11), (100, 20, 1), (4_096, 500, 2), (3_072, 500, 1)] {
         let mut dispatch = dispatch(10_000, slots, 10_000);
         let keys = u32::try_from(slots).unwrap() * tenants.min(4);
         for entry in 0..keys {
@@ -79,10 +88,26 @@ fn tenant_at_its_share_of_slots_starts_more_keys_after_slots_become_free() {
     while dispatch.pop(AT).is_some() {}
     assert_eq!(dispatch.pop(AT), None);
     for _ in 0..44 {
-        dispatch.ended(lane(2, 1), AT, AVAILABLE);
+        end(&mut dispatch, lane(2, 1), AT, AVAILABLE);
     }
     while dispatch.pop(AT).is_some() {}
     assert!((80..100).contains(&dispatch.in_flight()), "{} of 100 slots are in use", dispatch.in_flight());
+}
+
+#[test]
+fn tenant_whose_outcomes_are_not_yet_durable_leaves_free_slots_for_another_tenant() {
+    let mut dispatch = dispatch(1_000, 100, 1_000);
+    for entry in 0..200 {
+        assert!(dispatch.push(lane(1, 1), entry, NOW));
+    }
+    while dispatch.pop(AT).is_some() {
+        dispatch.ended(lane(1, 1), AT, AVAILABLE);
+    }
+    assert_eq!((dispatch.unresolved(), dispatch.in_flight()), (107, 0), "four of five of 133 slots");
+    assert!(dispatch.push(lane(2, 1), 200, NOW));
+    assert_eq!(dispatch.pop(AT), Some(200));
+    (0..50).for_each(|_| dispatch.resolved(TenantId(1)));
+    assert!(dispatch.may_start(), "the tenant may use the free slots");
 }
 
 #[test]
@@ -94,7 +119,7 @@ fn service_fires_every_occurrence_that_became_due_while_no_slot_was_free() {
     for millis in (0..=3_000).step_by(500) {
         assert_eq!(dispatch.pop(later(millis)), None);
     }
-    dispatch.ended(lane(1, 1), later(3_000), AVAILABLE);
+    end(&mut dispatch, lane(1, 1), later(3_000), AVAILABLE);
     assert_eq!(dispatch.pop(later(3_000)), Some(1));
     for (nominal, catch_up) in [(0, CatchUp::Every), (3_000, CatchUp::Every), (3_001, CatchUp::Latest)] {
         assert_eq!(dispatch.catch_up(later(nominal).wall), catch_up, "{nominal}");
@@ -124,8 +149,8 @@ fn lane_gets_no_turn_after_the_queue_removed_its_keys() {
     assert_eq!(dispatch.remove_released(|entry| entry == 1 || entry == 2), [1, 2]);
     assert_eq!(std::iter::from_fn(|| dispatch.pop(AT)).collect::<Vec<_>>(), [3]);
     assert_eq!((dispatch.in_flight(), dispatch.parked()), (2, 0));
-    dispatch.ended(lane(1, 0), AT, AVAILABLE);
-    dispatch.ended(lane(1, 1), AT, AVAILABLE);
+    end(&mut dispatch, lane(1, 0), AT, AVAILABLE);
+    end(&mut dispatch, lane(1, 1), AT, AVAILABLE);
     assert_eq!(dispatch.pop(AT), None);
 }
 
@@ -157,7 +182,12 @@ fn queue_spreads_deferred_keys_of_a_fast_target_at_its_measured_rate() {
     for entry in 0..10_000 {
         dispatch.push(lane(1, 1), entry, NOW);
         dispatch.pop(AT);
-        dispatch.ended(lane(1, 1), Now { wall: NOW + Duration::from_millis(u64::from(entry) / 3), ..AT }, AVAILABLE);
+        end(
+            &mut dispatch,
+            lane(1, 1),
+            Now { wall: NOW + Duration::from_millis(u64::from(entry) / 3), ..AT },
+            AVAILABLE,
+        );
     }
     let now = NOW + Duration::from_secs(4);
     dispatch.push(lane(1, 1), 1, NOW);
@@ -238,11 +268,11 @@ fn key_that_starts_no_attempt_consumes_no_rate_token() {
     for entry in 0..3 {
         dispatch.push(lane(1, 1), entry, NOW);
         assert_eq!(dispatch.pop(AT), Some(entry));
-        dispatch.ended(lane(1, 1), AT, None);
+        end(&mut dispatch, lane(1, 1), AT, None);
     }
     dispatch.push(lane(1, 1), 3, NOW);
     assert_eq!(dispatch.pop(AT), Some(3));
-    dispatch.ended(lane(1, 1), AT, AVAILABLE);
+    end(&mut dispatch, lane(1, 1), AT, AVAILABLE);
     dispatch.push(lane(1, 1), 4, NOW);
     assert_eq!(dispatch.pop(AT), None);
 }
@@ -254,7 +284,7 @@ fn rate_limit_of_a_target_applies_even_after_the_target_was_idle() {
     for entry in 0..4 {
         dispatch.push(lane(1, 1), entry, NOW);
         if dispatch.pop(AT).is_some() {
-            dispatch.ended(lane(1, 1), AT, AVAILABLE);
+            end(&mut dispatch, lane(1, 1), AT, AVAILABLE);
         }
     }
     dispatch.push(lane(1, 2), 10, NOW);
@@ -273,15 +303,15 @@ fn in_flight_limits_apply_per_tenant_and_per_target() {
         dispatch.push(lane(1, entry / 4), entry, NOW);
     }
     assert_eq!(popped(&mut dispatch, AT), [0, 4, 8]);
-    dispatch.ended(lane(1, 0), AT, AVAILABLE);
+    end(&mut dispatch, lane(1, 0), AT, AVAILABLE);
     assert_eq!(popped(&mut dispatch, AT), [1]);
     dispatch.limit(TenantId(1), quotas(6, 2));
     assert_eq!(popped(&mut dispatch, AT), [5, 9, 2], "a raised limit takes effect without a restart");
     dispatch.limit(TenantId(1), quotas(6, 1));
-    dispatch.ended(lane(1, 1), AT, AVAILABLE);
-    dispatch.ended(lane(1, 0), AT, AVAILABLE);
+    end(&mut dispatch, lane(1, 1), AT, AVAILABLE);
+    end(&mut dispatch, lane(1, 0), AT, AVAILABLE);
     assert_eq!(popped(&mut dispatch, AT), Vec::<u32>::new(), "a lowered limit waits for attempts to end");
-    dispatch.ended(lane(1, 1), AT, AVAILABLE);
+    end(&mut dispatch, lane(1, 1), AT, AVAILABLE);
     assert_eq!(popped(&mut dispatch, AT), [6]);
 }
 
@@ -305,7 +335,7 @@ fn member_with_a_quarter_of_the_pollers_gets_a_quarter_of_the_tenant_rate() {
     assert_eq!(popped(&mut dispatch, AT).len(), 3, "a quarter of 10, rounded up");
     let mut taken = 3;
     while dispatch.next_wait().is_none() {
-        dispatch.ended(lane(1, 1), AT, AVAILABLE);
+        end(&mut dispatch, lane(1, 1), AT, AVAILABLE);
         taken += popped(&mut dispatch, AT).len();
     }
     assert_eq!(taken, 15, "a quarter of 60");
@@ -318,10 +348,10 @@ fn key_may_start_if_a_slot_becomes_free_after_the_last_pop() {
     dispatch.push(lane(1, 1), 2, NOW);
     assert_eq!(popped(&mut dispatch, AT), [1]);
     assert!(!dispatch.may_start(), "all slots are in use");
-    dispatch.ended(lane(1, 1), AT, AVAILABLE);
+    end(&mut dispatch, lane(1, 1), AT, AVAILABLE);
     assert!(dispatch.may_start());
     assert_eq!(popped(&mut dispatch, AT), [2]);
-    dispatch.ended(lane(1, 1), AT, AVAILABLE);
+    end(&mut dispatch, lane(1, 1), AT, AVAILABLE);
     assert!(!dispatch.may_start(), "no key is left");
 }
 
@@ -334,14 +364,14 @@ fn dispatch_queue_requests_no_wakeup_while_all_slots_are_in_use() {
     }
     for _ in 0..60 {
         assert_eq!(popped(&mut dispatch, AT).len(), 1);
-        dispatch.ended(lane(2, 1), AT, AVAILABLE);
+        end(&mut dispatch, lane(2, 1), AT, AVAILABLE);
     }
     assert_eq!(popped(&mut dispatch, AT), Vec::<u32>::new());
     assert_eq!(dispatch.next_wait(), Some(later(1_000).monotonic));
     dispatch.push(lane(3, 1), 100, NOW);
     assert_eq!(popped(&mut dispatch, AT), [100]);
     assert_eq!(dispatch.next_wait(), None);
-    dispatch.ended(lane(3, 1), later(2_000), AVAILABLE);
+    end(&mut dispatch, lane(3, 1), later(2_000), AVAILABLE);
     assert_eq!(popped(&mut dispatch, later(2_000)), [60], "the ended wait gives the tenant a turn");
 }
 
@@ -354,13 +384,13 @@ fn unavailable_target_gets_probes_and_delays_no_other_target() {
     }
     assert_eq!(popped(&mut dispatch, AT).len(), 60);
     for _ in 0..60 {
-        dispatch.ended(lane(1, 1), AT, unavailable);
+        end(&mut dispatch, lane(1, 1), AT, unavailable);
     }
     dispatch.push(lane(1, 2), 100, NOW);
     assert_eq!(popped(&mut dispatch, AT), [100]);
     assert_eq!((dispatch.open_circuits(AT.monotonic), dispatch.next_wait()), (1, Some(later(1_000).monotonic)));
     assert_eq!(popped(&mut dispatch, later(1_000)), [60], "one probe starts");
-    dispatch.ended(lane(1, 1), later(1_000), unavailable);
+    end(&mut dispatch, lane(1, 1), later(1_000), unavailable);
     assert_eq!(popped(&mut dispatch, later(2_999)), Vec::<u32>::new());
     assert_eq!(
         dispatch.take_overdue(NOW + Duration::from_millis(1), 3, later(2_999)),
@@ -368,6 +398,6 @@ fn unavailable_target_gets_probes_and_delays_no_other_target() {
         "overdue keys of the target can be deferred"
     );
     assert_eq!(popped(&mut dispatch, later(3_000)), [64]);
-    dispatch.ended(lane(1, 1), later(3_000), AVAILABLE);
+    end(&mut dispatch, lane(1, 1), later(3_000), AVAILABLE);
     assert_eq!(popped(&mut dispatch, later(3_000)), [65, 66, 67, 68, 69]);
 }

@@ -65,7 +65,7 @@ impl Owner {
         }
         let (poller, ShardTerm { term, .. }) = self.window.poller(known.poller);
         self.handed_over.remove(&occurrence);
-        self.unfinished += 1;
+        self.dispatch.add_unresolved(poller.tenant);
         let change = Change::Run { run, then, ends };
         self.outcomes.push(PendingWrite { write: OwnerWrite { term, poller, change }, then: Then::Resolve(entry) });
         true

@@ -1,0 +1,102 @@
+//! Slots of the service, of which each tenant gets a share.
+//!
+//! docs/decisions/0191-bound-a-tenant-by-the-free-slots.md gives the reasons for the design.
+
+use std::collections::BTreeSet;
+
+use domain::TenantId;
+
+/// Largest ratio of a tenant's slots to the service's free slots. One tenant gets at most 4 of 5 slots, and two tenants
+/// get at most 4 of 9 slots each. `n` tenants leave one of `4n + 1` slots free.
+const PER_FREE_SLOT: usize = 4;
+
+/// Slots of the service. A tenant may occupy fewer slots than its *share*, which is [`PER_FREE_SLOT`] times the number
+/// of free slots. Slow targets of a few tenants therefore do not take all slots: a tenant with few slots finds a free
+/// slot (dynamic thresholds; Choudhury and Hahne 1998).
+#[derive(Debug)]
+pub(super) struct Slots {
+    max: usize,
+    used: usize,
+    /// Tenants that have reached their share, with the numbers of their slots.
+    at_share: BTreeSet<(usize, TenantId)>,
+}
+
+/// Slots that one tenant occupies.
+#[derive(Debug, Default)]
+pub(super) struct TenantSlots {
+    used: usize,
+    /// True if the tenant is in [`Slots::at_share`].
+    is_at_share: bool,
+}
+
+impl Slots {
+    pub(super) fn new(max: usize) -> Self {
+        Slots { max: max.max(1), used: 0, at_share: BTreeSet::new() }
+    }
+
+    pub(super) fn used(&self) -> usize {
+        self.used
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.used >= self.max
+    }
+
+    fn share(&self) -> usize {
+        self.max.saturating_sub(self.used).saturating_mul(PER_FREE_SLOT)
+    }
+
+    /// Returns whether the tenant may occupy a further slot. If the tenant has reached its share, the slots remember
+    /// the tenant for [`Slots::next_below_share`].
+    pub(super) fn has_share(&mut self, tenant: TenantId, slots: &mut TenantSlots) -> bool {
+        if slots.used >= self.share() && !slots.is_at_share {
+            slots.is_at_share = true;
+            self.at_share.insert((slots.used, tenant));
+        }
+        !slots.is_at_share
+    }
+
+    pub(super) fn occupy(&mut self, tenant: TenantId, slots: &mut TenantSlots) {
+        self.change(tenant, slots, slots.used + 1);
+        self.used += 1;
+    }
+
+    pub(super) fn free(&mut self, tenant: TenantId, slots: &mut TenantSlots) {
+        assert!(slots.used > 0 && self.used > 0, "the tenant occupies a slot");
+        self.change(tenant, slots, slots.used - 1);
+        self.used -= 1;
+    }
+
+    fn change(&mut self, tenant: TenantId, slots: &mut TenantSlots, used: usize) {
+        if slots.is_at_share {
+            self.at_share.remove(&(slots.used, tenant));
+            self.at_share.insert((used, tenant));
+        }
+        slots.used = used;
+    }
+
+    /// Returns a tenant that had reached its share and is now below it. The caller must set
+    /// [`TenantSlots::is_at_share`] to false with [`TenantSlots::leave_share`].
+    pub(super) fn next_below_share(&mut self) -> Option<TenantId> {
+        let (used, tenant) = self.at_share.first().copied()?;
+        if used >= self.share() {
+            return None;
+        }
+        self.at_share.remove(&(used, tenant));
+        Some(tenant)
+    }
+}
+
+impl TenantSlots {
+    pub(super) fn is_at_share(&self) -> bool {
+        self.is_at_share
+    }
+
+    pub(super) fn used(&self) -> usize {
+        self.used
+    }
+
+    pub(super) fn leave_share(&mut self) {
+        self.is_at_share = false;
+    }
+}
