@@ -55,7 +55,7 @@ pub(crate) struct ServeArguments {
     /// Single process only: length of the history in seconds instead of days, for experiments
     #[arg(long, hide = true, value_parser = clap::value_parser!(u64).range(1..))]
     history_seconds: Option<u64>,
-    /// Number of threads that run tasks [1 to 256] [default: one per core]
+    /// Number of threads that send callbacks, and number of threads that run requests [1 to 256] [default: one per core]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256), env = "REVEILLE_THREADS")]
     pub(crate) threads: Option<u16>,
     #[command(flatten)]
@@ -81,6 +81,7 @@ impl ServeArguments {
             member: self.member.clone(),
             certificate: self.tls.open(self.listen)?,
             store_key: self.store_key.clone(),
+            request_threads: self.threads.map(usize::from),
             server: server::Options {
                 listen: self.listen,
                 metrics_listen: self.metrics_listen,

@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cluster::{self, MemberArguments, Role, Stores};
 use crate::data_folder::{explain_open, store_path};
 use crate::engine::{Engine, PostgresEngine};
+use crate::request_threads::RequestThreads;
 use crate::store_key::{StoreKeyArguments, Unlocked};
 use crate::tls::Certificate;
 use crate::{control, identity, inbox, store_key};
@@ -42,6 +43,8 @@ pub(crate) struct Options {
     pub(crate) callback: callback::Options,
     pub(crate) store: store_embedded::Options,
     pub(crate) store_key: StoreKeyArguments,
+    /// Number of threads that run requests; `None` for one thread per core.
+    pub(crate) request_threads: Option<usize>,
     /// TLS certificate of the listener. `None` means plain HTTP.
     pub(crate) certificate: Option<Certificate>,
 }
@@ -52,6 +55,7 @@ pub(crate) struct Service {
     pub(crate) is_secured: bool,
     stop_certificate: CancellationToken,
     server: Server,
+    request_threads: RequestThreads,
     scheduler: Scheduler,
     store: OpenStore,
     tasks: TaskSet,
@@ -99,7 +103,7 @@ impl Service {
         let tasks = TaskSet::new(runtime);
         let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), options.store.clone()).await;
         let store = Arc::new(opened.map_err(|error| explain_open(error, data))?);
-        let front = async {
+        let started = async {
             let egress = first_egress(options.server.listen.ip());
             let unlocked = store_key::unlock(runtime, store.clone(), &options.store_key.path(data), true).await?;
             identity::create_first(runtime, &unlocked, data, options.scheduler.pollers, &egress).await?;
@@ -108,14 +112,14 @@ impl Service {
             let deliver = Arc::new(deliver(runtime, options, &unlocked, &mut registry)?);
             let started = Scheduler::start(runtime, unlocked.store, deliver, options.scheduler.clone(), registry).await;
             let scheduler = started.context("cannot start the scheduler")?;
-            Ok((bind(runtime, &scheduler, options).await?, scheduler))
+            Ok((Front::bind(&scheduler, options).await?, scheduler))
         };
-        match front.await {
-            Ok((server, scheduler)) => {
+        match started.await {
+            Ok((front, scheduler)) => {
                 let (control, stopped) = watch::channel(());
                 control::listen(runtime, &tasks, data, store.clone(), stopped);
                 let store = OpenStore::Embedded { store, control };
-                Ok(Service::new(runtime, options, server, scheduler, store, tasks))
+                Ok(Service::new(runtime, options, front, scheduler, store, tasks))
             }
             Err(error) => {
                 // The threads of the store wait on the clock of the runtime, so they must end before the runtime ends.
@@ -141,22 +145,23 @@ impl Service {
         let stop_peers = CancellationToken::new();
         let secret = cluster::secret(&store)?;
         tasks.spawn("peers", serve_peers(listener, secret, scheduler.clone(), stop_peers.clone()));
-        let server = bind(runtime, &scheduler, options).await?;
+        let front = Front::bind(&scheduler, options).await?;
         let limits = options.server.limits.clone();
         let inbox = inbox::keep_empty(runtime.clone(), store.clone(), scheduler.clone(), limits, stop_peers.clone());
         tasks.spawn("inbox", inbox);
         let store = OpenStore::Postgres { store, stop_peers, _lock: lock };
-        Ok(Service::new(runtime, options, server, scheduler, store, tasks))
+        Ok(Service::new(runtime, options, front, scheduler, store, tasks))
     }
 
     fn new(
         runtime: &Runtime,
         options: &Options,
-        server: Server,
+        front: Front,
         scheduler: Scheduler,
         store: OpenStore,
         tasks: TaskSet,
     ) -> Self {
+        let Front { server, request_threads } = front;
         let (address, stop_certificate) = (server.local_addr(), CancellationToken::new());
         if let Some(certificate) = options.certificate.clone() {
             let (runtime, stop) = (runtime.clone(), stop_certificate.clone());
@@ -165,7 +170,7 @@ impl Service {
             });
         }
         let is_secured = options.certificate.is_some();
-        Service { address, is_secured, stop_certificate, server, scheduler, store, tasks }
+        Service { address, is_secured, stop_certificate, server, request_threads, scheduler, store, tasks }
     }
 
     /// Returns `true` if the service is a member of a cluster.
@@ -185,7 +190,10 @@ impl Service {
 
     /// Serves requests until `stop` resolves. Then stops the server, the scheduler and the store, in this order.
     pub(crate) async fn run_until(self, stop: impl Future<Output = ()> + Send + 'static) {
-        self.server.serve_until(stop).await;
+        let requests = TaskSet::new(&self.request_threads.runtime);
+        requests.spawn("server", self.server.serve_until(stop));
+        requests.join().await;
+        drop(self.request_threads);
         tracing::info!("stopping: no new callbacks start, callbacks in flight may complete");
         self.scheduler.stop().await;
         self.stop_certificate.cancel();
@@ -241,21 +249,32 @@ fn deliver(
     Ok(deliver)
 }
 
-/// Binds the listener of the server. If the bind fails, the function stops the scheduler.
-async fn bind(runtime: &Runtime, scheduler: &Scheduler, options: &Options) -> anyhow::Result<Server> {
-    let tls = options.certificate.as_ref().map(|certificate| certificate.tls.clone());
-    let server = server::Options {
-        answers_users: options.member.has(Role::Api),
-        tls,
-        batch_folder: options.data.clone(),
-        ..options.server.clone()
-    };
-    match Server::bind(runtime.clone(), scheduler.clone(), server).await {
-        Ok(server) => Ok(server),
-        Err(error) => {
+/// Bound server, with the threads that will run it.
+struct Front {
+    server: Server,
+    request_threads: RequestThreads,
+}
+
+impl Front {
+    /// Binds the listener of the server. If the bind fails, the function stops the scheduler.
+    async fn bind(scheduler: &Scheduler, options: &Options) -> anyhow::Result<Self> {
+        let bound = async {
+            let request_threads = RequestThreads::start(options.request_threads)?;
+            let tls = options.certificate.as_ref().map(|certificate| certificate.tls.clone());
+            let server = server::Options {
+                answers_users: options.member.has(Role::Api),
+                tls,
+                batch_folder: options.data.clone(),
+                ..options.server.clone()
+            };
+            let server = Server::bind(request_threads.runtime.clone(), scheduler.clone(), server).await?;
+            Ok(Front { server, request_threads })
+        };
+        let bound = bound.await;
+        if bound.is_err() {
             scheduler.stop().await;
-            Err(error.into())
         }
+        bound
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! Invariants: each task belongs to a [`TaskSet`] or has its own [`TaskHandle`]. The runtime catches and logs a panic
 //! in a task, and reports the panic as the task's [`TaskEnd`]. [`Disk`] calls may block their thread, so only
-//! [`TaskSet::spawn_thread`] tasks and startup code make such calls.
+//! [`TaskSet::spawn_thread`] and [`TaskSet::spawn_background`] tasks and startup code make such calls.
 
 #![warn(missing_docs)]
 
@@ -26,6 +26,7 @@ use instants::Timestamp;
 pub use disk::{Disk, DiskFile, OpenMode};
 pub use instants::Monotonic;
 pub use link::MemoryLink;
+pub use real::lower_priority;
 pub use task::{TaskEnd, TaskHandle, TaskSet};
 
 /// Kind of thread on which a task runs.
@@ -35,6 +36,8 @@ pub enum Place {
     Shared,
     /// A dedicated thread. The task may block, for example in disk calls.
     Thread,
+    /// A dedicated thread with a low priority ([`lower_priority`]). The task may block.
+    Background,
 }
 
 /// Environment behind a [`Runtime`]: the real machine, a simulation or a test double.

@@ -98,7 +98,8 @@ impl World for RealWorld {
     fn spawn(&self, name: &'static str, place: Place, future: BoxFuture<'static, ()>) -> TaskHandle {
         match place {
             Place::Shared => spawn_shared(&self.tokio, name, future),
-            Place::Thread => spawn_thread(&self.tokio, name, future),
+            Place::Thread => spawn_thread(&self.tokio, name, future, || {}),
+            Place::Background => spawn_thread(&self.tokio, name, future, lower_priority),
         }
     }
 
@@ -130,10 +131,28 @@ fn spawn_shared(tokio: &tokio::runtime::Handle, name: &'static str, future: BoxF
     TaskHandle { end: Box::pin(end), abort: Box::new(move || abort.abort()) }
 }
 
-fn spawn_thread(tokio: &tokio::runtime::Handle, name: &'static str, future: BoxFuture<'static, ()>) -> TaskHandle {
+/// Niceness of threads with a low priority. If a thread with niceness 0 needs the same processor, Linux gives a thread
+/// with this niceness a tenth of the processor's time.
+const NICENESS: i32 = 10;
+
+/// Lowers the priority of the calling thread. On Linux, other threads of the process keep their priority.
+pub fn lower_priority() {
+    // Without a process id, this system call changes the calling thread.
+    if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
+        tracing::warn!(%error, "cannot lower the priority of a thread");
+    }
+}
+
+fn spawn_thread(
+    tokio: &tokio::runtime::Handle,
+    name: &'static str,
+    future: BoxFuture<'static, ()>,
+    prepare: fn(),
+) -> TaskHandle {
     let (ended, end) = tokio::sync::oneshot::channel();
     let tokio = tokio.clone();
     let body = move || {
+        prepare();
         let future = std::panic::AssertUnwindSafe(future).catch_unwind();
         let outcome = match tokio.block_on(future) {
             Ok(()) => TaskEnd::Finished,

@@ -25,7 +25,7 @@ pub struct TaskHandle {
     /// Future that completes when the task has ended.
     pub end: BoxFuture<'static, TaskEnd>,
     /// Function that aborts the task: the runtime drops the task's future when the future next awaits. The function has
-    /// no effect on a task in [`Place::Thread`].
+    /// no effect on a task with its own thread.
     pub abort: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -52,6 +52,11 @@ impl TaskSet {
     /// Spawns a task that may block its thread, for example in [`crate::Disk`] calls.
     pub fn spawn_thread(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
         self.add(name, Place::Thread, Box::pin(future));
+    }
+
+    /// Spawns a task that may block its thread, and whose work can wait while other tasks need the processor.
+    pub fn spawn_background(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
+        self.add(name, Place::Background, Box::pin(future));
     }
 
     fn add(&self, name: &'static str, place: Place, future: BoxFuture<'static, ()>) {

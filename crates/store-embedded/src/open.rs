@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use domain::Term;
+use futures_util::future::BoxFuture;
 use journal::{Journal, Opened, ReadError};
 use runtime::{Runtime, TaskSet};
 use store::StoreError;
@@ -96,13 +97,15 @@ fn start(
 ) -> EmbeddedStore {
     let Opened { journal, commits, .. } = opened;
     let (alive, tasks_alive) = mpsc::channel::<()>(1);
-    let task = |name: &'static str, task: futures_util::future::BoxFuture<'static, ()>| {
+    let living = |task: BoxFuture<'static, ()>| {
         let alive = alive.clone();
-        tasks.spawn_thread(name, async move {
+        async move {
             task.await;
             drop(alive);
-        });
+        }
     };
+    let task = |name, task| tasks.spawn_thread(name, living(task));
+    let background = |name, task| tasks.spawn_background(name, living(task));
 
     let (sealed, sealed_receiver) = watch::channel(Encrypted::default());
     let (flushed, flushed_receiver) = watch::channel(0);
@@ -125,14 +128,17 @@ fn start(
         drop(close_at_end);
     };
     task("store apply", Box::pin(apply));
-    task("store flush", Box::pin(background::flush(shared.clone(), journal.clone(), sealed_receiver, flushed)));
-    task("store merge", Box::pin(background::merge(shared.clone(), flushed_receiver)));
+    background("store flush", Box::pin(background::flush(shared.clone(), journal.clone(), sealed_receiver, flushed)));
+    background("store merge", Box::pin(background::merge(shared.clone(), flushed_receiver)));
     task("store space", Box::pin(background::watch_free_space(shared.clone())));
     task("store history", Box::pin(history::forget(shared.clone(), memory.clone(), rows.clone(), journal.clone())));
     let (readers, jobs) = Readers::new(shared.options.readers);
-    let (scanner, scans) = Readers::new(1);
-    for jobs in jobs.into_iter().chain(scans) {
+    for jobs in jobs {
         task("store reader", Box::pin(Readers::run(jobs, shared.closed.clone())));
+    }
+    let (scanner, scans) = Readers::new(1);
+    for scans in scans {
+        background("store scanner", Box::pin(Readers::run(scans, shared.closed.clone())));
     }
     EmbeddedStore {
         rows,

@@ -20,6 +20,7 @@ mod examples;
 mod first_start;
 mod full_disk;
 mod metrics;
+mod priority;
 mod process;
 mod progress;
 mod receiver;
