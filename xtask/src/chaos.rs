@@ -101,7 +101,7 @@ pub(crate) fn run(arguments: &ChaosArguments) -> anyhow::Result<ExitCode> {
     let seed = arguments.seed.unwrap_or_else(log::now_millis);
     let (minutes, rate) = (arguments.minutes, arguments.rate);
     eprintln!(
-        "chaos: seed {seed}, {minutes} minutes, {rate} requests per second; repeat with --seed {seed} \
+        "chaos: seed {seed}, {minutes} minutes, {rate} requests per second; repeat the test with --seed {seed} \
          --minutes {minutes}"
     );
     let binary = match &arguments.binary {

@@ -51,7 +51,10 @@ fn pack() -> anyhow::Result<PathBuf> {
     let mut published: Vec<String> = published.map(|package| package.name).collect();
     published.sort();
     let expected = PACKAGES.map(|(name, _)| name);
-    ensure!(published == expected, "cargo would publish {published:?}; adapt PACKAGES in xtask/src/packages.rs");
+    ensure!(
+        published == expected,
+        "cargo would publish {published:?} instead of {expected:?}; update PACKAGES in xtask/src/packages.rs"
+    );
 
     let mut command = Command::new(CARGO);
     command.args(["package", "--no-verify", "--allow-dirty", "--quiet"]);

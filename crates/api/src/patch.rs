@@ -123,13 +123,14 @@ impl SchedulePatch {
 
     fn set(mut self, path: &[&str], value: impl Into<Value>) -> Self {
         let mut parent = &mut self.0;
-        let (last, objects) = path.split_last().expect("every path has at least one name");
+        let (last, objects) = path.split_last().expect("every path in a patch has at least one field name");
         for name in objects {
             let inner = parent.entry(*name).or_insert_with(|| Value::Object(Map::new()));
             if !inner.is_object() {
                 *inner = Value::Object(Map::new());
             }
-            parent = inner.as_object_mut().expect("the lines above replace every value that is not an object");
+            parent =
+                inner.as_object_mut().expect("the function `set` replaces every parent value that is not an object");
         }
         parent.insert((*last).to_owned(), value.into());
         self

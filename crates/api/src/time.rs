@@ -81,7 +81,7 @@ impl schemars::JsonSchema for Time {
         schemars::json_schema!({
             "type": "string",
             "format": "date-time",
-            "description": "RFC 3339. Responses use UTC with three fractional digits.",
+            "description": "An instant in RFC 3339 format. Responses use UTC with three fractional digits.",
         })
     }
 }

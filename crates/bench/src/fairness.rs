@@ -85,7 +85,7 @@ pub(crate) async fn run(runtime: &Runtime, arguments: &FairnessArguments) -> any
             controls.push(trial.control(kind, processors).await?);
         }
         results.push((kind, Results::of(&controls, &attacked)));
-        let last = attacked.last_mut().expect("each trial has at least one pair");
+        let last = attacked.last_mut().expect("the trial runs each attack at least once");
         last.notes.extend(results.last().map(|(_, results)| results.to_text(arguments.bound_ms)));
         shown.extend([(controls, Vec::new()), (attacked, Vec::new())]);
     }
@@ -133,7 +133,7 @@ impl Results {
         ensure!(median.is_some(), "too few callbacks arrived to compute the 99th percentile of their lateness");
         ensure!(self.wrong == 0, "{} callbacks failed, or were lost, duplicated or early", self.wrong);
         let is_within = median.is_some_and(|median| median < bound_ms);
-        ensure!(is_within, "under the attack {kind:?}, the p99 increased by more than {bound_ms} ms");
+        ensure!(is_within, "under the attack {kind:?}, the p99 lateness increased by more than {bound_ms} ms");
         Ok(())
     }
 }

@@ -331,7 +331,7 @@ pub(crate) fn row(name: &str, due: Due, first_at: Timestamp, verdict: &Verdict) 
 /// Returns the seconds from `first_at` until the fraction `share` of `count` callbacks had arrived; `None` if fewer
 /// callbacks arrived.
 #[expect(clippy::cast_precision_loss, reason = "counts of callbacks and microseconds stay far below 2^52")]
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the share is between 0 and 1")]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`share` is between 0 and 1")]
 fn seconds_to_share(verdict: &Verdict, first_at: Timestamp, count: u64, share: f64) -> Option<f64> {
     let needed = (count as f64 * share).ceil() as usize;
     let at = *verdict.first_at_micros.get(needed.checked_sub(1)?)?;

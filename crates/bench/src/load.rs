@@ -73,7 +73,10 @@ impl LoadReport {
         let rejected: Vec<String> = self.rejected.iter().map(|(status, count)| format!("{count} x {status}")).collect();
         let (broken, unsent) = (self.broken, self.unsent);
         let rejected = rejected.join(", ");
-        format!("requests rejected, by status: [{rejected}]; without a complete response: {broken}; not sent: {unsent}")
+        format!(
+            "rejected requests by status: [{rejected}]; requests without a complete response: {broken}; \
+             requests not sent: {unsent}"
+        )
     }
 
     pub(crate) fn failed(&self) -> u64 {

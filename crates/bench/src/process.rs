@@ -64,7 +64,12 @@ impl Process {
                 );
             }
             let waited = runtime.monotonic().since(started);
-            ensure!(waited < limit, "`reveille {}` was not ready within {limit:?}", arguments.join(" "));
+            ensure!(
+                waited < limit,
+                "`reveille {}` was not ready within {limit:?}; see the log {}",
+                arguments.join(" "),
+                log.display()
+            );
             runtime.sleep(Duration::from_millis(2)).await;
         }
         Ok(Process { child, pid, address })

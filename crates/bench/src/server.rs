@@ -220,7 +220,11 @@ impl Server {
     /// Returns an error if the trial did not start the server, or if the server does not stop by itself.
     pub(crate) async fn stop_process(&mut self, runtime: &Runtime) -> anyhow::Result<()> {
         let process = self.process.take().context("the trial can stop only a server that it started; omit --url")?;
-        ensure!(process.stop(runtime, STOP_MAX).await?, "the server did not stop gracefully within {STOP_MAX:?}");
+        ensure!(
+            process.stop(runtime, STOP_MAX).await?,
+            "the server did not stop gracefully within {STOP_MAX:?}; see the log {}",
+            self.folder.join("serve.log").display()
+        );
         Ok(())
     }
 

@@ -316,7 +316,7 @@ impl Caller for Callback {
             deadline: self.runtime.monotonic() + Duration::from_secs(60),
         });
         Box::pin(async move {
-            let delivered = delivered.await.expect("the deadline has not passed");
+            let delivered = delivered.await.expect("the deadline of the callback has not passed");
             assert!(delivered.result.is_success(), "{delivered:?}");
         })
     }

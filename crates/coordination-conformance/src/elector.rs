@@ -118,14 +118,17 @@ pub(super) async fn leader_after_an_expired_lease_has_a_later_term(subject: &dyn
     let first = a.is_leader("a", short).await.expect("the engine responds");
     subject.runtime().sleep(short * 3 / 2).await;
     let second = leads(a, "a").await.expect("the only replica becomes the leader");
-    assert!(second > first.term, "the replica's second term is later, although no other replica led before it");
+    assert!(
+        second > first.term,
+        "the replica's second term is later than its first term, although no other replica led between them"
+    );
     a.resign("a").await.expect("the engine responds");
     assert!(leads(a, "a").await > Some(second));
 }
 
 pub(super) async fn resigning_leader_hands_over_at_once(subject: &dyn Subject) {
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
-    let first = leads(a, "a").await.expect("the first replica that calls becomes the leader");
+    let first = leads(a, "a").await.expect("the first replica that calls the elector becomes the leader");
     assert_eq!(leads(b, "b").await, None);
     a.resign("a").await.expect("the engine responds");
     let second = leads(b, "b").await.expect("the leader resigned");
@@ -148,7 +151,7 @@ pub(super) async fn resigning_follower_does_not_affect_the_leader(subject: &dyn 
 
 pub(super) async fn earlier_life_of_a_replica_counts_as_another_replica(subject: &dyn Subject) {
     let [earlier, later] = &electors(subject, 2).await[..] else { panic!("two electors") };
-    let first = leads(earlier, "a").await.expect("the first replica that calls becomes the leader");
+    let first = leads(earlier, "a").await.expect("the first replica that calls the elector becomes the leader");
     assert_eq!(
         leads(later, "a").await,
         None,
@@ -165,7 +168,7 @@ pub(super) async fn followers_are_the_replicas_with_a_current_lease(subject: &dy
     let runtime = subject.runtime();
     let follower = |replica: &str, leads| Follower { replica: replica.to_owned(), leads };
     assert_eq!(a.followers().await, Ok(Vec::new()));
-    leads(b, "b").await.expect("the first replica that calls becomes the leader");
+    leads(b, "b").await.expect("the first replica that calls the elector becomes the leader");
     a.is_leader("a", short).await.expect("the engine responds");
     a.is_leader("c", LONG).await.expect("the engine responds");
     assert_eq!(b.followers().await, Ok(vec![follower("a", false), follower("b", true), follower("c", false)]));
@@ -179,7 +182,7 @@ pub(super) async fn followers_are_the_replicas_with_a_current_lease(subject: &dy
 pub(super) async fn departures_are_reported_only_to_the_leader(subject: &dyn Subject) {
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
     let follower = |replica: &str| Follower { replica: replica.to_owned(), leads: false };
-    leads(a, "a").await.expect("the first replica that calls becomes the leader");
+    leads(a, "a").await.expect("the first replica that calls the elector becomes the leader");
     b.is_leader("b", subject.lease()).await.expect("the engine responds");
     leads(b, "c").await;
     let known = a.followers().await.expect("the engine responds");

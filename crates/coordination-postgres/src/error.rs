@@ -13,7 +13,7 @@ pub enum OpenError {
     #[error(transparent)]
     Server(#[from] Failure),
     /// The database has no schema for coordination, or no migration of this schema has finished.
-    #[error("{server} has no schema for coordination; run `reveille store migrate` with this URL")]
+    #[error("{server} has no schema for coordination; run `reveille store migrate` with the URL of this database")]
     SchemaMissing {
         /// URL of the server without the password.
         server: String,
@@ -21,7 +21,7 @@ pub enum OpenError {
     /// The schema is older than the version that this build needs.
     #[error(
         "the schema for coordination in {server} has version {found}, and this build needs {wanted}; \
-         run `reveille store migrate` with this URL"
+         run `reveille store migrate` with the URL of this database"
     )]
     SchemaOlder {
         /// URL of the server without the password.

@@ -66,7 +66,7 @@ mod tests {
 
     /// A developer must not change a released migration. A change of the schema needs a new migration.
     #[test]
-    fn released_migrations_have_unchanged_text() {
+    fn text_of_a_released_migration_never_changes() {
         let digests: Vec<u32> =
             SCHEMA.migrations.iter().map(|migration| domain::id::fnv1a(migration.as_bytes())).collect();
         assert_eq!(digests, [2_183_567_014, 4_145_944_337, 4_253_368_414]);

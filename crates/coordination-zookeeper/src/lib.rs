@@ -68,7 +68,7 @@ impl ZookeeperTrees {
         let client = connector.connect(self.url.servers()).await.map_err(|error| match error {
             zk::Error::BadArguments(reason) => TreeError::Invalid((*reason).to_owned()),
             error => TreeError::Disconnected(format!(
-                "cannot open a session on any server of {}: {error}",
+                "cannot open a session on any of the ZooKeeper servers {}: {error}",
                 self.url.servers()
             )),
         })?;
@@ -95,7 +95,7 @@ impl Trees for ZookeeperTrees {
             });
             opened.await.unwrap_or_else(|| {
                 Err(TreeError::Disconnected(format!(
-                    "no server of {} responded within {OPEN_MAX:?}",
+                    "none of the ZooKeeper servers {} responded within {OPEN_MAX:?}",
                     self.url.servers()
                 )))
             })

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn url_parser_returns_the_servers_and_the_root() {
+    fn zookeeper_url_parser_returns_the_servers_and_the_root_path() {
         for (text, servers, root) in [
             ("zookeeper://a", "a", None),
             ("zookeeper://a:2181/", "a:2181", None),

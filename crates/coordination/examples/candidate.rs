@@ -49,8 +49,9 @@ async fn main() -> anyhow::Result<()> {
     // before the next leader leads.
     let candidate = Candidate { acl: Acl::Open, trust: Trust::UntilLost, ..Candidate::new(id) };
     let selector = LeaderSelector::new(&client, NodePath::new(group)?, candidate);
-    let mut sink =
-        Sink(BufReader::new(UnixStream::connect(sink).await.context("cannot connect to the Unix socket SINK")?));
+    let stream =
+        UnixStream::connect(sink).await.with_context(|| format!("cannot connect to the Unix socket {sink}"))?;
+    let mut sink = Sink(BufReader::new(stream));
     loop {
         let held = selector.lead().await?;
         lead(&runtime, &client, &held, &mut sink).await?;
@@ -126,7 +127,9 @@ async fn write(tree: &Arc<dyn Tree>, held: &Held) -> Result<Option<i64>, TreeErr
     match tree.multi(fence.iter().cloned().chain([set]).collect()).await {
         Ok(done) => match done.last() {
             Some(Done::Set(stat)) => Ok(Some(stat.modified.0)),
-            _ => Err(TreeError::Invalid("the last result of the multi is not the result of a set".to_owned())),
+            _ => Err(TreeError::Invalid(
+                "the last result of the multi is not the result of its set operation".to_owned(),
+            )),
         },
         Err(TreeError::Multi { at, .. }) if at < fence.len() => Ok(None),
         Err(TreeError::Multi { source, .. }) if *source == TreeError::NoNode => {

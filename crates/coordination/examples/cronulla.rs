@@ -126,7 +126,7 @@ impl Scheduler {
             // If several firings are due, the leader calls the service only for the latest firing.
             let due = self.cron.latest_at(self.runtime.now()).map_or(next, |latest| latest.max(next));
             if let Err(error) = self.call(due, leading).await {
-                eprintln!("the call of the service for {due} failed; retrying: {error:#}");
+                eprintln!("the call to the service for the instant {due} failed; retrying: {error:#}");
                 self.runtime.sleep(Duration::from_millis(200)).await;
                 continue;
             }

@@ -91,7 +91,7 @@ pub struct Network {
 pub enum NetworkError {
     #[error("text is not a network; use a form such as 10.1.0.0/16 or 2001:db8::/32")]
     Syntax,
-    #[error("the address has set bits after the prefix; use the first address of the network")]
+    #[error("the address has nonzero bits after the prefix; use the first address of the network")]
     HostBits,
 }
 

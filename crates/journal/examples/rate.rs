@@ -116,7 +116,11 @@ async fn journal(
 fn row(name: &str, mut times: Vec<Duration>, over: Duration, bytes: usize) {
     times.sort_unstable();
     let at = |share: f64| -> u128 {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the product is a list index")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "the result is an index of `times`"
+        )]
         let index = (times.len() as f64 * share) as usize;
         times.get(index.min(times.len().saturating_sub(1))).map_or(0, Duration::as_micros)
     };

@@ -161,7 +161,7 @@ impl State {
         let active = self.live.back_mut().expect("the journal always has an active segment");
         assert!(
             active.end_offset < end_offset && self.next <= next,
-            "a new record never decreases the end offset or the next index"
+            "a new record increases the segment's end offset and does not decrease the next entry index"
         );
         active.end_offset = end_offset;
         self.next = next;

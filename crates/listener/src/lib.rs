@@ -182,7 +182,7 @@ impl Accepts<'_> {
         };
         self.number += 1;
         let Some(taken) = self.slots.take(self.number, address.ip()).await else {
-            tracing::debug!(%address, "connection closed, because its address has too many connections");
+            tracing::debug!(%address, "connection closed, because the client's address has too many connections");
             return None;
         };
         // The server sends a response with one write, so Nagle's algorithm would only delay the response.

@@ -111,7 +111,7 @@ pub(super) async fn concurrent_claims_give_each_name_one_holder(subject: &dyn Su
         let mut view = peers[0].view().await.claims;
         view.retain(|name, _| names.contains(name));
         assert_eq!(held, view.into_iter().collect::<Vec<_>>(), "the results of the claims match the view");
-        assert_eq!(held.len(), names.len(), "exactly one member holds each name");
+        assert_eq!(held.len(), names.len(), "exactly one member holds the claim of each name");
     }
 }
 
@@ -189,7 +189,7 @@ pub(super) async fn leave_frees_all_claims_of_the_member(subject: &dyn Subject) 
     assert_eq!(view.claims, BTreeMap::from([(shard(3), b.id)]));
     assert_eq!(b.claim(&[shard(1)]).await, [true]);
     a.leave().await;
-    assert_eq!(b.view().await.claims.len(), 2, "the second leave has no effect");
+    assert_eq!(b.view().await.claims.len(), 2, "a second call to leave the cluster has no effect");
 }
 
 pub(super) async fn claims_become_free_exactly_when_the_lease_ends(subject: &dyn Subject) {
@@ -283,7 +283,7 @@ pub(super) async fn renewal_and_claim_at_the_end_of_a_lease_are_consistent(subje
         *outcomes.entry(claimed[0]).or_insert(0) += 1;
         join(a.leave(), b.leave()).await;
     }
-    assert!(!outcomes.is_empty(), "in every round, the lease of member a ended before its claim");
+    assert!(!outcomes.is_empty(), "in every round, the lease of member a ended before the engine executed a's claim");
 }
 
 pub(super) async fn view_shows_only_live_members(subject: &dyn Subject) {

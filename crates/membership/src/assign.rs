@@ -45,7 +45,7 @@ pub fn plan(
         let member = available
             .max_by_key(|member| weight(shard, *member))
             .expect("the sum of all shares equals the number of shards");
-        *capacity.get_mut(&member).expect("the member is in `capacity`") -= 1;
+        *capacity.get_mut(&member).expect("the map `capacity` contains the member") -= 1;
         plan.insert(shard, member);
     }
     plan

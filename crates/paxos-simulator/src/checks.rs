@@ -159,7 +159,7 @@ impl Checks {
         if slot != reported.next() {
             return broken(
                 Rule::NoGap,
-                format!("n{} decides slot {slot}, but its next slot is {}", node + 1, reported.next()),
+                format!("node n{} decides slot {slot}, but its next slot is {}", node + 1, reported.next()),
             );
         }
         *reported = slot;
@@ -171,7 +171,10 @@ impl Checks {
             Some(_) => {
                 return broken(
                     Rule::OneValuePerSlot,
-                    format!("n{}'s entry in slot {slot} differs from the first entry decided in this slot", node + 1),
+                    format!(
+                        "node n{}'s entry in slot {slot} differs from the first entry decided in this slot",
+                        node + 1
+                    ),
                 );
             }
         }
@@ -219,7 +222,10 @@ impl Checks {
             Some((_, first)) if chain.is_none_or(|chain| *first == chain) => Ok(()),
             _ => broken(
                 Rule::SnapshotEqualsLog,
-                format!("n{} installs a snapshot up to slot {slot} that differs from the decided entries", node + 1),
+                format!(
+                    "node n{} installs a snapshot up to slot {slot} that differs from the decided entries",
+                    node + 1
+                ),
             ),
         }
     }
@@ -228,7 +234,10 @@ impl Checks {
         if *self.states.entry((group, slot)).or_insert(state) != state {
             return broken(
                 Rule::OneState,
-                format!("n{}'s state after slot {slot} differs from the first state computed for this slot", node + 1),
+                format!(
+                    "node n{}'s state after slot {slot} differs from the first state computed for this slot",
+                    node + 1
+                ),
             );
         }
         Ok(())
@@ -237,7 +246,7 @@ impl Checks {
     pub(crate) fn promises(&mut self, node: usize, group: usize, ballot: Ballot) -> Result<(), Violation> {
         let last_promised = &mut self.last_promised[node][group];
         if ballot < *last_promised {
-            return broken(Rule::PromisesKept, format!("n{} promises {ballot} after {last_promised}", node + 1));
+            return broken(Rule::PromisesKept, format!("node n{} promises {ballot} after {last_promised}", node + 1));
         }
         *last_promised = ballot;
         Ok(())
@@ -249,7 +258,10 @@ impl Checks {
         if promised < last_promised {
             return broken(
                 Rule::PromisesKept,
-                format!("n{} starts with the promise {promised}, but its last promise was {last_promised}", node + 1),
+                format!(
+                    "node n{} starts with the promise {promised}, but its last promise was {last_promised}",
+                    node + 1
+                ),
             );
         }
         Ok(())
@@ -313,7 +325,8 @@ impl Checks {
             Some((node, Ordered { fence, until, .. })) if !self.is_clock_broken => {
                 let until = until.0;
                 let detail = format!(
-                    "n{} takes part in a move with fence {fence} until instant {until}, but the token's fence is {:?}",
+                    "node n{} takes part in a move with fence {fence} until instant {until}, but the current move \
+                     token has the fence {:?}",
                     node + 1,
                     self.token.0
                 );

@@ -355,8 +355,11 @@ impl<P: Program> World<P> {
                 return if required.len() == self.groups.len() { self.check_all_learn(timeout) } else { Ok(()) };
             }
         }
-        let detail =
-            format!("the core (by node: {core:?}) made no progress in {} µs after it was healed", self.now - begun);
+        let detail = format!(
+            "the core nodes made no progress in {} µs after the end of all faults among them; whether each node is \
+             in the core: {core:?}",
+            self.now - begun
+        );
         Err(Violation { rule: Rule::Progress, detail })
     }
 

@@ -146,8 +146,7 @@ pub fn run_pieces(
         Some(path) => open_state(path).map(|(file, known)| (Some(file), known))?,
         None => (None, Vec::new()),
     };
-    let all = (first..first + seeds)
-        .step_by(usize::try_from(PIECE).expect("the number of seeds in a piece fits into a `usize`"));
+    let all = (first..first + seeds).step_by(usize::try_from(PIECE).expect("the constant `PIECE` fits into a `usize`"));
     let pieces = all.map(|start| (start, PIECE.min(first + seeds - start)));
     let (done, open): (Vec<_>, Vec<_>) = pieces.partition(|piece| known.iter().any(|known| known.seeds == *piece));
     let mut coverage = Coverage::default();

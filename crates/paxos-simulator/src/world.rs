@@ -262,7 +262,7 @@ impl<P: Program> World<P> {
         let member = &mut self.nodes[node];
         let Ok(records) = member.disk.open() else {
             member.is_damaged = true;
-            self.note(node, || "does not start, because its disk is damaged".to_owned());
+            self.note(node, || "start failed, because the disk of this node is damaged".to_owned());
             return Ok(());
         };
         member.incarnation += 1;
@@ -492,14 +492,14 @@ impl<P: Program> World<P> {
             Left::Lost => self.checks.note_incident(Incident::LostWrite),
             Left::Torn => self.checks.note_incident(Incident::TornWrite),
         }
-        self.note(node, || format!("crashes; state of the unsynced records on its disk: {left:?}"));
+        self.note(node, || format!("this node crashes; state of the unsynced records on its disk: {left:?}"));
         self.look(node)
     }
 
     pub(crate) fn flip(&mut self, node: usize) -> bool {
         let is_flipped = self.nodes[node].disk.flip(&mut self.random);
         self.nodes[node].has_bit_flip |= is_flipped;
-        self.note(node, || "has a flipped bit on its disk".to_owned());
+        self.note(node, || "the disk of this node has a flipped bit".to_owned());
         is_flipped
     }
 

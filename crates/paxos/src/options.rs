@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn check_of_invalid_options_panics() {
+    fn options_check_panics_if_an_option_is_invalid() {
         Options::default().check();
         let wrong: [fn(&mut Options); 7] = [
             |options| options.window_slots = 0,

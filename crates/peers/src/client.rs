@@ -166,7 +166,7 @@ impl Client {
         })?;
         let body = body.to_bytes();
         if !proof::is_response_authentic(&self.secret, nonce, status, &sha256(&body), &mac) {
-            return Err("the response has no valid MAC of this cluster's secret".to_owned());
+            return Err("the MAC of the response is not valid for this cluster's secret".to_owned());
         }
         if status != StatusCode::OK {
             return Err(format!("the member rejected the request ({}): {}", status.as_u16(), shortened(&body)));
@@ -189,7 +189,8 @@ impl Client {
 fn uri(address: &str) -> Result<Uri, Reason> {
     let authority: Option<Authority> = address.parse().ok();
     let authority = authority.filter(|found| found.port_u16().is_some() && !address.contains('@'));
-    let authority = authority.ok_or_else(|| format!("the member's peer address {address:?} is not host:port"))?;
+    let authority =
+        authority.ok_or_else(|| format!("the member's peer address {address:?} does not have the form HOST:PORT"))?;
     Uri::builder()
         .scheme("http")
         .authority(authority)

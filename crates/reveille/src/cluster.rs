@@ -119,9 +119,8 @@ pub(crate) async fn open(
 ) -> anyhow::Result<Arc<PostgresStore>> {
     ensure!(
         !store_path(data).exists(),
-        "{} contains the schedules of a server that ran without a cluster: copy them to the cluster's database with \
-         `reveille export --data {0} --store …` unless you have already copied them, and give this member another \
-         folder with --data",
+        "{} contains the schedules of a server that ran without a cluster: copy them once to the cluster's database \
+         with `reveille export --data {0} --store …`, and give this member another folder with --data",
         data.display()
     );
     let options = store_postgres::Options { cluster: identity::known_cluster(data)?, ..engine.store_options() };

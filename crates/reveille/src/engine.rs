@@ -184,7 +184,7 @@ impl PostgresEngine {
                 let trees = coordination_connect::trees(runtime, url, password).await?;
                 let root = NodePath::new("/reveille").expect("the path /reveille is valid in a tree");
                 let ownership = TreeOwnership::new(runtime, trees, &root, Acl::Creator, vec![credentials]);
-                let ownership = ownership.expect("the paths of the nodes below /reveille are short enough");
+                let ownership = ownership.expect("the path of each node below /reveille is short enough for a tree");
                 let id = ownership.id().await?;
                 Ok(Coordination { ownership: Arc::new(ownership), id })
             }

@@ -142,7 +142,10 @@ impl Mover {
                 Err(CreateRejection::Exists) => {
                     let holder = self.scheduler.get(tenant, id.clone()).await?;
                     if holder.is_none_or(|holder| Some(holder.incarnation) != incarnation) {
-                        tracing::error!(id = id.as_str(), "dropped an inbox entry: the id of its schedule is taken");
+                        tracing::error!(
+                            id = id.as_str(),
+                            "dropped an inbox entry: a schedule with this id already exists"
+                        );
                     }
                     done.push(number);
                 }

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn process_creates_no_spans_without_a_collector() {
+    fn process_creates_no_trace_spans_if_no_collector_is_configured() {
         for format in [Format::Text, Format::Json] {
             let log = log(format, EnvFilter::new("info"));
             assert_eq!(

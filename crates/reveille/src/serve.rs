@@ -115,7 +115,7 @@ pub(crate) async fn serve(runtime: &Runtime, arguments: &ServeArguments) -> anyh
             );
         });
     if let Some(address) = service.metrics_address() {
-        tracing::info!(%address, "serving metrics on their own listener");
+        tracing::info!(%address, "serving the metrics at a separate address");
     }
     tracing::info!(address = %service.address, data = %arguments.data.display(), "ready");
     if let Some(receiver) = receiver.as_ref().filter(|_| !service.is_secured) {

@@ -194,7 +194,7 @@ impl Service {
         requests.spawn("server", self.server.serve_until(stop));
         requests.join().await;
         drop(self.request_threads);
-        tracing::info!("stopping: no new callbacks start, callbacks in flight may complete");
+        tracing::info!("the server is stopping: it starts no new callbacks, but callbacks in flight may complete");
         self.scheduler.stop().await;
         self.stop_certificate.cancel();
         match self.store {
@@ -233,7 +233,7 @@ async fn serve_peers(listener: Listener, secret: ClusterSecret, scheduler: Sched
 fn build_registry() -> Registry {
     let mut registry = Registry::default();
     let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-    registry.register("reveille_build", "Version of the build", build);
+    registry.register("reveille_build", "Version of this Reveille build", build);
     registry
 }
 

@@ -69,6 +69,9 @@ pub(crate) fn notify_ready() {
 
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!(%error, "cannot notify the service manager, which may kill this process");
+        tracing::warn!(
+            %error,
+            "cannot report the state of this process to the service manager, which may kill the process"
+        );
     }
 }

@@ -42,7 +42,7 @@ impl TlsArguments {
             (None, Some(_)) => bail!("--tls-key requires --tls-certificate FILE"),
             (None, None) if listen.ip().is_loopback() || self.insecure => Ok(None),
             (None, None) => bail!(
-                "other machines can reach {listen}, and keys and payloads would be readable on the network: give \
+                "without TLS, other machines could read the keys and payloads that clients send to {listen}: give \
                  --tls-certificate FILE and --tls-key FILE, or --insecure if a proxy on this machine or a private \
                  network encrypts the traffic"
             ),

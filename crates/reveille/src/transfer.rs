@@ -80,7 +80,8 @@ pub(crate) async fn export(runtime: &Runtime, arguments: &TransferArguments) -> 
     .await?;
     report(
         copied,
-        "start members with `reveille serve --store … --store-key FILE`, with a copy of the folder's store.key; the API keys of the folder are valid in the cluster, but API keys that the database had before the copy are not",
+        "start members with `reveille serve --store … --store-key FILE`, where FILE is a copy of the folder's \
+         store.key; the cluster accepts only the API keys of the folder",
     )
 }
 
@@ -154,9 +155,9 @@ async fn copy(runtime: &Runtime, from: &dyn Store, to: &dyn Store, target: &str,
     ensure!(!tenants.is_empty(), "nothing to copy: the source has no tenant");
     let encryption = Encryption { runtime, keyring: store_key::of_source(&tenants, key)?, path: key };
     ensure_empty(to, target).await?;
-    let terms =
-        to.take((0..SHARDS).map(ShardId).collect()).await.context("cannot take ownership of the target's shards")?;
-    let replaced = to.tenants().await.context("cannot read the target's tenants")?;
+    let terms = to.take((0..SHARDS).map(ShardId).collect()).await;
+    let terms = terms.context("cannot take ownership of the destination's shards")?;
+    let replaced = to.tenants().await.context("cannot read the destination's tenants")?;
     let is_of_source = |tenant: &&Tenant| tenants.iter().any(|known| known.id == tenant.id);
     if let Some(other) = replaced.iter().find(|tenant| !is_of_source(tenant)) {
         bail!("{target} has the tenant {}, which the source does not have: copy to an empty store", other.name);
@@ -190,9 +191,10 @@ async fn copy(runtime: &Runtime, from: &dyn Store, to: &dyn Store, target: &str,
 }
 
 async fn ensure_empty(to: &dyn Store, target: &str) -> anyhow::Result<()> {
-    let pollers = pollers_of(&to.tenants().await.context("cannot read the target's tenants")?);
+    let pollers = pollers_of(&to.tenants().await.context("cannot read the destination's tenants")?);
     let read = |poller| DueRead { poller, after: DueBound::Instant(Timestamp::MIN), until: Timestamp::MAX, limit: 1 };
-    let pages = to.due(pollers.into_iter().map(read).collect()).await.context("cannot read the target's due rows")?;
+    let pages = to.due(pollers.into_iter().map(read).collect()).await;
+    let pages = pages.context("cannot read the destination's due rows")?;
     let is_empty = pages.iter().all(|page| page.keys.is_empty());
     ensure!(is_empty, "{target} has schedules: copy to an empty store");
     Ok(())
@@ -245,7 +247,7 @@ struct Copier<'a> {
     from: &'a dyn Store,
     to: &'a dyn Store,
     encryption: Encryption<'a>,
-    /// Terms with which this process owns the shards of the target, in the order of the shards.
+    /// Terms with which this process owns the shards of the destination, in the order of the shards.
     terms: Vec<Term>,
     /// Dead letters that no user has redriven.
     dead: BTreeSet<Occurrence>,
@@ -277,7 +279,7 @@ impl Copier<'_> {
                 .map(|key| (poller, *key))
                 .collect();
             self.copied.due += rows.len();
-            self.to.place(rows).await.context("cannot write the due rows to the target")?;
+            self.to.place(rows).await.context("cannot write the due rows to the destination")?;
             let Copied { schedules, runs, .. } = self.copied;
             self.progress.update(|| format!("{schedules} schedules and {runs} runs copied"));
         }
@@ -330,7 +332,7 @@ impl Copier<'_> {
             }
             let results = self.to.write(writes).await.context("cannot write runs")?;
             let rejected = results.into_iter().find_map(Result::err);
-            ensure!(rejected.is_none(), "the target rejected a run of the schedule {}: {rejected:?}", schedule.id);
+            ensure!(rejected.is_none(), "the destination rejected a run of the schedule {}: {rejected:?}", schedule.id);
         }
         Ok(())
     }
@@ -378,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn store_copy_encrypts_plain_text_secrets_and_fails_without_a_key() {
+    fn copy_of_a_store_encrypts_plain_text_secrets_and_fails_without_a_key() {
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         tokio.block_on(async {
             let (runtime, folder) = (Runtime::real(), tempfile::tempdir().unwrap());

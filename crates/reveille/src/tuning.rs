@@ -193,7 +193,7 @@ fn span(text: &str) -> Result<Span, String> {
 
 /// Returns a parser for durations from `least` to `most`, inclusive.
 fn between(least: &'static str, most: &'static str) -> impl Fn(&str) -> Result<Span, String> + Clone + Send + Sync {
-    let bound = |text| span(text).expect("every bound is a valid duration");
+    let bound = |text| span(text).expect("every bound of an option's range is a valid duration");
     let range = bound(least)..=bound(most);
     move |text| match span(text)? {
         span if range.contains(&span) => Ok(span),

@@ -202,7 +202,7 @@ const DESCRIPTOR_WAIT: Duration = Duration::from_millis(50);
 /// free them again. If the disk call failed, the store would have to stop the process.
 ///
 /// docs/decisions/0194-replace-idle-connections-without-a-key.md gives the reasons for the design.
-#[expect(clippy::disallowed_methods, reason = "a disk call may block its thread, and this is the real clock")]
+#[expect(clippy::disallowed_methods, reason = "a disk call may block its thread, so the thread may sleep")]
 fn with_descriptor<T>(call: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let lacks_descriptor = |error: &io::Error| {
         let errno = rustix::io::Errno::from_io_error(error);

@@ -100,7 +100,8 @@ impl Drop for Turn {
         {
             let mut state = self.turns.state();
             state.running -= 1;
-            let requests = state.tenants.get_mut(&self.tenant).expect("a tenant with a turn has an entry");
+            let requests =
+                state.tenants.get_mut(&self.tenant).expect("each tenant with a running read exists in `tenants`");
             requests.running -= 1;
             if requests.running == 0 && requests.waiting.is_empty() {
                 state.tenants.remove(&self.tenant);

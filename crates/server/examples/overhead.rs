@@ -36,7 +36,7 @@ async fn main() {
         let bare_rate = rate(&runtime, bare).await;
         let full_rate = rate(&runtime, full).await;
         println!(
-            "turn {turn}: requests per second: bare {bare_rate:.0}, full {full_rate:.0}; ratio {:.2}",
+            "turn {turn}: bare server {bare_rate:.0} requests/s, full server {full_rate:.0} requests/s; ratio {:.2}",
             full_rate / bare_rate
         );
     }

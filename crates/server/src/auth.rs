@@ -66,7 +66,7 @@ pub(crate) fn authorize(app: &AppState, headers: &HeaderMap, needs: Needs, named
         Needs::Reader | Needs::Writer | Needs::Admin if is_operator => {
             return Err(reject(
                 Code::RoleForbidden,
-                "an operator's key has no schedules; use a key of the schedule's tenant",
+                "this route does not accept an operator's key; use a key of the tenant that owns the schedules",
             ));
         }
         Needs::Reader => (Role::Reader, caller),
@@ -82,7 +82,8 @@ fn check_role(key: &ApiKey, needs: Role) -> Result<(), Rejected> {
         return Ok(());
     }
     let (has, needs) = (role_name(key.role), role_name(needs));
-    Err(reject(Code::RoleForbidden, format!("the key has the role {has}, but the request requires the role {needs}")))
+    let detail = format!("the key has the role {has}; use a key with the role {needs} or a higher one");
+    Err(reject(Code::RoleForbidden, detail))
 }
 
 fn role_name(role: Role) -> &'static str {

@@ -23,7 +23,7 @@ const BACKLOG: u32 = 4_096;
 /// Maximum number of open connections of the listener for metrics. Few programs read metrics.
 const METRICS_CONNECTIONS_MAX: usize = 64;
 const ACCEPT_FAILED: &str =
-    "accept failed; raise the hard limit of open files (ulimit -Hn, LimitNOFILE) if this repeats";
+    "cannot accept a connection; if this error repeats, raise the hard limit of open files (ulimit -Hn, LimitNOFILE)";
 
 /// Server that has bound its sockets but does not read requests yet. Clients can connect, but must wait for responses.
 pub struct Server {

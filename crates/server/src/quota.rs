@@ -107,7 +107,7 @@ impl Stored {
             Some(reserved) => reserved,
             None => {
                 let usage = scheduler.tenants().usage(tenant.id).await?;
-                self.take(tenant, bytes, now, Some(usage)).expect("the usage has just been read")
+                self.take(tenant, bytes, now, Some(usage)).expect("`take` returns a decision if it receives the usage")
             }
         };
         let quota = match reserved {

@@ -248,7 +248,8 @@ impl IntoResponse for Rejected {
 /// Returns a value of a wire type as JSON text.
 pub(crate) fn to_json(value: &impl serde::Serialize) -> Vec<u8> {
     let mut text = Vec::with_capacity(256);
-    serde_json::to_writer(&mut text, value).expect("wire types have only string keys, and a Vec accepts every write");
+    serde_json::to_writer(&mut text, value)
+        .expect("all object keys of the value are strings, and a Vec accepts every write");
     text
 }
 

@@ -202,7 +202,10 @@ fn schedule_routes(routes: Routes) -> Routes {
             )
             .or(ResponseSpec {
                 status: 202,
-                ..ok("`pending`: the owner decides on the cancellation by `decided_by`", schema_of::<api::Cancelled>)
+                ..ok(
+                    "`pending`: the owner decides on the cancellation at or before the instant `decided_by`",
+                    schema_of::<api::Cancelled>,
+                )
             })
             .with(CONDITIONS)
             .rejecting(&[Code::ScheduleNotFound, Code::StorageFull]),
@@ -500,7 +503,7 @@ type Entry = (Arc<AppState>, Arc<Route>);
 async fn serve(State((app, route)): State<Entry>, request: Request, next: Next) -> Response<Body> {
     let work = async {
         let request = admit(&app, &route, request).await?;
-        let budget: &Budget = request.extensions().get().expect("each connection passes its budget");
+        let budget: &Budget = request.extensions().get().expect("each request has the budget of its connection");
         // The server reserves no bytes for a request without a key, because its response is small. For this request,
         // tenant 0 is only a placeholder.
         let tenant = request.extensions().get().map_or(TenantId(0), |caller: &Caller| caller.tenant.id);
@@ -526,7 +529,7 @@ async fn admit(app: &AppState, route: &Route, request: Request) -> Result<Reques
         }
         let tenant = path_parameter(&mut head, "tenant").await;
         let caller = auth::authorize(app, &head.headers, route.needs, &tenant)?;
-        let slot: &Slot = head.extensions.get().expect("each connection passes its slot");
+        let slot: &Slot = head.extensions.get().expect("each request has the slot of its connection");
         slot.trust();
         head.extensions.insert(caller);
     }

@@ -162,7 +162,7 @@ async fn fill_disk(sim: &Handle, runtime: &Runtime, scheduler: &Scheduler) {
             Err(error) => panic!("a store without faults rejects a create only if the disk is full: {error}"),
         }
     }
-    assert!(rejected > 0, "the tenant fills the disk");
+    assert!(rejected > 0, "the schedules of the hostile tenant fill the disk, so the store rejects a create request");
 }
 
 fn tenant(id: u64) -> Tenant {
@@ -176,7 +176,7 @@ async fn create(scheduler: &Scheduler, requests: Vec<Create>) -> Vec<Arc<Schedul
 }
 
 fn request(owner: u64, id: String, when: When, spec: Spec) -> Create {
-    let id = ScheduleId::new(&id).expect("letters, digits and `-` are valid");
+    let id = ScheduleId::new(&id).expect("a schedule id may contain letters, digits and `-`");
     Create { tenant: Arc::new(tenant(owner)), id: Some(id), incarnation: None, spec: Spec { when, ..spec } }
 }
 

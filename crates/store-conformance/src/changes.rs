@@ -135,12 +135,12 @@ pub(super) async fn put_if_absent_creates_an_id_only_once(subject: &dyn Subject)
     assert!(fixture.all_due(owner.poller).await.contains(&insert.due));
 
     let second = replacing(&fixture, &insert.schedule, minute(2));
-    assert_eq!(owner.put_if(&second, None).await, Err(WriteRejection::Changed), "an active schedule keeps the id");
+    assert_eq!(owner.put_if(&second, None).await, Err(WriteRejection::Changed), "an active schedule keeps its id");
     owner.finish(&insert.schedule, RunState::Succeeded).await;
-    assert_eq!(owner.put_if(&second, None).await, Err(WriteRejection::Changed), "an ended schedule keeps the id");
+    assert_eq!(owner.put_if(&second, None).await, Err(WriteRejection::Changed), "an ended schedule keeps its id");
     owner.write(Change::Cancel(insert.schedule.incarnation)).await;
     let cancelled = fixture.now(&insert.schedule).await;
-    assert_eq!(owner.put_if(&second, None).await, Err(WriteRejection::Changed), "a cancelled schedule keeps the id");
+    assert_eq!(owner.put_if(&second, None).await, Err(WriteRejection::Changed), "a cancelled schedule keeps its id");
     assert_eq!(fixture.get(TENANT, &insert.schedule.id).await, Some(cancelled));
     assert_eq!(fixture.load(second.schedule.incarnation).await, None);
 }
@@ -185,7 +185,7 @@ pub(super) async fn put_if_unchanged_replaces_the_expected_version(subject: &dyn
         "a put does not revert a cancellation"
     );
     let cancelled = fixture.now(&first).await.seen();
-    let created = owner.put_if(&third, Some(cancelled)).await.expect("the precondition names the cancelled schedule");
+    let created = owner.put_if(&third, Some(cancelled)).await.expect("the precondition matches the cancelled schedule");
     assert_eq!(created, (third.schedule.clone(), minute(6), Some(Status::Cancelled)));
     assert_eq!(owner.put_if(&third, Some(cancelled)).await, Err(WriteRejection::Changed));
     assert_eq!(fixture.get(TENANT, &first.id).await, Some(third.schedule));
@@ -333,7 +333,7 @@ pub(super) async fn occurrence_has_one_final_outcome(subject: &dyn Subject) {
         for change in late {
             assert_eq!(owner.try_write(change).await, Err(WriteRejection::Resolved));
         }
-        assert_eq!(fixture.run(first.occurrence).await, Some(last), "the first final outcome remains");
+        assert_eq!(fixture.run(first.occurrence).await, Some(last), "the store keeps the first final outcome");
         assert!(!fixture.all_due(owner.poller).await.contains(&later), "a rejected outcome writes no due row");
         assert_eq!(fixture.now(&schedule).await, schedule, "a rejected outcome does not end the schedule");
     }
@@ -423,13 +423,13 @@ pub(super) async fn advance_moves_only_an_active_schedule(subject: &dyn Subject)
     let replaced = put_over(owner, &fixture.now(&schedule).await.clone(), minute(3)).await;
     let third = due_of(&replaced, minute(3));
     owner.write(advance(&schedule, due_of(&schedule, minute(4)))).await;
-    assert_eq!(fixture.now(&schedule).await, replaced, "an advance of an old revision has no effect");
+    assert_eq!(fixture.now(&schedule).await, replaced, "`Change::Advance` of an old revision has no effect");
     assert_eq!(fixture.all_due(owner.poller).await, [first, second, third]);
 
     owner.write(Change::End { incarnation: replaced.incarnation, revision: replaced.revision }).await;
     let ended = fixture.now(&schedule).await;
     owner.write(advance(&replaced, due_of(&replaced, minute(5)))).await;
-    assert_eq!(fixture.now(&schedule).await, ended, "an advance does not change an ended schedule");
+    assert_eq!(fixture.now(&schedule).await, ended, "`Change::Advance` does not change an ended schedule");
     assert_eq!(fixture.all_due(owner.poller).await, [first, second, third]);
 
     let unknown = Schedule { incarnation: fixture.numbers.incarnation(), ..Schedule::clone(&schedule) };
@@ -443,7 +443,7 @@ pub(super) async fn end_keeps_the_revision(subject: &dyn Subject) {
     let owner = fixture.owner(schedule.poller).await;
     let (incarnation, revision) = (schedule.incarnation, schedule.revision);
     owner.write(Change::End { incarnation, revision: Revision(revision.0 + 1) }).await;
-    assert_eq!(fixture.now(&schedule).await, schedule, "an end of another revision has no effect");
+    assert_eq!(fixture.now(&schedule).await, schedule, "`Change::End` of another revision does not end the schedule");
     for _ in 0..2 {
         owner.write(Change::End { incarnation, revision }).await;
         let expected = Schedule { status: Status::Ended, next: None, ..Schedule::clone(&schedule) };
@@ -486,7 +486,7 @@ pub(super) async fn dead_letter_is_redriven_once(subject: &dyn Subject) {
         rows.push(DueKey { position, occurrence, ..row });
         assert_eq!(fixture.all_due(owner.poller).await, rows);
         assert_eq!(fixture.dead_letters(TENANT).await, [], "a redriven run is not a dead letter");
-        assert_eq!(fixture.run(dead.occurrence).await, Some(dead.clone()), "a redrive keeps the failed run");
+        assert_eq!(fixture.run(dead.occurrence).await, Some(dead.clone()), "a redrive does not change the failed run");
         let again = owner.try_write(redrive(dead.occurrence, minute(50))).await;
         assert_eq!(again, Err(WriteRejection::NotFound));
 
@@ -518,7 +518,11 @@ pub(super) async fn positions_never_decrease(subject: &dyn Subject) {
     }
     assert_eq!(fixture.positions(other).await, Positions::default(), "each poller has its own positions");
     let both = fixture.store.closed(vec![other, poller, other]).await;
-    assert_eq!(both, Ok(vec![Timestamp::MIN, minute(8), Timestamp::MIN]), "the results are in the pollers' order");
+    assert_eq!(
+        both,
+        Ok(vec![Timestamp::MIN, minute(8), Timestamp::MIN]),
+        "the store returns the closed timestamps in the order of the requested pollers"
+    );
 }
 
 pub(super) async fn items_of_a_batch_take_effect_in_order(subject: &dyn Subject) {

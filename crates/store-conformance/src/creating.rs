@@ -140,13 +140,13 @@ pub(super) async fn one_of_several_concurrent_calls_takes_an_id(subject: &dyn Su
         let ((first, second), (third, (created, _, before))) =
             join(join(insert(0), insert(1)), join(insert(2), putting)).await;
 
-        let holder = fixture.get(TENANT, &put.schedule.id).await.expect("one of the calls took the id");
+        let holder = fixture.get(TENANT, &put.schedule.id).await.expect("one of the concurrent calls took the id");
         assert_eq!(holder, created, "the put returns the schedule that has the id, whichever call created it");
         let mut taken = usize::from(before.is_none());
         for (insert, response) in inserts.iter().zip([first, second, third]) {
             taken += usize::from(matches!(response, Inserted::Placed(_)));
             let returned = if let Inserted::Exists(known) = response { known } else { insert.schedule.incarnation };
-            assert_eq!(returned, holder.incarnation, "each result names the incarnation that has the id");
+            assert_eq!(returned, holder.incarnation, "each result names the schedule that has the id");
         }
         assert_eq!(taken, 1, "exactly one result reports that its call took the id");
         for loser in inserts.iter().chain([&put]).map(|insert| insert.schedule.incarnation) {
@@ -249,7 +249,7 @@ pub(super) async fn chosen_id_in_server_made_form_is_only_a_name(subject: &dyn S
     assert_eq!(
         fixture.get(TENANT, &created.id).await,
         Some(successor),
-        "a caller can choose a server-made id after its schedule was cancelled"
+        "a caller can choose a server-made id if the schedule with this id is cancelled"
     );
     assert_eq!(fixture.now(&created).await.status, Status::Cancelled);
 }
@@ -289,10 +289,7 @@ pub(super) async fn results_of_10000_inserts_are_in_order(subject: &dyn Subject)
     let backwards: Vec<Incarnation> = inserts.iter().rev().map(|insert| insert.schedule.incarnation).collect();
     let loaded = fixture.store.load(backwards).await.expect("the store accepts reads");
     let expected = inserts.iter().rev().map(|insert| Some(insert.schedule.clone()));
-    assert!(
-        loaded.into_iter().eq(expected),
-        "the results are in the order of the look-ups and equal the inserted schedules"
-    );
+    assert!(loaded.into_iter().eq(expected), "the store returns the inserted schedules in the order of the look-ups");
 
     let mut due = 0;
     for number in 0..4 {
@@ -477,7 +474,10 @@ pub(super) async fn usage_follows_schedules_and_runs(subject: &dyn Subject) {
     grown(replaced, retrying, 1);
     owner.write(Change::Run { run: Run { state: RunState::Failed, ..run }, then: None, ends: true }).await;
     let ended = usage().await;
-    assert_eq!(ended.bytes, retrying.bytes, "the final outcome replaces the record of the same length");
+    assert_eq!(
+        ended.bytes, retrying.bytes,
+        "the record of the failed run replaces the record of the retrying run, which has the same length"
+    );
     assert_eq!((ended.active, ended.ended, ended.cancelled), (0, 1, 0));
 
     owner.write(Change::Cancel(current.incarnation)).await;

@@ -206,7 +206,7 @@ impl Drive {
     async fn insert(&mut self, engine: &dyn Store, model: &dyn Store, news: &[New], context: &str) {
         let inserts: Vec<Insert> = news.iter().map(|new| self.resolve_new(new)).collect();
         let mut ours = engine.insert(inserts.clone()).await.expect("the engine accepts inserts");
-        let models = model.insert(inserts.clone()).await.expect("the model does not fail");
+        let models = model.insert(inserts.clone()).await.expect("the in-memory model accepts inserts");
         for ((insert, ours), models) in inserts.iter().zip(&mut ours).zip(&models) {
             if let (Inserted::Placed(ours), Inserted::Placed(models)) = (ours, models) {
                 self.allow_confirmed(insert.schedule.poller, ours, models);
@@ -228,7 +228,7 @@ impl Drive {
             placed.push((schedule.poller, row_of(&schedule, schedule.revision, *at)));
         }
         let mut ours = engine.place(placed.clone()).await.expect("the engine accepts due rows");
-        let models = model.place(placed.clone()).await.expect("the model does not fail");
+        let models = model.place(placed.clone()).await.expect("the in-memory model accepts due rows");
         for (((poller, _), ours), models) in placed.iter().zip(&mut ours).zip(&models) {
             self.allow_confirmed(*poller, ours, models);
         }
@@ -256,7 +256,7 @@ impl Drive {
             })
             .collect();
         let engine = engine.append_cancellations(marks.clone()).await.expect("the engine accepts cancellation records");
-        let model = model.append_cancellations(marks).await.expect("the model does not fail");
+        let model = model.append_cancellations(marks).await.expect("the in-memory model accepts cancellation records");
         let of = |responses: Vec<store::CancellationResult>| -> Vec<_> {
             responses.into_iter().map(|marked| (marked.before, marked.applied)).collect()
         };
@@ -271,7 +271,7 @@ impl Drive {
 
     async fn take(&mut self, engine: &dyn Store, model: &dyn Store, shard: ShardId) {
         let ours = only(engine.take(vec![shard]).await.expect("the engine assigns a new term"));
-        let models = only(model.take(vec![shard]).await.expect("the model does not fail"));
+        let models = only(model.take(vec![shard]).await.expect("the in-memory model assigns a new term"));
         let [_, last] = self.terms.get(&shard).copied().unwrap_or_default();
         assert!(last.is_none_or(|(before, _)| ours > before), "the new term {ours:?} is higher than all earlier terms");
         self.terms.insert(shard, [last, Some((ours, models))]);
@@ -349,7 +349,8 @@ impl Drive {
     }
 
     async fn seen(&self, model: &dyn Store, requested: &Schedule, knows: Knows) -> Option<Precondition> {
-        let found = model.get(vec![(requested.tenant, requested.id.clone())]).await.expect("the model does not fail");
+        let found =
+            model.get(vec![(requested.tenant, requested.id.clone())]).await.expect("the in-memory model accepts reads");
         let mut seen = only(found)?.seen();
         match knows {
             Knows::Everything => {}
@@ -405,7 +406,7 @@ impl Drive {
 
     async fn schedule(&self, model: &dyn Store, choice: u8) -> Option<Arc<Schedule>> {
         let (incarnation, ..) = *pick(&self.known, choice)?;
-        only(model.load(vec![incarnation]).await.expect("the model does not fail"))
+        only(model.load(vec![incarnation]).await.expect("the in-memory model accepts reads"))
     }
 
     async fn compare_rows(&self, engine: &dyn Store, model: &dyn Store, context: &str) {
@@ -416,7 +417,7 @@ impl Drive {
         for incarnation in incarnations {
             let all = model.runs(incarnation, None, usize::MAX).await;
             same(&engine.runs(incarnation, None, usize::MAX).await, &all, context);
-            let second = all.expect("the model does not fail").first().map(|run| run.occurrence);
+            let second = all.expect("the in-memory model accepts reads").first().map(|run| run.occurrence);
             same(&engine.runs(incarnation, second, 2).await, &model.runs(incarnation, second, 2).await, context);
         }
         let tenants = vec![TENANT, OTHER_TENANT];
@@ -444,12 +445,12 @@ impl Drive {
         for poller in pollers {
             let positions = model.positions(vec![poller]).await;
             same(&engine.positions(vec![poller]).await, &positions, context);
-            let done = only(positions.expect("the model does not fail")).done;
+            let done = only(positions.expect("the in-memory model accepts reads")).done;
             for (until, limit) in [(Timestamp::MAX, usize::MAX), (minute(6), 3), (minute(3), 100)] {
                 let mut read = DueRead { poller, after: DueBound::Instant(done), until, limit };
                 let page = model.due(vec![read]).await;
                 same(&engine.due(vec![read]).await, &page, context);
-                if let Some(last) = only(page.expect("the model does not fail")).keys.last() {
+                if let Some(last) = only(page.expect("the in-memory model accepts reads")).keys.last() {
                     read.after = DueBound::Key(*last);
                     same(&engine.due(vec![read]).await, &model.due(vec![read]).await, context);
                 }

@@ -18,7 +18,7 @@ pub(super) async fn data_survives_a_reopen(subject: &dyn Subject) {
     }
     schedules.push(fixture.create(fixture.unnamed_in(poller, minute(6))).await);
     let [_, ended, cancelled, retrying, redriven, replaced, _] = &schedules[..] else {
-        unreachable!("seven schedules were created")
+        unreachable!("the case created seven schedules")
     };
     owner.finish(ended, RunState::Failed).await;
     owner.write(Change::Cancel(cancelled.incarnation)).await;
@@ -94,7 +94,7 @@ pub(super) async fn reopened_store_continues_from_its_state(subject: &dyn Subjec
     fixture = fixture.reopen(subject).await;
     let owner = fixture.owner(schedule.poller).await;
     let again = owner.try_write(Change::Run { run, then: None, ends: true }).await;
-    assert_eq!(again, Err(WriteRejection::Resolved), "an outcome from before the reopen is final");
+    assert_eq!(again, Err(WriteRejection::Resolved), "an outcome that the owner wrote before the reopen is final");
     owner.close(minute(5), minute(5)).await;
     fixture = fixture.reopen(subject).await;
     let late = fixture.unnamed_in(schedule.poller, minute(4));

@@ -168,7 +168,7 @@ impl Fixture {
 
     /// Returns the current state of an existing schedule.
     pub(super) async fn now(&self, schedule: &Schedule) -> Arc<Schedule> {
-        self.load(schedule.incarnation).await.expect("the store returns a schedule that was inserted")
+        self.load(schedule.incarnation).await.expect("the store contains the inserted schedule")
     }
 
     pub(super) async fn place(&self, poller: PollerId, key: DueKey) -> Placed {
@@ -233,7 +233,10 @@ impl Fixture {
     pub(super) async fn cancellations(&self, shard: ShardId, cursor: Cursor) -> (Vec<Incarnation>, Cursor) {
         let (marks, cursor) =
             self.store.cancellations(Arc::new([shard]), cursor).await.expect("the store accepts reads");
-        assert!(marks.iter().all(|(of, _)| *of == shard), "a cancellation record belongs to the requested shard");
+        assert!(
+            marks.iter().all(|(of, _)| *of == shard),
+            "each returned cancellation record belongs to the requested shard"
+        );
         (marks.into_iter().map(|(_, incarnation)| incarnation).collect(), cursor)
     }
 }

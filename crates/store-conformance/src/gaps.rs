@@ -102,7 +102,7 @@ pub(super) async fn row_placed_again_has_its_new_position(subject: &dyn Subject)
     assert_eq!(
         fixture.all_due(schedule.poller).await,
         [later],
-        "the row has only its new position and keeps its nominal instant"
+        "the row exists only at its new position and keeps its nominal instant"
     );
     let arrivals = fixture.insert_log(&[schedule.poller.shard()], 100).await;
     assert!(arrivals.contains(&InsertLogEntry { poller: schedule.poller, key: later }));

@@ -56,7 +56,7 @@ async fn measure(dir: &Path, rows: usize) {
     let loads: Vec<_> = names.chunks(BATCH).take(50).collect();
     let count = loads.len() * BATCH;
     let calls = loads.iter().map(|keys| store.load(keys.iter().map(|key| key.occurrence.incarnation).collect()));
-    timed(&runtime, "load, batches of 1,000 schedules in creation order", count, 1, calls).await;
+    timed(&runtime, "load batches of 1,000 schedules in creation order", count, 1, calls).await;
     let random: Vec<_> = (0..20_000).map(|_| names[pick(&runtime, names.len())].occurrence.incarnation).collect();
     let calls = random.chunks(100).map(|chunk| store.load(chunk.to_vec()));
     timed(&runtime, "load, 100 at random", 20_000, 1, calls).await;

@@ -205,7 +205,7 @@ pub(crate) async fn build(index: &Arc<dyn Index>, synced: u64, memtable_bytes: u
         }
     }
     flush(&**index, before).await?;
-    tracing::info!(schedules = count, "listings created for the schedules that an earlier build stored");
+    tracing::info!(schedules = count, "listing rows created for the schedules that an earlier build stored");
     Ok(())
 }
 

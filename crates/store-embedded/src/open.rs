@@ -224,9 +224,10 @@ impl Opening<'_> {
                 checkpoint.write(self.runtime, self.dir).await.map_err(|source| self.io(source))?;
             }
             None => {
-                return Err(
-                    self.damaged("the folder has a journal, but its checkpoint is from a backup, which has no journal")
-                );
+                return Err(self.damaged(
+                    "the folder contains a journal, but the checkpoint in the folder comes from a backup, and a backup \
+                     contains no journal",
+                ));
             }
         }
         let from = checkpoint.synced + 1 - checkpoint.base;
@@ -306,7 +307,9 @@ impl Options {
         // The last item of a journal entry can make the entry larger than `entry_bytes`. An item has at most about 64
         // KiB of payload and headers.
         if self.entry_bytes > self.journal.entry_bytes_max / 2 {
-            return Err(OpenError::Options("entry_bytes must be at most half of the journal's entry_bytes_max"));
+            return Err(OpenError::Options(
+                "the option `entry_bytes` must be at most half of the journal's option `entry_bytes_max`",
+            ));
         }
         if self.readers == 0 {
             return Err(OpenError::Options("the option `readers` must be at least 1"));

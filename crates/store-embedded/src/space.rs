@@ -101,7 +101,8 @@ impl Space {
     fn error(&self, floor: u64) -> StoreError {
         let (free, needed) = (self.free_bytes.get(), self.needed.load(Ordering::Relaxed));
         StoreError::Full(format!(
-            "the disk has {free} free bytes and current writes need {needed} of them, but {floor} bytes must stay free"
+            "the disk has {free} free bytes and current writes need {needed} of them, but {floor} bytes must stay \
+             free; free disk space"
         ))
     }
 }

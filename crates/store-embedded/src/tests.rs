@@ -153,7 +153,7 @@ fn an_insert(number: u128) -> Insert {
 }
 
 #[test]
-fn count_of_all_rows_returns_the_usage_that_the_store_maintains() {
+fn usage_that_the_store_maintains_equals_a_count_of_all_rows() {
     let dir = tempfile::tempdir().unwrap();
     on_real(async |runtime| {
         let subject = Killed::new(runtime, dir.path(), options(1 << 30));

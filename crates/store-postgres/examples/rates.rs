@@ -98,7 +98,7 @@ async fn measure(runtime: &Runtime, store: &PostgresStore, rows: usize) {
         completed(store.load(keys.iter().map(|(_, key)| key.occurrence.incarnation).collect()))
     };
     let calls = loads.iter().map(|keys| load(keys));
-    timed(runtime, "load, batches of 1,000 schedules in creation order", count, 1, calls).await;
+    timed(runtime, "load batches of 1,000 schedules in creation order", count, 1, calls).await;
     let random: Vec<_> = (0..20_000).map(|_| names[pick(runtime, names.len())]).collect();
     timed(runtime, "load, 100 at random", 20_000, 1, random.chunks(100).map(load)).await;
 
@@ -123,7 +123,7 @@ async fn measure(runtime: &Runtime, store: &PostgresStore, rows: usize) {
     let calls = (0..8).map(|number| completed(store.due(vec![read(number, 10_000)])));
     timed(runtime, "due, pages of 10,000", 80_000, 1, calls).await;
     let calls = (0..200).map(|_| completed(store.due((0..8).map(|number| read(number, 10)).collect())));
-    timed(runtime, "due rows of 8 pollers, pages of 10", 200 * 80, 1, calls).await;
+    timed(runtime, "read due rows of 8 pollers in pages of 10", 200 * 80, 1, calls).await;
 
     let mut cursor = Cursor::default();
     let mut found = 0;

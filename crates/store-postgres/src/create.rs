@@ -182,7 +182,7 @@ pub(crate) async fn lane(
         let Some(batch) = batch else { return };
         // A panic drops the calls of the batch, so that their callers panic too.
         if AssertUnwindSafe(inner.create(&link, batch)).catch_unwind().await.is_err() {
-            tracing::error!("panic in the transaction of a batch of creates; each caller of the batch panics");
+            tracing::error!("the transaction of a batch of creates panicked; the callers of these creates panic too");
         }
     }
 }

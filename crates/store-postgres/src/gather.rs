@@ -99,7 +99,7 @@ impl<W: Work, A> Waiting<W, A> {
     ) {
         while let Some(Some(calls)) = stop.run_until_cancelled(self.next(rows, bytes)).await {
             if AssertUnwindSafe(work(calls)).catch_unwind().await.is_err() {
-                tracing::error!("panic in the transaction of a batch of calls; each caller of the batch panics");
+                tracing::error!("the transaction of a batch of calls panicked; the callers of these calls panic too");
             }
         }
     }

@@ -416,7 +416,7 @@ async fn prepare<const N: usize>(session: &Session, texts: [&'static str; N]) ->
     for text in texts {
         statements.push(session.prepare(text).await?);
     }
-    Ok(statements.try_into().unwrap_or_else(|_| unreachable!("the loop prepares one statement for each SQL text")))
+    Ok(statements.try_into().unwrap_or_else(|_| unreachable!("`prepare` creates one statement for each SQL text")))
 }
 
 /// Statements of one transaction. The client pipelines them: it sends each statement without waiting for the response

@@ -106,7 +106,7 @@ impl MemoryStore {
     /// Locks the model. Panics if an earlier caller broke a rule of the port, because the model's state may then be
     /// wrong.
     fn model(&self) -> MutexGuard<'_, Model> {
-        self.data.model.lock().expect("no earlier call violated a precondition of the store port")
+        self.data.model.lock().expect("no earlier call panicked because its caller violated a precondition")
     }
 
     async fn insert_one(&self, call: &mut call::Call<'_>, insert: Insert) -> Result<Inserted, StoreError> {

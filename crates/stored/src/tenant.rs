@@ -187,11 +187,13 @@ pub fn encode(tenant: &Tenant) -> Vec<u8> {
 pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
     // The parser's error text may quote a secret, so the error of `decode` contains only the position of the fault.
     let malformed =
-        |error: serde_json::Error| format!("tenant {}: malformed at byte {} of its row", id.0, error.column());
+        |error: serde_json::Error| format!("tenant {}: the row is malformed at byte {}", id.0, error.column());
     let stored: Stored = serde_json::from_slice(stored).map_err(malformed)?;
     let key = |it: StoredKey| {
-        let secret_sha256 =
-            it.secret_sha256.try_into().map_err(|_| format!("tenant {}: malformed secret hash of an API key", id.0))?;
+        let secret_sha256 = it
+            .secret_sha256
+            .try_into()
+            .map_err(|_| format!("tenant {}: an API key has a malformed secret hash", id.0))?;
         let StoredKey { id, name, role, created_at, .. } = it;
         let expires_at = it.expires_at.map(Timestamp::from_millis);
         Ok(ApiKey { id, name, secret_sha256, role: role.take(), created_at, expires_at })
@@ -208,9 +210,9 @@ pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
         quotas: quotas(&stored.quotas),
         ceilings: quotas(&stored.ceilings),
         egress: stored.egress.take().ok_or_else(|| {
-            format!("tenant {}: unknown address class or malformed network in the egress policy", id.0)
+            format!("tenant {}: the egress policy has an unknown address class or a malformed network", id.0)
         })?,
-        store_keys: store_keys.ok_or_else(|| format!("tenant {}: malformed id of a store key", id.0))?,
+        store_keys: store_keys.ok_or_else(|| format!("tenant {}: a store key has a malformed id", id.0))?,
     })
 }
 

@@ -40,7 +40,7 @@ impl Namespace {
             }
         });
         let Some(number) = created else {
-            let failure = failure.context("the search tries at least one number of a namespace")?;
+            let failure = failure.context("each failed attempt to create a namespace stores its error")?;
             bail!(
                 "cannot create a network namespace; install iproute2 and grant CAP_NET_ADMIN and \
                  CAP_SYS_ADMIN: {failure:#}"

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mutant_patches_apply_to_the_code() {
+    fn every_mutant_patch_applies_to_the_current_code() {
         for name in ["unfenced", "no-drain"] {
             let patch = format!("xtask/src/chaos/mutants/{name}.patch");
             let status = Command::new("git").args(["apply", "--check", &patch]).current_dir(stage::root()).status();

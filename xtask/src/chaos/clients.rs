@@ -303,7 +303,7 @@ impl Client {
         if !self.connections.contains_key(member) {
             self.connections.insert(member, connect(address)?);
         }
-        let connection = self.connections.get_mut(member).expect("the lines above insert a missing connection");
+        let connection = self.connections.get_mut(member).expect("the client has a connection to this member");
         let message = connection.exchange(&self.workload.request(method, path, body))?;
         if message.header("connection").is_some_and(|value| value.eq_ignore_ascii_case("close")) {
             self.connections.remove(member);

@@ -47,7 +47,7 @@ impl Plan {
             self.bag = Kind::ALL.to_vec();
             self.random.shuffle(&mut self.bag);
         }
-        let kind = self.bag.pop().expect("the lines above refill an empty list of fault kinds");
+        let kind = self.bag.pop().expect("the list of fault kinds is not empty, because the lines above refill it");
         let millis = |random: &mut Random, low, high| Duration::from_millis(random.between(low, high));
         let member = usize::try_from(self.random.between(0, MEMBERS.len() as u64 - 1))
             .expect("a member's index fits into usize");

@@ -62,7 +62,10 @@ pub(super) fn prepare(binary: Option<PathBuf>, work: &Path) -> anyhow::Result<Pr
 fn build() -> anyhow::Result<PathBuf> {
     let mut command = Command::new(CARGO);
     command.args(["build", "--profile", "dist", "--locked", "--package", "reveille"]);
-    ensure!(stage::run_check(&mut command)?.failed == 0, "cargo cannot build the binary of reveille");
+    ensure!(
+        stage::run_check(&mut command)?.failed == 0,
+        "cargo cannot build the binary of reveille; its output shows the error"
+    );
     Ok(stage::target()?.join("dist/reveille"))
 }
 

@@ -119,7 +119,7 @@ fn document(packages: &[Package], texts: &BTreeMap<String, BTreeSet<String>>) ->
     text.push_str(KNOWN[0].1);
     text.push_str("\nThe binary contains these libraries:\n\n");
     for package in packages {
-        writeln!(text, "{}: {}", package.id(), package.license.as_deref().unwrap_or("see its text below"))
+        writeln!(text, "{}: {}", package.id(), package.license.as_deref().unwrap_or("see the licence text below"))
             .expect("writing to a string never fails");
     }
     for (license, users) in texts {

@@ -141,7 +141,7 @@ pub(super) fn findings(file: &File, policy: &Policy, graph: &Graph) -> Vec<Findi
         }
         let Some(source) = &it.source else {
             for dependency in it.dependencies.iter().filter(|it| it.req == "*" && it.path.is_none()) {
-                report(format!("accepts any version of the package {}", dependency.name));
+                report(format!("accepts any version of the package {}; require a specific version", dependency.name));
             }
             continue;
         };
@@ -160,7 +160,7 @@ pub(super) fn findings(file: &File, policy: &Policy, graph: &Graph) -> Vec<Findi
             (true, false) => found.push(file.finding(
                 0,
                 format!(
-                    "{name} is a dependency in versions {}; use only one version, or add it to `skip`",
+                    "{name} is a dependency in versions {}; use only one version, or add the package to `skip`",
                     versions.join(" and ")
                 ),
             )),
@@ -279,11 +279,11 @@ mod tests {
         assert_eq!(bad("name", r#""openssl-sys""#), ["openssl-sys 1.0.0 is banned"]);
         let ours =
             r#"[{"name":"ours","license":null,"source":null,"dependencies":[{"name":"a","req":"*","path":null}]}]"#;
-        assert_eq!(found(ours), ["ours 1.0.0 accepts any version of the package a"]);
+        assert_eq!(found(ours), ["ours 1.0.0 accepts any version of the package a; require a specific version"]);
         let two = r#"{"name":"good","license":"MIT","source":"registry+https://registry.example","version":"2.0.0"}"#;
         assert_eq!(
             found(&format!("[{GOOD},{two}]")),
-            ["good is a dependency in versions 1.0.0 and 2.0.0; use only one version, or add it to `skip`"]
+            ["good is a dependency in versions 1.0.0 and 2.0.0; use only one version, or add the package to `skip`"]
         );
     }
 

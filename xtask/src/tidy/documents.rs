@@ -155,7 +155,7 @@ fn decisions(files: &[File]) -> Vec<Finding> {
     let named: BTreeSet<&str> =
         files.iter().filter(|file| !file.path.ends_with(".md")).flat_map(named_decisions).collect();
     let unnamed = decision_pages(files).filter(|(_, name)| !named.contains(name.split('-').next().unwrap_or_default()));
-    let rule = "no code refers to this decision; name it in the file that it explains";
+    let rule = "no code refers to this decision; name the decision in the file that it explains";
     found.extend(unnamed.map(|(page, _)| page.finding(0, rule)));
     if index.text != index_of(files) {
         found.push(index.finding(0, "the index is outdated; run `cargo xtask index`"));

@@ -34,7 +34,7 @@ const PHRASES: [(&str, &str); 27] = [
     ("went on", CONTINUES),
     ("go on", CONTINUES),
     ("anew", "write: again"),
-    ("meanwhile", "leave it out, or name the time"),
+    ("meanwhile", "leave out this word, or name the time"),
     ("but for", "write: except"),
     ("stands still", "write: is paused"),
     ("stood still", "write: was paused"),
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn check_finds_phrase_across_two_lines_but_ignores_code() {
+    fn check_finds_a_forbidden_phrase_across_two_lines_but_ignores_code() {
         assert_eq!(whats("a.rs", "// It goes\n// on.\n"), [(1, "goes on".to_owned())]);
         assert_eq!(whats("a.rs", "/// See `goes on`.\nlet anew = 1;"), []);
         assert_eq!(whats("a.rs", "// It goes. On Monday it ends."), []);

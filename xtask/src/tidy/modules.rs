@@ -91,8 +91,8 @@ fn circles(folder: &str, modules: &BTreeMap<Module, &File>, stay: &[(&str, &str,
             };
             let names: Vec<String> = circle.iter().map(|user| used_by(user)).collect();
             let what = format!(
-                "modules depend on each other in a cycle: {}; move the shared code to a module below them \
-                 (xtask/src/tidy/modules.rs)",
+                "modules depend on each other in a cycle: {}; move the shared code to a lower module; \
+                 see xtask/src/tidy/modules.rs",
                 names.join(", ")
             );
             found.push(Finding { path: format!("{folder}/src"), line: 0, what });

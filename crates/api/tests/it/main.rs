@@ -37,7 +37,7 @@ fn null_payload_differs_from_a_missing_payload() {
 }
 
 #[test]
-fn unknown_request_field_is_rejected() {
+fn request_parser_rejects_an_unknown_field() {
     let text = r#"{"at":"2035-01-02T03:04:05Z","target":{"http":{"url":"http://h/"}},"later":1}"#;
     assert!(serde_json::from_str::<ScheduleRequest>(text).is_err());
 }
@@ -61,7 +61,7 @@ fn cancel_response_has_a_result_and_an_optional_decision_deadline() {
 }
 
 #[test]
-fn response_with_an_unknown_quota_is_readable() {
+fn response_parser_ignores_unknown_quotas() {
     let text = r#"{"quotas":{"pending_max":5,"later_max":7},"ceilings":{"later_max":null}}"#;
     let sheet: QuotaSheet = serde_json::from_str(text).unwrap();
     assert_eq!(sheet.quotas, BTreeMap::from([(Quota::PendingMax, Some(5))]));
@@ -71,7 +71,7 @@ fn response_with_an_unknown_quota_is_readable() {
 
 proptest! {
     #[test]
-    fn time_is_formatted_like_a_timestamp_of_the_jiff_crate(millis in 0..253_402_207_200_000_i64) {
+    fn api_formats_a_time_like_the_jiff_crate_and_parses_it_back(millis in 0..253_402_207_200_000_i64) {
         let written = Time(millis).to_string();
         let instant = jiff::Timestamp::from_millisecond(millis).unwrap();
         prop_assert_eq!(&written, &format!("{instant:.3}"));

@@ -50,8 +50,9 @@ pub(super) async fn graceful(trial: &Trial<'_>, successors: &mut [Peer]) -> anyh
         for successor in successors.iter_mut() {
             let command = format!("bench-handover {}/graceful-{} 1", trial.root, successor.program.name);
             let response = successor.request(&command).await?;
-            let micros: f64 =
-                response.parse().with_context(|| format!("`{command}`: not a number of microseconds: {response}"))?;
+            let micros: f64 = response
+                .parse()
+                .with_context(|| format!("the response to `{command}` is not a number of microseconds: {response}"))?;
             if round >= arguments.warm_up {
                 results.values_of(successor).0.push(micros / 1_000.0);
             }
@@ -184,8 +185,11 @@ impl HandOvers {
         let (slower, bound) = (self.slower(), self.slower_bound());
         let how = if self.how == HandOverKind::Graceful { "graceful" } else { "crash" };
         let pairs = self.peer.len();
-        (pairs > 0)
-            .then(|| format!("{how}: Reveille was slower in {slower} of {pairs} pairs of hand-overs (bound: {bound})"))
+        (pairs > 0).then(|| {
+            format!(
+                "{how}: Reveille was slower than the peer in {slower} of {pairs} pairs of hand-overs (bound: {bound})"
+            )
+        })
     }
 
     fn slower(&self) -> usize {

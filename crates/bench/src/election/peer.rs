@@ -142,10 +142,9 @@ impl Peer {
     pub(super) async fn stop(self, runtime: &Runtime) -> anyhow::Result<()> {
         let Peer { mut child, input, program, .. } = self;
         drop(input);
-        let ended = runtime
-            .timeout(TIMEOUT, child.wait())
-            .await
-            .with_context(|| format!("{} did not exit within {TIMEOUT:?} after its input had ended", program.name))??;
+        let ended = runtime.timeout(TIMEOUT, child.wait()).await.with_context(|| {
+            format!("the child process {} did not exit within {TIMEOUT:?} after its input had ended", program.name)
+        })??;
         ensure!(ended.success(), "{} ended with {ended}", program.name);
         Ok(())
     }

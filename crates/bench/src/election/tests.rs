@@ -16,8 +16,8 @@ fn election_report_compares_reveille_with_a_curator_program() {
         crash, beyond 4000 ms: peer                              1  200.00  200.00  200.00  200.00  200.00
         crash, after removal of the leader's node: Reveille      1  100.00  100.00  100.00  100.00  100.00  0.500
         crash, after removal of the leader's node: peer          1  200.00  200.00  200.00  200.00  200.00
-        graceful: Reveille was slower in 0 of 3 pairs of hand-overs (bound: 2)
-        crash: Reveille was slower in 0 of 1 pairs of hand-overs (bound: 1)
+        graceful: Reveille was slower than the peer in 0 of 3 pairs of hand-overs (bound: 2)
+        crash: Reveille was slower than the peer in 0 of 1 pairs of hand-overs (bound: 1)
 
         replicas      form  requests/min  per hand-over  min  max  received/min
         10         polling             0             21   21   21            48
@@ -28,7 +28,7 @@ fn election_report_compares_reveille_with_a_curator_program() {
 }
 
 #[test]
-fn verdict_fails_if_reveille_hands_over_slower_than_its_peer_too_often() {
+fn verdict_fails_if_reveille_is_slower_than_its_peer_in_too_many_hand_overs() {
     let peer = [10.0; 30];
     let slower_in = |count: usize| {
         let mut ours = [9.0; 30];

@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn different_numbers_yield_different_loopback_addresses() {
+    fn attack_maps_different_numbers_to_different_loopback_addresses() {
         let addresses = [0, 1, 255, 256, 65_535].map(|number| loopback(number).to_string());
         assert_eq!(addresses, ["127.1.0.0", "127.1.0.1", "127.1.0.255", "127.1.1.0", "127.1.255.255"]);
     }

@@ -50,7 +50,7 @@ fn outcome(pace: Pace, connections: usize, requests_max: u64, answer_after: Dura
 }
 
 #[test]
-fn open_loop_measures_latency_from_the_due_instant() {
+fn open_loop_load_generator_measures_latency_from_the_due_instant() {
     let pace = Pace::Open { per_second: 100.0 };
     let (outcome, arrived) = outcome(pace, 1, u64::MAX, Duration::from_millis(40), Post { not_accepted: &[] });
     assert_eq!((outcome.accepted, outcome.failed(), arrived), (10, 0, 10));
@@ -61,7 +61,7 @@ fn open_loop_measures_latency_from_the_due_instant() {
 }
 
 #[test]
-fn closed_loop_sends_and_counts_each_request_once() {
+fn closed_loop_load_generator_sends_and_counts_each_request_once() {
     let post = Post { not_accepted: &[3, 700] };
     let (outcome, arrived) = outcome(Pace::Closed, 8, 1_000, Duration::ZERO, post);
     assert_eq!((outcome.accepted, outcome.rejected[&200], outcome.broken, outcome.unsent), (998, 2, 0, 0));

@@ -5,7 +5,7 @@ use super::*;
 
 proptest! {
     #[test]
-    fn rfc3339_function_writes_the_same_text_as_display(millis in 0..=Timestamp::MAX.as_millis()) {
+    fn rfc3339_function_writes_the_same_text_as_the_display_trait(millis in 0..=Timestamp::MAX.as_millis()) {
         let instant = Timestamp::from_millis(millis);
         let written = rfc3339(instant);
         prop_assert_eq!(std::str::from_utf8(&written).unwrap(), instant.to_string());

@@ -36,7 +36,7 @@ fn retry_after_parser_clamps_an_overflowing_number_of_seconds() {
 }
 
 #[test]
-fn timeout_is_read_from_the_keep_alive_header() {
+fn parser_reads_the_connection_timeout_from_the_keep_alive_header() {
     let limit = |text| {
         keep_alive(&HeaderMap::from_iter([(
             header::HeaderName::from_static("keep-alive"),

@@ -5,7 +5,7 @@ use super::*;
 
 /// Example from the test suites of the Standard Webhooks specification.
 #[test]
-fn signature_equals_the_example_of_standard_webhooks() {
+fn signature_equals_the_signature_in_the_standard_webhooks_example() {
     let secret = STANDARD.decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
     let signature = sign(&secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, br#"{"test": 2432232314}"#);
     assert_eq!(signature, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");

@@ -67,7 +67,7 @@ async fn client_does_not_follow_a_redirect() {
 }
 
 #[tokio::test]
-async fn only_a_failed_attempt_returns_the_wait_of_the_retry_after_header() {
+async fn client_reads_the_retry_after_header_only_from_an_error_response() {
     let with = |status: u16, wait: &str| {
         format!("HTTP/1.1 {status} Text\r\nretry-after: {wait}\r\ncontent-length: 0\r\n\r\n").into_bytes()
     };
@@ -100,7 +100,7 @@ async fn attempt_reports_response_that_is_not_http() {
 }
 
 #[tokio::test]
-async fn endless_response_head_is_rejected() {
+async fn client_rejects_a_response_head_that_never_ends() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let serve = async {

@@ -40,7 +40,7 @@ pub(crate) fn loopback() -> Egress {
 
 /// Makes an attempt and returns its result. The deadline of the delivery must not have passed.
 pub(crate) async fn sent(deliverer: &HttpDeliver, delivery: Delivery) -> Delivered {
-    deliverer.deliver(delivery).await.expect("the deadline has not passed")
+    deliverer.deliver(delivery).await.expect("the deadline of the callback has not passed")
 }
 
 /// Returns the first attempt of a run that was due 25 ms ago.

@@ -85,7 +85,7 @@ async fn rejection_reason(identity: &Identity, deliverer: &HttpDeliver) -> Strin
 }
 
 #[tokio::test]
-async fn untrusted_or_mismatched_certificate_is_rejected() {
+async fn client_rejects_an_untrusted_or_mismatched_certificate() {
     let stranger = identity("localhost", b"http/1.1");
     let reason = rejection_reason(&stranger, &deliverer(Options::default())).await;
     assert_eq!(reason, "TLS: invalid peer certificate: UnknownIssuer");

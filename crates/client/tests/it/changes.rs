@@ -53,7 +53,7 @@ fn patch_changes_only_the_fields_that_it_names() {
 }
 
 #[test]
-fn second_change_with_the_same_etag_is_rejected() {
+fn server_rejects_a_change_whose_precondition_does_not_hold() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();

@@ -41,7 +41,7 @@ fn client_creates_reads_replaces_and_cancels_a_schedule() {
 }
 
 #[test]
-fn schedule_list_streams_all_matching_schedules() {
+fn client_lists_all_matching_schedules_in_the_requested_order() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let client = world.client();

@@ -118,7 +118,7 @@ fn call_without_a_response_may_take_effect_late_or_never() {
 }
 
 #[test]
-fn delete_call_without_a_response_explains_a_missing_node() {
+fn node_may_be_missing_after_a_delete_call_that_got_no_response() {
     let mut script = Script::default();
     script.create(1, 1);
     script.without_response(2, Call::Delete(Any));
@@ -181,7 +181,7 @@ fn synced_read_never_returns_an_older_value_than_an_earlier_synced_read() {
 }
 
 #[test]
-fn rejected_call_that_takes_effect_is_invalid() {
+fn history_in_which_a_rejected_call_takes_effect_is_invalid() {
     for (call, response) in [(Call::Set(Version(4)), Response::BadVersion), (Call::Set(Any), Response::NoNode)] {
         let mut script = Script::default();
         script.create(1, 1);
@@ -441,7 +441,7 @@ fn session_reads_its_own_changes() {
 }
 
 #[test]
-fn session_reads_no_state_older_than_the_state_that_rejected_its_call() {
+fn session_never_reads_an_older_value_after_a_version_conflict() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     script.set(1, Any, 1, 1, 2);
@@ -451,7 +451,7 @@ fn session_reads_no_state_older_than_the_state_that_rejected_its_call() {
 }
 
 #[test]
-fn session_that_read_one_key_reads_no_older_state_of_another_key() {
+fn session_never_reads_a_stale_value_after_it_read_a_newer_change_of_another_key() {
     let script = || {
         let mut script = Script::default();
         let made = script.create(1, 1);
@@ -475,7 +475,7 @@ fn session_that_read_one_key_reads_no_older_state_of_another_key() {
 }
 
 #[test]
-fn session_never_reads_a_node_that_it_found_deleted() {
+fn session_never_reads_a_node_again_after_it_found_the_node_deleted() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     script.delete(1);
@@ -520,7 +520,7 @@ fn session_that_sees_a_deletion_sees_every_earlier_change() {
 }
 
 #[test]
-fn missing_node_requires_an_earlier_deletion() {
+fn history_in_which_a_node_disappears_without_a_deletion_is_invalid() {
     let script = || {
         let mut script = Script::default();
         let made = script.create(1, 1);
@@ -572,7 +572,7 @@ fn history_checker_reports_one_line_per_call_of_an_invalid_history() {
 /// Records six concurrent calls per round, and some calls without a response. The final read is wrong, so the search
 /// tries all orders.
 #[test]
-fn search_for_a_valid_order_ends_soon_if_none_exists() {
+fn checker_soon_stops_its_search_if_no_valid_order_of_the_calls_exists() {
     let mut script = Script::default();
     let (mut version, mut last) = (0, script.create(1, 1));
     let made = last;

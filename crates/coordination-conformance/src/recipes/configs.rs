@@ -105,7 +105,7 @@ pub(super) async fn follower_never_receives_an_older_configuration(subject: &dyn
 
 async fn within_long<T>(subject: &dyn Subject, what: &str, future: impl Future<Output = T>) -> T {
     let limited = subject.runtime().timeout(LIMIT * 4, future).await;
-    limited.unwrap_or_else(|| panic!("the condition did not become true in time: {what}"))
+    limited.unwrap_or_else(|| panic!("the condition did not become true within {:?}: {what}", LIMIT * 4))
 }
 
 fn discovery(peer: &Peer<'_>) -> Discovery {
@@ -261,7 +261,7 @@ pub(super) async fn invalid_instances_are_ignored_and_rewrites_cause_no_gap(subj
     let seen = seen.into_inner().expect("no code panics while it holds this mutex");
     assert!(
         seen.iter().all(|count| *count == 1),
-        "the follower contains one instance after every change: instance counts {seen:?}"
+        "the follower knows exactly one instance after every change; numbers of instances: {seen:?}"
     );
     wait_for_instances(subject, &mut found, &["good"]).await;
 }

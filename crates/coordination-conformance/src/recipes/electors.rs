@@ -52,7 +52,7 @@ pub(super) async fn replicas_lead_one_after_another(subject: &dyn Subject) {
         let next = wait_until_leading(subject, &second, "ann").await;
         assert!(next > term);
         assert_eq!(leads(&second, "bob").await, None);
-        assert_eq!(leads(&first, "zoe").await, None, "the replica that resigned joins the line again at its end");
+        assert_eq!(leads(&first, "zoe").await, None, "a replica that resigned joins the end of the waiting line");
         second.resign("ann").await.expect("the engine responds");
         second.resign("ann").await.expect("a second resignation has no effect");
         assert!(wait_until_leading(subject, &second, "bob").await > next);
@@ -113,7 +113,7 @@ pub(super) async fn replica_rejoins_after_a_lost_session(subject: &dyn Subject) 
         );
         within(subject, "the session is lost", session.lost()).await;
         dying.process.cut(false);
-        until(subject, "the first replica joins the line again", async || {
+        until(subject, "the first replica joins the waiting line again", async || {
             first.is_leader("first", LEASE).await.is_ok()
         })
         .await;

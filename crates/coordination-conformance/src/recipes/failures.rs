@@ -46,14 +46,14 @@ pub(super) async fn all_kinds_of_waits_continue_after_a_lost_connection(subject:
     let mut applying = work.apply(&who).boxed();
     let mut passing = gates.passed().boxed();
     let mut entering = doubles.enter().boxed();
-    until(subject, "the process waits in each recipe", async || {
+    until(subject, "the process waits in a call of each recipe", async || {
         let waits = (&mut writing).now_or_never().is_none()
             & (&mut leasing).now_or_never().is_none()
             & (&mut leading).now_or_never().is_none()
             & (&mut applying).now_or_never().is_none()
             & (&mut passing).now_or_never().is_none()
             & (&mut entering).now_or_never().is_none();
-        assert!(waits, "every wait is still pending");
+        assert!(waits, "each call of a recipe still waits");
         let places =
             [("/rw", 2), ("/pool/leases", 2), ("/queue/candidate", 2), ("/roles/queue/candidate", 1), ("/double", 1)];
         let mut all_stand = true;
@@ -123,7 +123,7 @@ pub(super) async fn line_becomes_stable_after_faults(subject: &dyn Subject) {
         }
         // The stat of the parent node counts each creation and each deletion of a place in the waiting line.
         let (mut last, mut since) = (None, subject.runtime().monotonic());
-        until(subject, "the line no longer changes", async || {
+        until(subject, "the waiting line no longer changes", async || {
             short_wait(subject).await;
             let names = watcher.line("/leaders/one").await;
             let stat = watcher.tree().await.exists(&path("/leaders/one")).await.expect("the engine responds");

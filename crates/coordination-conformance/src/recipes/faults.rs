@@ -61,7 +61,7 @@ pub(super) async fn a4_lost_response_leaves_no_extra_place(subject: &dyn Subject
         assert!(waited.is_none(), "another process holds the lock");
         one.process.cut(false);
         let giving = async {
-            until(subject, "the line has one place in addition to the holder's place", async || {
+            until(subject, "the waiting line has one place in addition to the holder's place", async || {
                 holder.line("/locks/one").await.len() == 2
             })
             .await;
@@ -70,10 +70,14 @@ pub(super) async fn a4_lost_response_leaves_no_extra_place(subject: &dyn Subject
         let both = futures_util::future::join(acquiring, giving);
         let (acquired, ()) = within(subject, "the waiting process acquires the lock", both).await;
         let acquired = acquired.expect("the acquisition succeeds");
-        assert_eq!(holder.line("/locks/one").await.len(), 1, "the line contains only the place of the new holder");
+        assert_eq!(
+            holder.line("/locks/one").await.len(),
+            1,
+            "the waiting line contains only the place of the new holder"
+        );
         acquired.release().await;
     }
-    until(subject, "the line is empty", async || holder.line("/locks/one").await.is_empty()).await;
+    until(subject, "the waiting line is empty", async || holder.line("/locks/one").await.is_empty()).await;
 }
 
 pub(super) async fn a6_waiting_process_continues_after_a_lost_session(subject: &dyn Subject) {

@@ -119,7 +119,7 @@ pub(super) async fn late_leave_does_not_remove_another_place(subject: &dyn Subje
         tree.delete(&path(&format!("/queue/candidate/{name}")), Expected::Any)
             .await
             .expect("every session may access the node");
-        tree.delete(&path("/queue/candidate"), Expected::Any).await.expect("the line is empty");
+        tree.delete(&path("/queue/candidate"), Expected::Any).await.expect("the waiting line is empty");
         let owner = if is_own { &one } else { &other };
         let queue = queue(owner);
         let mut joining = queue.join(Bytes::new()).boxed();
@@ -129,7 +129,11 @@ pub(super) async fn late_leave_does_not_remove_another_place(subject: &dyn Subje
         }
         let second = within(subject, "the process joins", joining).await.expect("every session may access the queue");
         one.process.cut(false);
-        assert_eq!(other.line("/queue/candidate").await, place, "the new place has the same name as the deleted place");
+        assert_eq!(
+            other.line("/queue/candidate").await,
+            place,
+            "the new place in the queue has the same name as the deleted place"
+        );
         until(subject, "the process sends the pending removal request", async || one.tree().await.sync().await.is_ok())
             .await;
         for _ in 0..4 {
@@ -138,11 +142,11 @@ pub(super) async fn late_leave_does_not_remove_another_place(subject: &dyn Subje
         assert_eq!(other.line("/queue/candidate").await, place);
         within(subject, "the process leads", second.lead())
             .await
-            .expect("the place belongs to the process")
+            .expect("the process still has its place in the queue")
             .release()
             .await;
-        until(subject, "the line is empty", async || other.line("/queue/candidate").await.is_empty()).await;
-        tree.delete(&path("/queue/candidate"), Expected::Any).await.expect("the line is empty");
+        until(subject, "the waiting line is empty", async || other.line("/queue/candidate").await.is_empty()).await;
+        tree.delete(&path("/queue/candidate"), Expected::Any).await.expect("the waiting line is empty");
     }
 }
 

@@ -53,7 +53,8 @@ pub(super) async fn a4_place_with_a_lost_response_is_found(subject: &dyn Subject
     let left = holder.line("/locks/one").await;
     assert!(
         left.len() == 1 && made.contains(&left[0]),
-        "the process keeps the place whose creation response was lost: places before {made:?}, after {left:?}"
+        "the process keeps the place that it created, although the response was lost; places before: {made:?}, \
+         places after: {left:?}"
     );
     acquired.release().await;
     // Part 2 uses a leader queue. The name of a place in this queue contains no GUID.
@@ -72,7 +73,7 @@ pub(super) async fn a4_place_with_a_lost_response_is_found(subject: &dyn Subject
     first.leave().await;
     within(subject, "the process leads", second.lead()).await.expect("the place exists").release().await;
     assert_eq!(one.tree().await.session().id(), session, "the process keeps its session");
-    until(subject, "the line is empty", async || holder.line("/queue/candidate").await.is_empty()).await;
+    until(subject, "the waiting line is empty", async || holder.line("/queue/candidate").await.is_empty()).await;
 }
 
 pub(super) async fn a4_abandoned_place_without_a_response_is_removed(subject: &dyn Subject) {
@@ -85,8 +86,10 @@ pub(super) async fn a4_abandoned_place_without_a_response_is_removed(subject: &d
     short_wait(subject).await;
     assert_eq!(holder.line("/locks/one").await.len(), 2, "the engine has not received the removal request yet");
     one.process.cut(false);
-    until(subject, "the process removes its place from the line", async || holder.line("/locks/one").await.len() == 1)
-        .await;
+    until(subject, "the process removes its place from the waiting line", async || {
+        holder.line("/locks/one").await.len() == 1
+    })
+    .await;
     assert!(held.is_valid());
     assert_eq!(one.tree().await.session().id(), session, "the session continues");
     held.release().await;

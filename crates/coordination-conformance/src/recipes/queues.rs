@@ -58,7 +58,7 @@ pub(super) async fn queue_is_led_in_the_order_of_joining(subject: &dyn Subject) 
     let next = within(subject, "the third leads", third.lead()).await.expect("the candidate acquires the leadership");
     assert!(next.term() > term);
     next.release().await;
-    until(subject, "the line is empty", async || one.line("/queue/candidate").await.is_empty()).await;
+    until(subject, "the waiting line is empty", async || one.line("/queue/candidate").await.is_empty()).await;
 }
 
 pub(super) async fn candidate_with_a_deleted_node_is_out(subject: &dyn Subject) {

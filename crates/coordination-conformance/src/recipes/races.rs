@@ -60,7 +60,7 @@ pub(super) async fn event_during_an_acquisition_is_not_missed(subject: &dyn Subj
     moment.set(async move {
         let names = taken.children(&path("/locks/one")).await.expect("the node exists").names;
         let last =
-            names.iter().max_by_key(|name| Sequence::of(name)).expect("the line of the lock contains two places");
+            names.iter().max_by_key(|name| Sequence::of(name)).expect("the lock's waiting line contains two places");
         taken
             .delete(&path(&format!("/locks/one/{last}")), Expected::Any)
             .await
@@ -119,7 +119,7 @@ pub(super) async fn suspension_during_an_acquisition_yields_a_valid_guard(subjec
         let held = held.expect("the acquisition succeeds");
         wait_for_state(subject, &*tree, SessionState::Connected).await;
         short_wait(subject).await;
-        assert!(held.is_valid(), "the guard remains valid after the suspension (trust: {trust:?})");
+        assert!(held.is_valid(), "the guard remains valid after the suspension of its session (trust: {trust:?})");
         assert_eq!(peer.tree().await.session().id(), tree.session().id());
         held.release().await;
     }
@@ -216,7 +216,7 @@ pub(super) async fn place_of_an_earlier_session_is_not_reused(subject: &dyn Subj
     let all_are_new = async |at: &NodePath| {
         engine.sync().await.expect("the engine responds");
         for name in engine.children(at).await.map_or_else(|_| Vec::new(), |children| children.names) {
-            let place = at.join(&name).expect("the name of the child is valid");
+            let place = at.join(&name).expect("the name of the child node is valid");
             let stat = engine.exists(&place).await.expect("the engine responds");
             assert!(
                 stat.is_none_or(|stat| stat.owner != Some(session.id())),

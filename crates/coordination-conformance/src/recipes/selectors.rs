@@ -87,7 +87,7 @@ pub(super) async fn a7_candidate_with_a_lost_session_rejoins_at_the_end(subject:
     losing.process.cut(true);
     stand("the session ends", &["leader", "third"]).await;
     losing.process.cut(false);
-    stand("the process joins the line again", &["leader", "third", "losing"]).await;
+    stand("the process joins the waiting line again", &["leader", "third", "losing"]).await;
     held.release().await;
     let next = within(subject, "the process leads", third_waits).await.expect("the candidate acquires the leadership");
     assert!((&mut losing_waits).now_or_never().is_none(), "the other leads");

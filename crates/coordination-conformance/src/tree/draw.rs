@@ -17,6 +17,6 @@ impl Draw {
 
     pub(super) fn of<T: Clone>(&mut self, all: &[T]) -> T {
         let at = self.below(all.len() as u64);
-        all[usize::try_from(at).expect("the index is below the length")].clone()
+        all[usize::try_from(at).expect("the index is below the length of the slice")].clone()
     }
 }

@@ -51,7 +51,7 @@ fn alice() -> Credentials {
 }
 
 fn below(above: &NodePath, name: &str) -> NodePath {
-    above.join(name).expect("the name of the child is valid")
+    above.join(name).expect("the name of the child node is valid")
 }
 
 /// Data about a node on which both engines must agree.
@@ -197,5 +197,9 @@ pub(super) async fn random_changes_match_the_in_memory_engine(subject: &dyn Subj
         alice.compare(&root, &mut numbers).boxed_local(),
     )
     .await;
-    assert!(numbers.0.len() > 5, "seed {seed}: the number of successful changes exceeds 5: {}", numbers.0.len());
+    assert!(
+        numbers.0.len() > 5,
+        "seed {seed}: only {} changes succeeded; the case requires more than 5",
+        numbers.0.len()
+    );
 }

@@ -30,7 +30,11 @@ pub(super) async fn multi_is_one_change(subject: &dyn Subject) {
     let ops = vec![check("/a", 0), set("/a", "x"), delete("/b"), create("/c-", CreateMode::PersistentSequential)];
     let done = peer.tree.multi(ops).await.expect("each step succeeds");
     let [Done::Check, Done::Set(set), Done::Delete, Done::Create(created)] = &done[..] else { panic!("{done:?}") };
-    assert_eq!((set.version, set.modified), (1, created.stat.created), "all steps have the same change number");
+    assert_eq!(
+        (set.version, set.modified),
+        (1, created.stat.created),
+        "all steps of the multi have the same change number"
+    );
     assert_eq!(peer.get("/a").await.data, bytes("x"));
     assert_eq!(peer.exists("/b").await, None);
     assert_eq!(peer.exists(created.path.as_str()).await, Some(created.stat.clone()));

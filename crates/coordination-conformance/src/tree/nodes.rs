@@ -59,7 +59,7 @@ pub(super) async fn set_increments_the_version(subject: &dyn Subject) {
     assert_eq!((first.version, first.created, first.data_bytes), (1, made.created, 5));
     assert!(first.modified > made.modified);
     let again = peer.tree.set(&path("/a"), bytes("first"), Expected::Version(1)).await;
-    assert_eq!(again.map(|stat| stat.version), Ok(2), "a set with identical data also increments the version");
+    assert_eq!(again.map(|stat| stat.version), Ok(2), "writing identical data also increments the version of the node");
     assert_eq!(peer.get("/a").await.data, bytes("first"));
 }
 
@@ -155,7 +155,7 @@ pub(super) async fn container_is_deleted_after_its_last_child(subject: &dyn Subj
     peer.delete("/c/one").await;
     assert_eq!(peer.names("/c").await, ["two"]);
     peer.delete("/c/two").await;
-    peer.until("the engine deletes the container", async || peer.exists("/c").await.is_none()).await;
+    peer.until("the engine deletes the empty container node", async || peer.exists("/c").await.is_none()).await;
 }
 
 pub(super) async fn oversized_data_is_rejected(subject: &dyn Subject) {

@@ -283,7 +283,7 @@ fn problem_of(problem: &str) -> TreeError {
         "root_stays" => TreeError::Invalid("the root cannot be deleted".to_owned()),
         "session_lost" => TreeError::SessionLost,
         "overtaken" => TreeError::Disconnected(
-            "the server rejected the change, because it arrived after a later change of the session".to_owned(),
+            "the server rejected the change, because a later change from the same session arrived first".to_owned(),
         ),
         other => TreeError::Disconnected(format!(
             "the database reported an unknown problem: {other}; \

@@ -116,7 +116,7 @@ fn lease_survives_a_server_crash_and_the_next_term_is_higher() {
 }
 
 #[test]
-fn group_name_parser_rejects_invalid_length_and_characters() {
+fn parser_rejects_group_names_with_invalid_length_or_characters() {
     assert!(GroupName::new("a/B-9_.").is_ok() && GroupName::new(&"a".repeat(128)).is_ok());
     for name in ["", &"a".repeat(129), "a b"] {
         assert!(GroupName::new(name).is_err(), "{name}");

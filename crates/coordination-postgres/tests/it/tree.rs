@@ -168,7 +168,7 @@ fn watch_fires_without_a_database_notification() {
 }
 
 #[test]
-fn session_ends_if_its_process_pauses_longer_than_the_server_keeps_events() {
+fn session_ends_if_its_process_pauses_until_the_server_deletes_unread_events() {
     let url = database();
     on_real(async |runtime| {
         let (paused, other) = (open(&runtime, &url).await, open(&runtime, &url).await);

@@ -121,7 +121,8 @@ impl Bag {
                 items = %self.items,
                 %id,
                 %error,
-                "cannot create the token of an item; Petting Zoo's listeners see it only when the next token appears"
+                "cannot create the token of an item; Petting Zoo's listeners see the item only when the next token \
+                 appears"
             );
         }
     }

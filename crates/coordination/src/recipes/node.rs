@@ -270,7 +270,11 @@ impl AbandonedNode {
         match retry(runtime, || self.delete()).await {
             Ok(()) | Err(TreeError::NoNode | TreeError::SessionLost) => {}
             Err(error) => {
-                tracing::warn!(parent = %self.parent, %error, "cannot remove a node; the end of its session removes it")
+                tracing::warn!(
+                    parent = %self.parent,
+                    %error,
+                    "cannot remove a node; the engine removes it when the node's session ends"
+                )
             }
         }
     }

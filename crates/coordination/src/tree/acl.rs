@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn access_list_for_the_creator_requires_credentials() {
+    fn creator_access_list_is_invalid_if_the_client_has_no_credentials() {
         assert_eq!(Acl::Creator.grants(&[]), Err(TreeError::InvalidAcl));
         assert_eq!(Acl::CreatorReadable.grants(&[]), Err(TreeError::InvalidAcl));
         assert_eq!(Acl::Grants(Vec::new()).grants(&[]), Err(TreeError::InvalidAcl));

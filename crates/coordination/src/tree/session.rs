@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn responses_keep_a_session_valid_and_reconnect_it_after_a_suspension() {
+    fn regular_responses_keep_a_session_valid_and_end_its_suspension() {
         let simulation = Simulation::new(3);
         simulation.run_until(async {
             let runtime = simulation.outside();

@@ -44,7 +44,7 @@ mod simulated {
 }
 
 #[test]
-fn memory_engine_keeps_places_in_order_when_sequence_numbers_overflow() {
+fn memory_engine_keeps_locks_and_bags_in_order_when_sequence_numbers_overflow() {
     for seed in 0..8 {
         let sim = Simulation::new(seed);
         sim.run_until(async {

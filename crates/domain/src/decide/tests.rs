@@ -61,7 +61,7 @@ fn redrive_of(schedule: &Schedule, now: Timestamp) -> DueKey {
 }
 
 #[test]
-fn one_shot_created_after_its_nominal_instant_is_due_at_once() {
+fn one_shot_schedule_created_after_its_nominal_instant_is_due_at_once() {
     let schedule = schedule(When::At(CREATED_AT));
     let key = first(&schedule, after(5)).expect("a one-shot is always due");
     assert_eq!((key.position, key.occurrence.nominal), (after(5), CREATED_AT));
@@ -75,7 +75,7 @@ fn recurring_schedule_first_fires_one_interval_after_creation() {
 }
 
 #[test]
-fn start_of_a_recurring_occurrence_writes_the_next_due_row() {
+fn scheduler_writes_the_next_due_row_when_a_recurring_occurrence_starts() {
     let schedule = every_minute();
     let key = first_key(&schedule);
     let Start::Fire { advance: Some(next) } = at_start(&schedule, &key, CatchUp::Latest, after(60)) else {
@@ -145,7 +145,7 @@ fn redrive_fires_even_if_the_schedule_changed_or_ended() {
 }
 
 #[test]
-fn duplicate_due_row_of_an_ended_one_shot_is_dropped() {
+fn scheduler_drops_a_duplicate_due_row_of_an_ended_one_shot_schedule() {
     let mut schedule = once();
     let key = first_key(&schedule);
     schedule.status = Status::Ended;
@@ -162,7 +162,7 @@ fn unreadable_cron_expression_defers_a_schedule_but_does_not_end_it() {
 }
 
 #[test]
-fn success_ends_a_one_shot_but_not_a_recurring_schedule() {
+fn successful_run_ends_a_one_shot_schedule_but_not_a_recurring_schedule() {
     for (schedule, ends) in [(once(), true), (every_minute(), false)] {
         let outcome = after_attempt(&schedule, &first_key(&schedule), &SUCCESS, None, after(61), 0);
         assert_eq!(outcome, Outcome { state: RunState::Succeeded, then: None, ends });
@@ -170,7 +170,7 @@ fn success_ends_a_one_shot_but_not_a_recurring_schedule() {
 }
 
 #[test]
-fn failed_attempt_is_retried_as_same_occurrence_up_to_the_limit() {
+fn scheduler_retries_a_failed_occurrence_up_to_the_attempt_limit() {
     let schedule = once();
     let mut key = first_key(&schedule);
     for attempt in 1..5 {

@@ -29,7 +29,7 @@ fn duration_parser_accepts_unit_notation_and_iso_8601() {
 }
 
 #[test]
-fn parser_rejects_invalid_duration_with_the_reason() {
+fn duration_parser_states_why_it_rejects_an_invalid_duration() {
     for (text, expected) in [
         ("", DurationError::Syntax),
         ("30", DurationError::Syntax),

@@ -188,7 +188,7 @@ fn ipv6_address_is_allowed_only_if_its_embedded_ipv4_address_is_allowed() {
 }
 
 #[test]
-fn policy_network_allows_only_its_own_addresses() {
+fn network_in_an_egress_policy_allows_only_its_own_addresses() {
     let policy = with_networks(&["10.1.0.0/16", "192.0.2.7", "fd12:3456::/32"]);
     for address in ["10.1.0.0", "10.1.255.255", "192.0.2.7", "::ffff:10.1.2.3", "fd12:3456:ffff::1"] {
         assert_eq!(policy.check(address.parse().unwrap()), Ok(()), "{address}");

@@ -17,7 +17,7 @@ fn one_shot_schedule_has_exactly_one_instant() {
 }
 
 #[test]
-fn interval_counts_from_its_anchor_without_drift() {
+fn late_occurrence_does_not_shift_later_instants_of_an_interval_schedule() {
     let when = every(30_000);
     let late = CREATED_AT + Duration::from_millis(60_007);
     assert_eq!(when.next_after(CREATED_AT, CREATED_AT), Some(CREATED_AT + Duration::from_secs(30)));

@@ -59,7 +59,7 @@ proptest! {
     }
 
     #[test]
-    fn decoder_rejects_record_with_another_salt_or_offset(salt: u64, other: u64, block in 2..1000_u64) {
+    fn decoder_rejects_record_with_a_wrong_salt_or_offset(salt: u64, other: u64, block in 2..1000_u64) {
         let bytes = record(&mut RecordBuffer::default(), salt, BLOCK, 1, &[b"entry".to_vec()]);
         prop_assert!(header(&bytes, salt, BLOCK).is_some());
         prop_assert_eq!(header(&bytes, salt, block * BLOCK), None);

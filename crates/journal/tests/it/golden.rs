@@ -30,7 +30,7 @@ async fn current_build_reads_journal_of_format_1() {
 }
 
 #[tokio::test]
-async fn opening_rejects_journal_of_a_later_format_version() {
+async fn current_build_rejects_a_journal_of_a_later_format_version() {
     let (dir, runtime) = (copy(), Runtime::real());
     let path = dir.path().join(SEGMENT);
     let mut bytes = std::fs::read(&path).unwrap();

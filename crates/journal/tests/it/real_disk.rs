@@ -189,7 +189,7 @@ async fn journal_with_changed_size_limits_retains_its_entries() {
 }
 
 #[tokio::test]
-async fn opening_rejects_invalid_options() {
+async fn opening_a_journal_with_invalid_options_fails() {
     let (dir, runtime) = (tempfile::tempdir().unwrap(), Runtime::real());
     let tasks = TaskSet::new(&runtime);
     for options in [

@@ -120,7 +120,7 @@ async fn stalled(runtime: &Runtime, url: &str, tasks: &TaskSet, statement: &str)
 }
 
 #[test]
-fn release_fails_soon_and_renewal_succeeds_while_a_client_holds_locks() {
+fn session_renewal_succeeds_while_database_locks_make_claim_releases_fail() {
     let url = database();
     on_real(async |runtime| {
         let tasks = TaskSet::new(&runtime);
@@ -250,7 +250,7 @@ fn delayed_release_removes_no_claim_with_a_higher_sequence_number() {
 }
 
 #[test]
-fn lease_ends_by_the_members_clock_while_the_server_is_paused() {
+fn member_loses_its_lease_on_time_although_the_database_server_is_paused() {
     on_real(async |runtime| {
         let (server, url) = own_server(&runtime).await;
         let lease_length = Duration::from_secs(2);

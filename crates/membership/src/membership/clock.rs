@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offset_calculation_assumes_a_clock_reading_in_the_middle_of_the_call() {
+    fn clock_offset_assumes_that_the_engine_reads_its_clock_halfway_through_the_call() {
         let at = Timestamp::from_millis;
         let offset = |engine_now| ClockOffset::of(Duration::from_millis(100), at(10_000), Renewed { engine_now });
         assert_eq!(offset(at(9_950)), ClockOffset { ahead_millis: 0, uncertainty: Duration::from_millis(51) });

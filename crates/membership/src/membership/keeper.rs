@@ -36,7 +36,11 @@ impl Keeper {
         self.end_lease();
         if let Err(error) = self.leave().await {
             let member = self.member;
-            tracing::warn!(%error, %member, "cannot leave the cluster; the claims become free at the end of the lease");
+            tracing::warn!(
+                %error,
+                %member,
+                "cannot leave the cluster; the member's claims become free when its lease ends"
+            );
         }
         self.shared.status.send_replace(Status::Left);
     }
@@ -144,8 +148,11 @@ impl Keeper {
     async fn try_renew(&mut self) -> Result<(), OwnershipError> {
         let approved = self.runtime().timeout(self.shared.options.call_limit(), (self.before_renewal)()).await;
         if approved != Some(true) {
-            let why = if approved.is_none() { "timed out" } else { "failed" };
-            return Err(OwnershipError::Unavailable(format!("the check that precedes each session renewal {why}")));
+            let why = match approved {
+                None => "the check before the session renewal timed out",
+                Some(_) => "the check before the session renewal failed",
+            };
+            return Err(OwnershipError::Unavailable(why.to_owned()));
         }
         if self.announced_owns != Some(self.owns()) {
             return self.open().await;

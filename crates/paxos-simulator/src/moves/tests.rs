@@ -30,7 +30,7 @@ fn mastership_moves_within_three_round_trips_if_the_master_consents() {
 }
 
 #[test]
-fn mastership_moves_when_the_shortened_lease_ends() {
+fn mastership_moves_to_another_node_soon_after_a_shortened_lease_ends() {
     for one in moves(MoveKind::Shortens) {
         assert!(one.took >= 500_000 && one.took <= 500_000 + 3 * ROUND + LATE, "{one:?}");
         assert!(one.gap <= 2 * ROUND + LATE, "{one:?}");
@@ -38,7 +38,7 @@ fn mastership_moves_when_the_shortened_lease_ends() {
 }
 
 #[test]
-fn move_that_waits_for_the_lease_to_end_causes_a_short_time_without_a_master() {
+fn paxos_group_soon_has_a_new_master_if_a_move_waits_for_the_lease_to_end() {
     for one in moves(MoveKind::Waits) {
         assert!(one.took >= 2_000_000 && one.took <= 2_000_000 + 3 * ROUND + LATE, "{one:?}");
         assert!(one.gap <= 2 * ROUND + LATE, "{one:?}");

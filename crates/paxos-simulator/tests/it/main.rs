@@ -16,7 +16,7 @@ fn config(seed: u64) -> RunConfig {
 }
 
 #[test]
-fn raft_rs_breaks_no_rule_of_the_simulation() {
+fn raft_rs_library_breaks_no_rule_that_the_simulation_checks() {
     let mut coverage = Coverage::default();
     for seed in 0..400 {
         let outcome = run::<Raft<Careful>>(&config(seed), false);
@@ -59,7 +59,7 @@ fn caught<D: Driver>() -> Rule {
 }
 
 #[test]
-fn simulation_detects_a_vote_sent_before_the_disk_sync_of_this_vote() {
+fn simulation_detects_a_node_that_sends_its_vote_before_the_vote_is_on_disk() {
     struct Hasty;
     impl Driver for Hasty {
         const SENDS_EARLY: Option<MessageType> = Some(MessageType::MsgRequestVoteResponse);

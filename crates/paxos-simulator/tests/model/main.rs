@@ -95,7 +95,7 @@ fn late_or_missing_write_on_the_first_masters_disk_is_safe() {
 }
 
 #[test]
-fn renewal_of_a_lease_through_the_nodes_liveness_epoch_is_safe() {
+fn master_safely_renews_its_lease_through_the_liveness_epoch_of_its_node() {
     holds(LIVING, &[WAITED, VOID], [949_721, 964_831, 1_169_133]);
 }
 
@@ -113,7 +113,7 @@ fn takeover_is_safe_if_the_logs_of_two_nodes_differ() {
 /// If the pulled entries make a leader's claim void, the leader need not propose this claim. It may make a new claim
 /// that the rules allow for its log with the pulled entries.
 #[test]
-fn leader_safely_makes_a_new_mastership_claim_after_a_void_claim() {
+fn leader_safely_replaces_a_claim_to_mastership_that_became_invalid() {
     let rules = Rules { claim_by: ClaimBy::CandidateAndLeader, ..Rules::LOG };
     assert_eq!(all_states(rules, Bounds { slots: 4, ..MASTERED }, &[WAITED, VOID]), 155_067);
 }
@@ -140,7 +140,7 @@ fn protocol_without_lease_waits_and_log_checks_allows_two_masters() {
 /// In the first design, every decided slot renewed the lease. A node that applied a `BeMaster` entry, however, compared
 /// its claim only with the last `BeMaster` entry, and not with later slots.
 #[test]
-fn log_that_compares_only_the_epochs_of_claims_allows_two_masters() {
+fn node_that_compares_only_the_epochs_of_mastership_claims_allows_two_masters() {
     let rules = Rules { compare: Compare::Epoch, ..Rules::LOG };
     breaks(ONE_MASTER, rules, MASTERED);
     let claim = Claim::Waited { term: Term { epoch: 1, ballot: 1 }, lease_slot: 1 };
@@ -162,7 +162,7 @@ fn log_that_compares_only_the_epochs_of_claims_allows_two_masters() {
 /// With only the line of defence of the log, the model found two masters at a time. The cause is that the logs of two
 /// nodes may contain different masterships with the same epoch and the same last slot.
 #[test]
-fn log_that_does_not_compare_the_ballots_of_claims_allows_two_masters() {
+fn node_that_does_not_compare_ballots_of_mastership_claims_allows_two_masters() {
     let rules = Rules { compare: Compare::LeaseSlot, ..Rules::LOG };
     let bounds = Bounds { slow_disk: true, ..EMPTY };
     breaks(ONE_MASTER, rules, bounds);
@@ -226,7 +226,7 @@ fn leader_that_consents_before_its_own_claim_is_decided_allows_two_masters() {
 /// Each of two corrections alone prevents two masters: the log compares ballots, or a leader consents only after its
 /// `BeMaster` entry is decided.
 #[test]
-fn ballot_comparison_or_delayed_consent_alone_prevents_two_masters() {
+fn either_ballot_comparison_or_delayed_consent_suffices_to_prevent_two_masters() {
     let bounds = Bounds { consents: 1, ..EMPTY };
     let named = Rules { consenter: Consenter::Proposed, ..Rules::BOTH };
     assert_eq!(all_states(named, bounds, &[CONSENTED]), 246_453);
@@ -235,7 +235,7 @@ fn ballot_comparison_or_delayed_consent_alone_prevents_two_masters() {
 }
 
 #[test]
-fn lease_that_begins_at_the_decision_of_its_slot_allows_two_masters() {
+fn lease_counted_from_the_decision_instead_of_the_proposal_allows_two_masters() {
     breaks(ONE_MASTER, Rules { lease_from: LeaseFrom::Decided, ..Rules::BOTH }, MASTERED);
 }
 
@@ -265,7 +265,7 @@ fn master_that_serves_right_after_its_restart_allows_two_masters() {
 }
 
 #[test]
-fn claim_based_on_received_entries_without_a_lease_wait_allows_two_masters() {
+fn leader_that_claims_by_received_entries_without_a_lease_wait_allows_two_masters() {
     breaks(ONE_MASTER, Rules { claim_by: ClaimBy::Unwaited, ..Rules::LOG }, MASTERED);
 }
 
@@ -275,7 +275,7 @@ fn leader_that_ignores_the_age_of_received_entries_allows_two_masters() {
 }
 
 #[test]
-fn clock_drift_allows_two_masters_if_nodes_wait_only_for_the_lease() {
+fn clock_drift_allows_two_masters_if_nodes_wait_no_longer_than_the_lease() {
     breaks(ONE_MASTER, Rules::BOTH, Bounds { skews: 1, ..MASTERED });
 }
 
@@ -292,7 +292,7 @@ fn takeover_that_ignores_the_masters_liveness_allows_two_masters() {
 }
 
 #[test]
-fn expiry_of_liveness_before_the_lease_ends_allows_two_masters() {
+fn liveness_epoch_that_expires_before_the_lease_ends_allows_two_masters() {
     breaks(ONE_MASTER, Rules { expiry_waits: false, ..Rules::BOTH }, LIVING);
 }
 

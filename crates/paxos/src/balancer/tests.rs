@@ -104,7 +104,7 @@ fn member_with_twice_the_capacity_carries_twice_the_load() {
 }
 
 #[test]
-fn balancer_moves_no_master_within_start_percent_and_stops_at_goal_percent() {
+fn balancer_reduces_imbalance_only_above_start_percent_and_down_to_goal_percent() {
     let groups = alike(40, 4);
     let spread = |counts: [u32; 4]| -> Distribution {
         let nodes = (1..=4).flat_map(|node| (0..counts[node as usize - 1]).map(move |_| NodeId(node)));

@@ -63,7 +63,7 @@ proptest! {
     /// If the decoder returns a value for random bytes, the test encodes this value and decodes it again. The result
     /// must be the same value.
     #[test]
-    fn decoder_decodes_or_rejects_any_bytes(kind in 0..17_u8, mut rest in vec(prop_oneof![0..4_u8, any::<u8>()], 0..80)) {
+    fn value_decoded_from_random_bytes_is_unchanged_after_another_round_trip(kind in 0..17_u8, mut rest in vec(prop_oneof![0..4_u8, any::<u8>()], 0..80)) {
         rest.splice(0..0, [VERSION, 7, kind]);
         let bytes = Bytes::from(rest);
         let mut again = Vec::new();
@@ -78,7 +78,7 @@ proptest! {
     }
 
     #[test]
-    fn decoder_decodes_or_rejects_damaged_bytes(
+    fn decoder_never_panics_on_damaged_records_or_messages(
         (record, message) in (any_record(), any_message()),
         at in any::<prop::sample::Index>(),
         byte in any::<u8>(),

@@ -300,7 +300,8 @@ impl Group {
         // If this node's log and the log that is ahead end with the same ballot, the log that is ahead contains this
         // node's log.
         let is_same = ahead.last.ballot == own.last.ballot;
-        let decided = self.log.position(self.decided).expect("decided slots are in the log or its base");
+        let decided =
+            self.log.position(self.decided).expect("the last decided slot is in the log or is the base of the log");
         let through = if is_same { own.last } else { decided };
         candidacy.pulling = Some(Pulling { from, through, offset: 0 });
         self.pull(effects);

@@ -197,7 +197,7 @@ fn move_fails_if_the_master_neither_consents_nor_lets_its_lease_end() {
 }
 
 #[test]
-fn mover_tries_a_hand_over_by_waiting_after_a_node_rejects_one_by_consent() {
+fn mover_waits_for_the_lease_to_end_after_a_node_rejects_a_hand_over_by_consent() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.prepare(1);
     let mut output = harness.pass(200);
@@ -222,7 +222,7 @@ fn mover_tries_a_hand_over_by_waiting_after_a_node_rejects_one_by_consent() {
 
 /// If decisions take longer than the lease of the token, the holder of the token must not begin a step.
 #[test]
-fn mover_ends_the_move_if_no_decision_arrives_within_the_token_lease() {
+fn mover_ends_a_move_if_the_next_step_is_not_decided_within_the_token_lease() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.decides = false;
     let mut output = harness.pass(500);
@@ -272,7 +272,7 @@ fn move_fails_if_its_preparation_does_not_finish() {
 }
 
 #[test]
-fn mover_begins_the_move_with_fewer_failures_first() {
+fn mover_first_begins_the_move_that_has_failed_less_often() {
     let mut harness = Harness::new(&[A, A, A]);
     let options = Options { backoff: Duration::ZERO, ..Options::default() };
     harness.mover = Mover::new(options, Deviation::default());
@@ -467,7 +467,7 @@ fn mover_runs_only_at_the_master_of_the_system_group() {
 }
 
 #[test]
-fn move_ends_if_its_target_is_drained_or_the_master_changes() {
+fn mover_ends_a_move_if_its_target_is_drained_or_the_master_changes() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.pass(300);
     harness.decide(&Record::Drain { node: B, draining: true });

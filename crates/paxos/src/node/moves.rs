@@ -60,7 +60,7 @@ impl Moves {
         );
         let mover::Options { remaining, handover_within, lease_within, .. } = options.mover;
         let has_time = remaining < handover_within && options.lease < lease_within;
-        assert!(has_time, "a hand-over by a shortened lease or by waiting ends before its orders expire");
+        assert!(has_time, "the options leave a master enough time to hand over before its orders expire");
         Moves {
             mover: Mover::new(options.mover, options.deviation),
             stepped_at: Instant::default(),

@@ -329,7 +329,7 @@ proptest! {
     }
 
     #[test]
-    fn decoder_decodes_or_rejects_any_bytes(bytes in prop::collection::vec(prop_oneof![0..12_u8, any::<u8>()], 0..60)) {
+    fn bytes_that_the_decoder_accepts_equal_the_encoding_of_the_decoded_value(bytes in prop::collection::vec(prop_oneof![0..12_u8, any::<u8>()], 0..60)) {
         for version in [&[][..], &[1]] {
             let bytes = [version, &bytes].concat();
             if let Ok(record) = Record::decode(&bytes) {

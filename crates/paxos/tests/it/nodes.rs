@@ -363,7 +363,7 @@ fn mover_moves_masters_by_shortening_a_lease_or_by_waiting_for_its_end() {
 }
 
 #[test]
-fn master_stays_if_the_preparation_of_its_move_never_finishes() {
+fn master_keeps_its_mastership_if_the_preparation_of_a_move_never_finishes() {
     let mut cluster = spread(Options::default());
     let node = drain(&mut cluster);
     cluster.idle.insert(node);
@@ -389,7 +389,7 @@ fn node_ignores_orders_that_arrive_after_their_time_limit() {
 
 /// A master ends its lease for a move only if the lease ends before the orders expire. Otherwise two moves could overlap.
 #[test]
-fn master_keeps_its_mastership_if_orders_to_move_expire_before_its_lease() {
+fn master_keeps_its_mastership_if_move_orders_expire_before_its_lease_ends() {
     let (mut cluster, ..) = hand_over();
     // The orders arrive after 15.5 s and expire after 20 s. The remaining 4.5 s are shorter than the lease of 5 s.
     cluster.orders_delay = Duration::from_millis(15_500);
@@ -402,7 +402,7 @@ fn master_keeps_its_mastership_if_orders_to_move_expire_before_its_lease() {
 }
 
 #[test]
-fn mover_sends_no_orders_again_if_the_move_has_become_unnecessary() {
+fn mover_does_not_repeat_orders_for_a_move_that_has_become_unnecessary() {
     let (mut cluster, node, holder) = hand_over();
     // The report of the present master arrives only after the test has also drained the target node of the move.
     cluster.cut.insert((node.min(holder), node.max(holder)));
@@ -436,7 +436,7 @@ fn system_master_sends_no_orders_after_an_outdated_report() {
 }
 
 #[test]
-#[should_panic(expected = "a hand-over by a shortened lease or by waiting ends before its orders expire")]
+#[should_panic(expected = "the options leave a master enough time to hand over before its orders expire")]
 fn node_start_panics_if_the_lease_is_as_long_as_the_time_limit_of_a_move() {
     drop(Cluster::new(1, Options { lease: Duration::from_secs(20), ..Options::default() }));
 }
@@ -520,7 +520,7 @@ fn master_hands_over_its_mastership_while_it_reaches_only_one_other_node() {
 }
 
 #[test]
-fn system_group_drops_invalid_records_and_duplicates_of_pending_ones() {
+fn system_group_drops_invalid_records_and_duplicates_of_pending_records() {
     let mut cluster = spread(Options::default());
     let master = cluster.master(GroupId::SYSTEM).unwrap();
     let last =

@@ -147,7 +147,7 @@ async fn sequential_requests_share_one_connection() {
 async fn client_rejects_member_address_that_is_not_host_and_port() {
     for address in ["", "nowhere", "a b:1", "user@127.0.0.1:1", "127.0.0.1:1/path", "http://127.0.0.1:1"] {
         let to = Member { address: address.to_owned(), ..member("127.0.0.1:1".parse().unwrap()) };
-        let expected = format!("the member's peer address {address:?} is not host:port");
+        let expected = format!("the member's peer address {address:?} does not have the form HOST:PORT");
         assert_eq!(reason(nudge(&client(), &to).await), expected);
     }
 }

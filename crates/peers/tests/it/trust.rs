@@ -43,8 +43,8 @@ async fn client_rejects_response_without_a_valid_mac() {
     let proof = format!("reveille-peer-proof: {}\r\n", "ab".repeat(32));
     let unauthenticated = "the process at this address is not an authenticated member of this cluster";
     let cases = [
-        ("200 OK", proof.as_str(), "the response has no valid MAC of this cluster's secret".to_owned()),
-        ("403 Forbidden", &proof, "the response has no valid MAC of this cluster's secret".to_owned()),
+        ("200 OK", proof.as_str(), "the MAC of the response is not valid for this cluster's secret".to_owned()),
+        ("403 Forbidden", &proof, "the MAC of the response is not valid for this cluster's secret".to_owned()),
         ("200 OK", "", format!("{unauthenticated} (status 200)")),
         ("200 OK", "reveille-peer-proof: ab\r\n", format!("{unauthenticated} (status 200)")),
         ("307 Temporary Redirect", "location: /elsewhere\r\n", format!("{unauthenticated} (status 307)")),
@@ -72,7 +72,7 @@ async fn client_rejects_response_whose_body_does_not_match_its_mac() {
     let answer = [head.as_bytes(), b"\r\n\r\n", b"nudge:yes"].concat();
     let peers = client();
     let (_request, response) = tokio::join!(answer_once(&impostor, &answer), nudge(&peers, &to));
-    assert_eq!(reason(response), "the response has no valid MAC of this cluster's secret");
+    assert_eq!(reason(response), "the MAC of the response is not valid for this cluster's secret");
 }
 
 #[tokio::test]

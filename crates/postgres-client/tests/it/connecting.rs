@@ -62,7 +62,7 @@ async fn connection_uses_tls_as_the_url_parameters_require() {
 }
 
 #[tokio::test]
-async fn rejection_error_names_the_server_without_its_password() {
+async fn error_of_a_rejected_connection_names_the_server_but_not_the_password() {
     let url = shared().url("postgres");
     let wrong = url.replace("p%40ss", "no%40pe");
     let denied =

@@ -8,7 +8,7 @@ use test_servers::postgres::shared;
 use crate::support::{count, on_real, pool, pool_of};
 
 #[test]
-fn create_table_succeeds_for_concurrent_callers() {
+fn concurrent_callers_can_create_the_callback_table() {
     on_real(async |_| {
         let pool = pool_of(&shared().create_database().unwrap());
         let make = async || create_table(&pool.get().await.unwrap()).await;
@@ -20,7 +20,7 @@ fn create_table_succeeds_for_concurrent_callers() {
 }
 
 #[test]
-fn callback_counts_as_first_until_a_transaction_with_its_id_commits() {
+fn callback_is_a_duplicate_only_after_a_transaction_with_its_id_commits() {
     on_real(async |_| {
         let pool = pool().await;
         let mut connection = pool.get().await.unwrap();

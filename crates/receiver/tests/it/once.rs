@@ -202,7 +202,7 @@ fn middleware_rolls_back_the_transaction_if_the_handler_ignores_an_error() {
 }
 
 #[test]
-fn handler_that_keeps_its_transaction_after_returning_causes_a_rollback() {
+fn middleware_rolls_back_if_the_handler_keeps_its_transaction_after_it_returns() {
     on_real(async |runtime| {
         let pool = pool().await;
         let (keep, kept) = tokio::sync::mpsc::unbounded_channel();
@@ -220,7 +220,7 @@ fn handler_that_keeps_its_transaction_after_returning_causes_a_rollback() {
 }
 
 #[test]
-fn client_disconnect_rolls_the_transaction_back() {
+fn middleware_rolls_back_the_transaction_if_the_client_disconnects() {
     on_real(async |runtime| {
         let pool = pool().await;
         let gate = Gate::new();

@@ -195,7 +195,7 @@ fn show_dry_run(dry: &DryRun, output: Output) -> anyhow::Result<()> {
     let upcoming: Vec<String> = dry.upcoming.iter().map(ToString::to_string).collect();
     show::fields(&[
         ("upcoming", Some(upcoming.join("  "))),
-        ("dry run", Some("nothing was created or changed".to_owned())),
+        ("dry run", Some("the server did not create or change a schedule".to_owned())),
     ])
 }
 
@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn description_of_retries_states_the_bounds_of_the_waits() {
+    fn cli_description_of_retries_states_the_maximum_waits_between_attempts() {
         let described = |attempts_max, backoff: &str, backoff_max: &str| {
             attempts(&Retry { attempts_max, backoff: backoff.to_owned(), backoff_max: backoff_max.to_owned() })
         };

@@ -46,7 +46,7 @@ pub(super) async fn execute(runtime: &Runtime, arguments: &Arguments) -> anyhow:
         }
         None => discovery.follow_class(&arguments.class).await,
     };
-    let mut following = following.context("cannot read the instances")?;
+    let mut following = following.context("cannot read the service instances")?;
     let mut now = following.now();
     loop {
         print(&now, arguments.json)?;

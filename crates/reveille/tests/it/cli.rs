@@ -74,7 +74,7 @@ fn schedule_commands_use_the_local_server_and_key_by_default() {
     let dry = ["schedule", "create", "--dry-run", "--every", "1h", "--url", URL];
     assert_eq!(json(&data, &dry)["upcoming"].as_array().unwrap().len(), 5);
     let text = run(&data, &[&dry[..], &["--id", "one", "--replace"]].concat()).done();
-    assert!(text.contains("revision  1") && text.contains("nothing was created"), "{text}");
+    assert!(text.contains("revision  1") && text.contains("did not create"), "{text}");
     assert_eq!(json(&data, &["schedule", "get", "one"])["revision"], 0);
     let flags = ["--payload", r#"{"b":1, "a":2}"#, "--header", "x-a:b", "--attempts-max", "2", "--backoff", "3s"];
     let cron = ["schedule", "create", "--id", "one", "--replace", "--cron", "0 9 * * 1", "--zone", "Europe/Berlin"];

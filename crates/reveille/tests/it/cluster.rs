@@ -425,7 +425,7 @@ fn member_applies_inbox_requests_only_after_their_transaction_commits() {
     let hits = receiver.wait(|hits| hits.len() >= 2);
     let is_immediate = |hit: &Hit| hit.schedule == "four" && hit.at_millis < due;
     assert!(hits.iter().any(is_immediate), "an overdue schedule fires immediately: {hits:?}");
-    let is_taken = |line: &str| line.contains("the id of its schedule is taken").then_some(());
+    let is_taken = |line: &str| line.contains("entry: a schedule with this id already exists").then_some(());
     server.log.wait(is_taken).expect("the log names the taken id");
     let is_broken = |line: &str| (line.contains("broken") && line.contains("/at")).then_some(());
     server.log.wait(is_broken).expect("the log names the invalid field");

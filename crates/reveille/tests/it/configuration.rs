@@ -61,7 +61,7 @@ fn server_rejects_invalid_configuration_file_before_it_creates_data() {
 }
 
 #[test]
-fn server_uses_its_configuration_file() {
+fn server_applies_the_settings_in_its_configuration_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("reveille.toml");
     let data = folder.path().join("data");

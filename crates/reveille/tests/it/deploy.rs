@@ -58,7 +58,7 @@ fn seconds(text: &str) -> u64 {
 }
 
 #[test]
-fn systemd_accepts_the_unit_and_rates_its_exposure_low() {
+fn systemd_accepts_the_service_unit_and_rates_its_security_exposure_as_low() {
     let folder = tempfile::tempdir().unwrap();
     let unit = folder.path().join("reveille.service");
     std::fs::write(&unit, UNIT.replace("/usr/local/bin/reveille", BINARY)).unwrap();

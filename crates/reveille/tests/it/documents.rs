@@ -302,7 +302,7 @@ fn document_test_reports_a_failure_and_runs_later_commands() {
 }
 
 #[test]
-fn document_test_rejects_unknown_comment_and_document_without_commands() {
+fn document_test_rejects_an_unknown_comment_and_a_document_without_commands() {
     assert!(script("a", "<!-- mistaken -->\n\n    true\n").is_err());
     assert!(failures("a", "    echo 'a\n", &[]).contains("a: the script stops before"));
     assert!(script("a", "<!-- not run: all of it -->\n\n    true\n").is_err());

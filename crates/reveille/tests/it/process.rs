@@ -62,7 +62,7 @@ fn graceful_stop_waits_for_callbacks_in_flight() {
 }
 
 #[test]
-fn second_sigterm_ends_the_stop_notice_period_early() {
+fn second_sigterm_ends_the_notice_period_of_a_stopping_server_early() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();
@@ -109,7 +109,7 @@ fn server_notifies_service_manager_of_readiness_and_stop_timeout() {
 }
 
 #[test]
-fn server_reports_that_a_put_or_cancel_is_too_late_for_a_callback_in_flight() {
+fn server_reports_that_a_change_is_too_late_for_a_callback_in_flight() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();

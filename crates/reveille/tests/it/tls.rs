@@ -124,7 +124,7 @@ fn client_commands_require_the_root_certificate_of_the_server() {
 /// By default, `openssl req -x509` creates the certificate of a certificate authority. A client must reject such a
 /// certificate from a server.
 #[test]
-fn client_rejects_a_ca_certificate_of_a_server_and_suggests_an_openssl_option() {
+fn client_that_rejects_the_ca_certificate_of_a_server_names_an_openssl_option() {
     let folder = tempfile::tempdir().unwrap();
     let mut parameters = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
     parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

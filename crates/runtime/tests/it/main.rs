@@ -38,13 +38,14 @@ fn timeout_drops_pending_future_but_returns_ready_output() {
 }
 
 #[test]
-fn disk_call_waits_for_a_file_descriptor() {
+fn disk_call_waits_until_a_file_descriptor_is_free() {
     // The test runs in a separate process that may open at most this number of files, because the test uses up all file
     // descriptors of its process.
     const OPEN_FILES_MAX: u64 = 61;
     if getrlimit(Resource::Nofile).current != Some(OPEN_FILES_MAX) {
-        let limited =
-            format!("ulimit -Sn {OPEN_FILES_MAX} && exec \"$0\" --exact disk_call_waits_for_a_file_descriptor");
+        let limited = format!(
+            "ulimit -Sn {OPEN_FILES_MAX} && exec \"$0\" --exact disk_call_waits_until_a_file_descriptor_is_free"
+        );
         let mut child = Command::new("bash");
         let output = child.args(["-c", &limited]).arg(std::env::current_exe().unwrap()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);

@@ -261,7 +261,7 @@ impl Dispatch {
                 self.waits.insert((until, Waiter::Lane((tenant, target))));
                 continue;
             }
-            let (entry, position) = lane.queue.pop_front().expect("the queue of a lane with a turn contains a key");
+            let (entry, position) = lane.queue.pop_front().expect("each lane that has a turn has a key in its queue");
             lane.in_flight += 1;
             self.in_flight.occupy(tenant, &mut state.in_flight);
             self.unresolved.occupy(tenant, &mut state.unresolved);
@@ -310,9 +310,9 @@ impl Dispatch {
     /// Records that the attempt of a key has ended. If the key caused no attempt, `health` is `None`, and the dispatch
     /// queue returns the key's tokens to the token buckets of the tenant and the lane.
     pub(crate) fn ended(&mut self, lane: Lane, now: Now, health: Option<TargetHealth>) {
-        let state = self.lanes.get_mut(&lane).expect("an ended key belongs to a known lane");
+        let state = self.lanes.get_mut(&lane).expect("each key in flight belongs to a lane in `lanes`");
         let tenant = self.tenants.get_mut(&lane.0).expect("the tenant of a lane exists");
-        assert!(state.in_flight > 0, "an ended key was in flight");
+        assert!(state.in_flight > 0, "a key whose attempt ended was in flight");
         state.in_flight -= 1;
         self.in_flight.free(lane.0, &mut tenant.in_flight);
         match health {

@@ -148,7 +148,7 @@ fn after_closed(closed: &mut BTreeMap<PollerId, Timestamp>, write: &mut OwnerWri
         Change::Advance { due, .. } | Change::Defer(due) => due,
         Change::Run { then: None, .. } | Change::End { .. } => return None,
         Change::Put(_) | Change::PutIf { .. } | Change::Cancel(_) | Change::CancelIf(_) | Change::Redrive { .. } => {
-            unreachable!("the module `changes` writes the changes that clients request, without this writer")
+            unreachable!("the outcome writer receives no client's change; the module `changes` writes such changes")
         }
     };
     if let Some(closed) = closed.get(&write.poller) {

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn entry_expires_at_its_millisecond_and_not_earlier() {
+    fn timing_wheel_entry_expires_at_its_millisecond_and_not_earlier() {
         let mut wheel = Wheel::new(at(1_000));
         let mut out = Vec::new();
         wheel.insert(at(1_005), 7);
@@ -170,7 +170,7 @@ mod tests {
     proptest! {
         /// Compares the wheel with an ordered map, while the clock jumps ahead and back.
         #[test]
-        fn wheel_returns_the_same_entries_as_an_ordered_map(steps in prop::collection::vec(step(), 1..200)) {
+        fn timing_wheel_returns_the_same_entries_as_an_ordered_map(steps in prop::collection::vec(step(), 1..200)) {
             let mut now = 1_000_000;
             let mut wheel = Wheel::new(at(now));
             let mut model: BTreeMap<i64, Vec<u32>> = BTreeMap::new();

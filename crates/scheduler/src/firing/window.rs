@@ -169,7 +169,10 @@ impl Window {
 
     /// Adds a poller. The owner then reads the poller's rows after the poller's durable position `done`.
     pub(crate) fn add_poller(&mut self, id: PollerId, shard_term: ShardTerm, positions: Positions) {
-        assert!(positions.done <= positions.closed, "`done` is at or before `closed`");
+        assert!(
+            positions.done <= positions.closed,
+            "the position `done` of a poller is at or before its position `closed`"
+        );
         let index = self.next_index;
         self.next_index = index.checked_add(1).expect("an owner adds fewer than 2^32 pollers");
         let known = self.by_id.insert(id, index);
@@ -233,7 +236,7 @@ impl Window {
     /// Frees the number of a released key that the owner no longer uses.
     pub(crate) fn free(&mut self, id: EntryId) {
         let entry = self.entries.remove(id as usize);
-        assert_eq!(entry.state, State::Released, "the owner frees only released keys");
+        assert_eq!(entry.state, State::Released, "the owner frees only the numbers of released keys");
     }
 
     /// Returns the number of the tenant's pollers in this window.
@@ -284,7 +287,7 @@ impl Window {
     pub(crate) fn add_written_row(&mut self, arrival: &InsertLogEntry) -> bool {
         let Some(index) = self.by_id.get(&arrival.poller).copied() else { return false };
         let full = self.capacity(arrival.poller.tenant) == 0;
-        let poller = self.pollers.get_mut(&index).expect("every number in `by_id` belongs to a poller");
+        let poller = self.pollers.get_mut(&index).expect("each poller in `by_id` exists in `pollers`");
         let position = arrival.key.position;
         let read_to = poller.reading.unwrap_or(Timestamp::MIN).max(instant_of(poller.read_to));
         if position > read_to {

@@ -260,7 +260,7 @@ fn members_lose_no_run_while_they_discover_new_pollers() {
 }
 
 #[test]
-fn member_reads_the_tenants_at_once_if_a_request_has_an_unknown_tenant() {
+fn member_reads_the_tenant_list_at_once_if_a_request_has_an_unknown_tenant() {
     both_engines(async |sim, options| {
         let cluster = TestCluster::new(sim, options, quick).await;
         let (a, b) = (cluster.join("a").await, cluster.join("b").await);

@@ -42,7 +42,7 @@ fn parser_rounds_an_instant_up_to_the_next_millisecond() {
 }
 
 #[test]
-fn parser_shortens_a_long_unknown_name_and_suggests_no_similar_name() {
+fn error_shortens_a_long_unknown_field_name_and_suggests_no_similar_name() {
     let name = "zon".repeat(400_000);
     let body = VALID[0].replacen('{', &format!("{{\"{name}\":1,"), 1);
     let problem = read(body.as_bytes()).unwrap_err();
@@ -55,7 +55,7 @@ fn parser_shortens_a_long_unknown_name_and_suggests_no_similar_name() {
 }
 
 #[test]
-fn hint_names_the_place_of_a_misplaced_field_and_the_form_of_a_duration() {
+fn hint_names_the_parent_of_a_misplaced_field_and_the_format_of_a_duration() {
     let hint_of = |body: &str| {
         let problem = read(body.as_bytes()).unwrap_err();
         problem.errors[0].hint.clone().unwrap_or_default()

@@ -70,7 +70,7 @@ impl Schemas {
                 let schema =
                     json!({ "type": "string", "pattern": idempotency::PATTERN, "minLength": 1, "maxLength": 512 });
                 let description = "Every request with this key and this body gets the same response. In a batch, the key \
-                                   and the number of a line have this effect on the line";
+                                   applies to each line: a repeated line with the same number gets the same result";
                 ("Idempotency-Key", description, schema)
             }
             Parameter::DueFrom => ("due_from", "Start of the due range, inclusive", instant()),

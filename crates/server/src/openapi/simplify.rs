@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn simplification_replaces_true_with_an_empty_schema_and_const_with_enum() {
+    fn simplification_turns_schema_true_into_an_empty_schema_and_const_into_enum() {
         let schema =
             json!({ "properties": { "payload": true, "dead": { "const": "true" } }, "additionalProperties": false });
         let expected =
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn simplification_keeps_only_first_paragraph_of_description_and_no_links() {
+    fn simplification_keeps_the_first_paragraph_of_a_description_without_links() {
         let schema =
             json!({ "description": "A patch of a [`Request`](crate::Request) with\n[`Time`].\n\nIts `Debug` form." });
         assert_eq!(simplified(schema), json!({ "description": "A patch of a `Request` with `Time`." }));

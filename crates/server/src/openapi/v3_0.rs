@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn conversion_wraps_a_reference_that_has_a_description() {
+    fn conversion_puts_a_reference_with_a_description_into_an_all_of_list() {
         let schema = json!({ "$ref": "#/a", "description": "text", "examples": ["x"] });
         let expected = json!({ "allOf": [{ "$ref": "#/a" }], "description": "text", "example": "x" });
         assert_eq!(rendered(schema), expected);

@@ -30,7 +30,7 @@ pub(super) async fn ready(State(app): App) -> HandlerResult {
         Health::Unreachable => {
             return Err(reject(
                 Code::StoreUnavailable,
-                "the database server of the store is unreachable; this member retries",
+                "the database server of the store is unreachable; this member tries to connect again",
             ));
         }
         Health::Closed => {

@@ -138,7 +138,7 @@ async fn connection_above_the_limit_waits_until_another_connection_closes() {
 }
 
 #[tokio::test]
-async fn server_at_the_connection_limit_closes_idle_connections_without_a_key() {
+async fn server_at_its_connection_limit_closes_idle_connections_that_sent_no_key() {
     let proxies = ["127.0.0.0/8".parse().unwrap()];
     for trusted_proxies in [proxies.to_vec(), Vec::new()] {
         let world = World::start_with(Options { connections_max: 50, trusted_proxies, ..Options::default() }).await;

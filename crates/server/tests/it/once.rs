@@ -110,7 +110,7 @@ async fn concurrent_requests_with_one_idempotency_key_create_one_schedule() {
 }
 
 #[tokio::test]
-async fn repeated_request_gets_its_response_on_a_full_disk() {
+async fn server_with_a_full_disk_repeats_the_response_to_a_repeated_request() {
     let world = World::start().await;
     let first = post(&world, "key-1", &body("")).await;
     let path = first.header("location").unwrap();

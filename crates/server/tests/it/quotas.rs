@@ -76,7 +76,7 @@ async fn server_rejects_invalid_quotas_and_callers_that_lack_the_required_role()
 }
 
 #[tokio::test]
-async fn rejected_request_above_a_quota_has_no_effect() {
+async fn request_that_exceeds_a_quota_is_rejected_and_has_no_effect() {
     let world = World::start().await;
     assert_eq!(set(&world, r#"{"creates_per_second":0}"#).await.0, 200);
     let rejected = world.send("POST", "/v1/schedules", &body_with_id("a")).await;

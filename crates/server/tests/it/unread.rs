@@ -132,7 +132,7 @@ async fn server_rejects_large_reads_while_unread_responses_use_up_its_byte_limit
 }
 
 #[tokio::test]
-async fn further_requests_do_not_extend_the_time_of_unread_responses() {
+async fn further_requests_do_not_extend_the_time_limit_for_reading_a_response() {
     let options = Options { idle_timeout: Duration::from_millis(200), ..Options::default() };
     let world = World::start_with(options).await;
     let _bytes = create_page(&world).await;
@@ -148,7 +148,7 @@ async fn further_requests_do_not_extend_the_time_of_unread_responses() {
 }
 
 #[tokio::test]
-async fn metrics_are_rendered_at_most_once_per_second() {
+async fn server_renders_metrics_at_most_once_per_second() {
     let world = World::start().await;
     let started = world.runtime.monotonic();
     let mut texts = BTreeSet::new();
@@ -161,7 +161,7 @@ async fn metrics_are_rendered_at_most_once_per_second() {
 }
 
 #[tokio::test]
-async fn metrics_may_have_a_listener_of_their_own() {
+async fn server_with_a_metrics_address_serves_metrics_only_at_that_address() {
     let options = Options { metrics_listen: Some(([127, 0, 0, 1], 0).into()), ..Options::default() };
     let world = World::start_with(options).await;
     assert_eq!(world.send("GET", "/metrics", "").await.status, 404);

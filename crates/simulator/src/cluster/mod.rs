@@ -109,7 +109,7 @@ async fn with_checks<T>(cluster: &TestCluster, work: impl Future<Output = T>) ->
     let (work, looking) = (std::pin::pin!(work), std::pin::pin!(looking));
     match futures_util::future::select(work, looking).await {
         futures_util::future::Either::Left((done, _)) => done,
-        futures_util::future::Either::Right(((), _)) => unreachable!("the checks run until the work ends"),
+        futures_util::future::Either::Right(((), _)) => unreachable!("the loop that checks the owners never ends"),
     }
 }
 

@@ -141,8 +141,9 @@ impl Record {
         // A member measures its clock at every renewal of its lease. Therefore it can start callbacks for at most one
         // lease duration after the offset exceeds the bound.
         if off_since.is_some_and(|since| now > since + self.lease) {
-            let since = format!("but its clock offset has exceeded the bound since {off_since:?}");
-            self.record_violation(format!("clock: {member} fires at {now:?}, {since}"));
+            self.record_violation(format!(
+                "clock: {member} fires at {now:?}, but its clock offset has exceeded the bound since {off_since:?}"
+            ));
         }
         let others = self.owners().remove(&shard).unwrap_or_default();
         if let Some(other) = others.iter().find(|other| *other != member) {

@@ -368,8 +368,8 @@ impl Deliver for Receiver {
             member.sleep(takes).await;
             let response = sim.draw(|random| random.below(20));
             sim.note(&format!(
-                "attempt of {:?} with number {} ended with the result {response}",
-                delivery.occurrence, delivery.attempt
+                "attempt {} of {:?} ended with the result {response}",
+                delivery.attempt, delivery.occurrence
             ));
             history.callback_ended(callback, response > 2);
             Some(Delivered { result: user::result_of(response), retry_after: None })

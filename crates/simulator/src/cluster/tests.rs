@@ -40,7 +40,7 @@ fn cluster_checkers_detect_creator_that_reads_the_closed_timestamp_too_early() {
 }
 
 #[test]
-fn checkers_detect_renewal_that_ignores_cancellation_records() {
+fn checkers_detect_lease_renewal_that_ignores_cancellation_records() {
     assert_mutant_caught(Mutant::RenewsWithoutCancellations, StoreKind::Weak, "after the cancel");
 }
 

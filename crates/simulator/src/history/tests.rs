@@ -220,7 +220,7 @@ fn callback_after_an_observed_final_outcome_is_a_violation() {
 }
 
 #[test]
-fn callback_that_starts_after_a_cancel_is_a_violation() {
+fn callback_that_starts_after_a_cancellation_is_a_violation() {
     let fixture = Fixture::new();
     fixture.until(9);
     fixture.history.cancelled(SCHEDULE);
@@ -253,7 +253,7 @@ fn success_response_to_a_cancellation_during_an_attempt_is_a_violation() {
 }
 
 #[test]
-fn occurrence_with_a_callback_needs_an_outcome_even_after_its_cancel() {
+fn occurrence_with_a_callback_needs_an_outcome_even_after_a_cancellation() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.call(occurrence(once()), 1, false);
@@ -303,7 +303,7 @@ fn callback_at_an_instant_outside_the_schedule_is_a_violation() {
 }
 
 #[test]
-fn verdict_accepts_unknown_schedule_only_if_a_create_got_no_response() {
+fn verdict_accepts_unknown_schedule_only_if_a_create_request_got_no_response() {
     let fixture = Fixture::empty();
     fixture.until(10);
     fixture.succeed(occurrence(once()));
@@ -337,7 +337,7 @@ fn verdict_rejects_a_callback_and_a_success_of_a_missed_occurrence() {
 }
 
 #[test]
-fn occurrence_in_flight_at_a_crash_may_be_recorded_as_missed() {
+fn verdict_accepts_a_missed_outcome_for_an_occurrence_in_flight_at_a_crash() {
     let fixture = Fixture::series();
     fixture.until(3);
     fixture.history.callback_began("a", occurrence(3), 1);
@@ -373,7 +373,7 @@ fn verdict_accepts_new_revision_after_a_schedule_change_without_response() {
 }
 
 #[test]
-fn redriven_run_requires_an_outcome_even_after_a_cancel() {
+fn redriven_run_requires_an_outcome_even_after_a_cancellation() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.call(occurrence(once()), 1, false);

@@ -60,7 +60,8 @@ impl<'a> Client<'a> {
         self.created += 1;
         let id = format!("c{}-{}", self.number, self.created);
         let chosen = self.sim.draw(|random| random.coin());
-        let request = self.request(chosen.then(|| ScheduleId::new(&id).expect("letters, digits and `-` are valid")));
+        let valid = |id: &str| ScheduleId::new(id).expect("a schedule id may contain letters, digits and `-`");
+        let request = self.request(chosen.then(|| valid(&id)));
         let response = self.engine.call(|scheduler| async move { scheduler.create(vec![request]).await }).await;
         match response {
             Some(Ok(mut responses)) => match responses.pop().expect("a create returns one result per request") {

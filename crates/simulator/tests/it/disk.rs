@@ -49,7 +49,7 @@ fn crash_retains_synced_bytes_and_a_random_part_of_unsynced_bytes() {
 }
 
 #[test]
-fn unsynced_write_survives_completely_partly_or_not_at_all() {
+fn unsynced_write_survives_a_crash_completely_partly_or_not_at_all() {
     let outcome = |property: fn(&[u8]) -> bool| {
         seeds_where(300, |sim| {
             let remaining = crash_after_writes(sim, &[&[7; 4_096]], usize::MAX);
@@ -84,7 +84,7 @@ fn torn_write_keeps_or_loses_whole_sectors() {
 }
 
 #[test]
-fn torn_write_may_lose_a_sector_before_a_surviving_sector() {
+fn torn_write_may_lose_a_sector_and_keep_a_later_sector() {
     let holes = seeds_where(200, |sim| {
         let remaining = crash_after_writes(sim, &[&[7; 4_096]], usize::MAX);
         let first_lost = remaining.iter().position(|byte| *byte == 0);
@@ -117,7 +117,7 @@ fn later_unsynced_write_may_survive_without_an_earlier_write() {
 }
 
 #[test]
-fn kill_retains_unsynced_writes_that_a_later_crash_may_lose() {
+fn unsynced_writes_survive_a_process_kill_but_a_later_crash_may_lose_them() {
     for seed in 0..20 {
         let sim = Simulation::new(seed);
         sim.run_until(async {

@@ -334,7 +334,7 @@ fn task_panic_fails_the_run_unless_the_panic_is_tolerated() {
 }
 
 #[test]
-fn timeout_message_of_wait_until_names_the_condition() {
+fn message_of_a_timed_out_wait_names_the_awaited_condition() {
     let sim = Simulation::new(0);
     let message = panic_of(|| sim.run_until(sim.wait_until("the tide", SECOND, || false)));
     assert_eq!(message, "timed out after 1s waiting for the tide");

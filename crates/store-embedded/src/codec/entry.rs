@@ -147,7 +147,7 @@ fn put_blob_of(out: &mut Vec<u8>, put: impl FnOnce(&mut Vec<u8>)) {
     let at = out.len();
     out.u32(0);
     put(out);
-    let len = u32::try_from(out.len() - at - 4).expect("requests are so small that a value has less than 2^32 bytes");
+    let len = u32::try_from(out.len() - at - 4).expect("the size limit of requests keeps every value below 2^32 bytes");
     out[at..at + 4].copy_from_slice(&len.to_le_bytes());
 }
 

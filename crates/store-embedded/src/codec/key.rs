@@ -250,7 +250,7 @@ pub(crate) fn usage(tenant: TenantId) -> [u8; 5] {
 }
 
 pub(crate) fn parse_usage(key: &[u8]) -> Result<TenantId, Malformed> {
-    let mut take = Take::new("the key of a tenant's usage", key);
+    let mut take = Take::new("the key of a tenant's usage row", key);
     take.version(USAGE)?;
     let id = TenantId(u32::from_be_bytes(take.array()?));
     take.end()?;

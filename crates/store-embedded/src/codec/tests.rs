@@ -189,7 +189,7 @@ proptest! {
     }
 
     #[test]
-    fn state_row_of_a_changed_schedule_round_trips(schedule in schedule(), row in any::<u128>()) {
+    fn decoding_an_encoded_state_row_of_a_schedule_returns_the_same_row(schedule in schedule(), row in any::<u128>()) {
         let changed = Changed { state: Head::of(&schedule).state, row: Incarnation(row) };
         prop_assert_eq!(Changed::decode(&changed.encode()), Ok(changed));
     }
@@ -244,7 +244,7 @@ proptest! {
     }
 
     #[test]
-    fn journal_entry_of_handed_over_attempts_round_trips(
+    fn decoded_journal_entry_of_a_hand_over_contains_the_encoded_attempts(
         attempts in vec((poller(), due(), timestamp()), 0..4), cut in any::<prop::sample::Index>()
     ) {
         let attempts = attempts.into_iter().map(|(poller, key, until)| HandedOver { poller, key, until }).collect();

@@ -154,7 +154,7 @@ impl Tree {
         let hurry = Arc::new(AtomicBool::new(false));
         let factory = Trickling { tables: files::tables(&dir), factory: filter, hurry: hurry.clone() };
         let config = config.with_compaction_filter_factory(Some(Arc::new(factory)));
-        let tree = config.open().map_err(|error| damage(family, "the manifest or a table", &error))?;
+        let tree = config.open().map_err(|error| damage(family, "the manifest or a table of the index", &error))?;
         let strategy = Arc::new(Leveled::default().with_table_target_size(table_bytes).with_l0_threshold(merged));
         Ok(Tree { family, dir, tree, strategy, merged, hurry, manifests, sealed: Mutex::new(VecDeque::new()) })
     }

@@ -99,7 +99,7 @@ impl Usages {
             }
             return Ok(());
         }
-        let mut take = Take::new("the numbers of a tenant's rows", value);
+        let mut take = Take::new("a row with the usage of a tenant", value);
         take.version(VERSION)?;
         if row_key == [key::USAGE] {
             self.is_complete = true;
@@ -128,7 +128,7 @@ impl Usages {
             Err(error) => return Err(error),
         };
         if schedules > 0 {
-            tracing::info!(schedules, runs, "stored rows counted, because an earlier build stored no numbers of bytes");
+            tracing::info!(schedules, runs, "schedules and runs counted, because an earlier build did not count bytes");
         }
         Ok(())
     }
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn row_of_an_earlier_build_makes_complete_numbers_outdated() {
+    fn usage_row_of_an_earlier_build_marks_the_usage_numbers_as_outdated() {
         let mut usages = Usages::default();
         usages.take_row(&[key::USAGE], &[VERSION]).unwrap();
         assert!(usages.is_complete && !usages.is_outdated);

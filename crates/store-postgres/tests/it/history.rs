@@ -176,7 +176,7 @@ fn store_deletes_no_history_while_an_old_due_row_is_after_the_watermark() {
 }
 
 #[test]
-fn one_call_of_maintain_deletes_thousands_of_cancelled_schedules() {
+fn single_maintenance_call_deletes_thousands_of_cancelled_schedules() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -257,7 +257,7 @@ fn blocked_history_deletion_does_not_delay_new_schedules_and_outcomes() {
 
 /// The test locks the default partition of the runs, as a dump of the database may do for hours.
 #[test]
-fn run_without_day_partition_goes_to_the_default_partition() {
+fn store_writes_a_run_to_the_default_partition_if_its_day_has_no_partition() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;

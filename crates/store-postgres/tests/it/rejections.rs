@@ -22,7 +22,7 @@ async fn open_error(runtime: &Runtime, url: &str, options: Options) -> OpenError
 }
 
 #[test]
-fn open_error_names_an_unreachable_server_or_a_rejected_login() {
+fn store_that_cannot_open_names_the_unreachable_server_or_the_rejected_login() {
     let url = database();
     on_real(async |runtime| {
         let quick = || Options { connect_timeout: Duration::from_millis(300), ..Options::default() };

@@ -32,7 +32,7 @@ fn stored_egress_policy_contains_the_names_of_allowed_address_classes() {
     let unknown = stored.replace("shared", "galaxy");
     assert_eq!(
         decode(TenantId(7), unknown.as_bytes()),
-        Err("tenant 7: unknown address class or malformed network in the egress policy".to_owned())
+        Err("tenant 7: the egress policy has an unknown address class or a malformed network".to_owned())
     );
 }
 
@@ -46,5 +46,5 @@ fn stored_tenant_contains_encrypted_secret_and_ids_of_store_keys() {
     assert!(stored.contains(&text) && stored.ends_with(r#","store_keys":["0123456789abcdef"]}"#), "{stored}");
     assert_eq!(decode(TenantId(7), stored.as_bytes()), Ok(tenant));
     let wrong = stored.replace("0123456789abcdef", "0123");
-    assert_eq!(decode(TenantId(7), wrong.as_bytes()), Err("tenant 7: malformed id of a store key".to_owned()));
+    assert_eq!(decode(TenantId(7), wrong.as_bytes()), Err("tenant 7: a store key has a malformed id".to_owned()));
 }

@@ -28,8 +28,8 @@ pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &
                 verdict.duplicates.entry(fault.number).or_default().1 += 1;
             } else {
                 let how = format!(
-                    "run {}: attempt {} by member {} received status {} at {} ms since 1970, \
-                     but attempt {} by member {} started at {} ms, and no fault explains this duplicate",
+                    "no fault explains a duplicate of run {}: attempt {} by member {} received status {} at {} ms \
+                     since 1970, but attempt {} by member {} started at {} ms",
                     first.run,
                     first.attempt,
                     first.from,
@@ -50,8 +50,8 @@ pub(super) fn judge_cap(verdict: &mut Verdict) {
     for (number, (own, others)) in &verdict.duplicates {
         if own + others > IN_FLIGHT_MAX {
             let how = format!(
-                "fault {number} explains {own} duplicates after attempts of its member and {others} after attempts of \
-                 other members; the maximum sum is {IN_FLIGHT_MAX}"
+                "fault {number} caused more than {IN_FLIGHT_MAX} duplicates: {own} after attempts by its member and \
+                 {others} after attempts by other members"
             );
             verdict.broken.push(Violation { promise: Promise::DuplicatesBelowCap, token: String::new(), how });
         }

@@ -78,8 +78,8 @@ fn judge_callback(token: &str, history: &History, callback: &Callback, faults: &
         } else {
             let started = callback.started_ms;
             let how = format!(
-                "the callback started at {started} ms and arrived at {arrived} ms, but the response {:?} forbids it \
-                 after {decided_ms} ms since 1970",
+                "the response {:?} forbids the callback after {decided_ms} ms since 1970, but the callback started at \
+                 {started} ms and arrived at {arrived} ms",
                 request.answer
             );
             broken(promise, how);
@@ -179,7 +179,9 @@ fn contradiction(history: &History, request: &Request) -> Option<String> {
             Some(format!("{} to a {:?}: {said}", request.status, request.operation))
         }
         Answer::Exists if !tried_before(Operation::Create) => {
-            Some("the schedule already exists, but no earlier creation of it had an unknown outcome".to_owned())
+            let how =
+                "the service reported an existing schedule, but no earlier request to create it has an unknown outcome";
+            Some(how.to_owned())
         }
         Answer::NotFound => {
             let confirms = |other: &Request| other.asked_ms < request.asked_ms && other.is_confirmed();

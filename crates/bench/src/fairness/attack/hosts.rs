@@ -35,7 +35,7 @@ pub(super) async fn start(stage: &Stage<'_>) -> anyhow::Result<Attack> {
         let count: u64 = counts.iter().map(|received| received.count()).sum();
         ensure!(count > 0, "no callback of the attack `hosts` reached its target");
         let files = pid.map_or(0, open_files);
-        Ok(format!("hosts: {HOSTS} hosts received {count} callbacks; the server had {files} open descriptors"))
+        Ok(format!("hosts: {HOSTS} hosts received {count} callbacks; the server had {files} open file descriptors"))
     };
     let attack = Attack::new(TaskSet::new(stage.runtime), effect);
     Ok(Attack { _receivers: receivers, schedules: Some(schedules), ..attack })

@@ -353,11 +353,11 @@ fn key(path: &NodePath) -> Key {
 }
 
 fn path_of((parent, name): &Key) -> NodePath {
-    let parent =
-        NodePath::new(if parent.is_empty() { "/" } else { parent }).expect("the parent in the key is a valid path");
+    let parent = NodePath::new(if parent.is_empty() { "/" } else { parent })
+        .expect("the parent in a node's key is a valid path");
     if name.is_empty() {
         parent
     } else {
-        parent.join(name).expect("the parent and the name in the key form a valid path")
+        parent.join(name).expect("the parent and the name in a node's key form a valid path")
     }
 }

@@ -203,7 +203,7 @@ fn cron_parser_rejects_unknown_time_zones_and_normalizes_known_ones() {
 }
 
 #[test]
-fn stored_expression_equals_the_parsed_expression() {
+fn cron_expression_from_storage_equals_the_originally_parsed_expression() {
     let parsed = cron("0 9 * * MON", "Europe/Berlin");
     let stored = Cron::from_stored(parsed.expression(), parsed.zone());
     assert_eq!(stored, parsed);

@@ -206,7 +206,7 @@ fn receiver_does_not_combine_snapshot_parts_of_two_nodes() {
 
 #[test]
 #[should_panic(expected = "the journal lacks slots 0 to 4")]
-fn node_start_with_a_gap_in_the_journal_panics() {
+fn node_panics_at_its_start_if_slots_are_missing_from_its_journal() {
     let entries = vec![Entry { ballot: Ballot { round: 1, node: NodeId(1) }, value: Value::Noop }];
     let records = vec![Record::Entries { after: Slot(4), entries }];
     drop(start(NodeId(1), &Arc::new(Options::default()), records, Instant(0)));

@@ -251,7 +251,7 @@ fn elect_process_sends_sigterm_to_its_command_before_its_session_expires() {
 }
 
 #[test]
-fn elect_process_exits_with_the_code_of_its_command_and_leaves_no_process() {
+fn elect_process_exits_with_the_code_of_its_command_and_leaves_no_child_process() {
     let url = zookeeper();
     let code = |script: &str| {
         let output = run(&url, &["elect", "--group", "/group", "--grace", "1", "--", "sh", "-c", script]);

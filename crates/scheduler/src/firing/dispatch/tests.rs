@@ -127,7 +127,7 @@ fn service_fires_every_occurrence_that_became_due_while_no_slot_was_free() {
 }
 
 #[test]
-fn full_queue_rejects_a_new_key_and_gives_back_its_overdue_keys() {
+fn full_queue_rejects_a_new_key_and_returns_its_overdue_keys() {
     let mut dispatch = dispatch(1, 100, 2);
     let late = NOW + Duration::from_secs(1);
     assert!(dispatch.push(lane(1, 1), 0, NOW));
@@ -140,7 +140,7 @@ fn full_queue_rejects_a_new_key_and_gives_back_its_overdue_keys() {
 }
 
 #[test]
-fn lane_gets_no_turn_after_the_queue_removed_its_keys() {
+fn queue_gives_no_turn_to_a_lane_that_has_no_keys_left() {
     let mut dispatch = dispatch(1, 100, 100);
     for entry in 0..4 {
         assert!(dispatch.push(lane(1, entry / 2), entry, NOW));
@@ -164,7 +164,7 @@ fn slow_targets_leave_space_in_the_key_window_for_other_targets() {
 }
 
 #[test]
-fn queue_spreads_deferred_keys_of_a_target_of_unknown_rate_over_one_minute() {
+fn queue_spreads_deferred_keys_over_one_minute_if_the_target_rate_is_unknown() {
     let mut dispatch = dispatch(1, 100, 2);
     let positions: Vec<Timestamp> = (0..200).map(|_| dispatch.defer_to(lane(1, 1), NOW)).collect();
     assert_eq!(positions[0], NOW + Duration::from_secs(1));
@@ -174,7 +174,7 @@ fn queue_spreads_deferred_keys_of_a_target_of_unknown_rate_over_one_minute() {
 }
 
 #[test]
-fn queue_spreads_deferred_keys_of_a_fast_target_at_its_measured_rate() {
+fn queue_spreads_the_deferred_keys_of_a_target_by_its_measured_rate() {
     let mut dispatch = dispatch(10_000, 10_000, 10_000);
     // One attempt stays in flight, so that the queue does not remove the lane.
     dispatch.push(lane(1, 1), 0, NOW);
@@ -211,7 +211,7 @@ fn popped(dispatch: &mut Dispatch, now: Now) -> Vec<u32> {
 }
 
 #[test]
-fn tenant_above_its_rate_limit_delays_only_its_own_keys_and_keeps_order() {
+fn tenant_above_its_rate_limit_delays_only_its_own_keys_and_keeps_their_order() {
     let mut dispatch = dispatch(1_000, 1_000, 1_000);
     dispatch.limit(TenantId(1), limits(Quotas::NONE.with(Quota::CallbacksPerMinute, 60)));
     for entry in 0..70 {
@@ -342,7 +342,7 @@ fn member_with_a_quarter_of_the_pollers_gets_a_quarter_of_the_tenant_rate() {
 }
 
 #[test]
-fn key_may_start_if_a_slot_becomes_free_after_the_last_pop() {
+fn queued_key_may_start_after_another_attempt_ends_and_frees_a_slot() {
     let mut dispatch = dispatch(100, 1, 100);
     dispatch.push(lane(1, 1), 1, NOW);
     dispatch.push(lane(1, 1), 2, NOW);

@@ -98,7 +98,7 @@ impl Bench {
 }
 
 #[test]
-fn row_that_the_owner_reads_repeatedly_expires_only_once() {
+fn window_returns_a_row_only_once_although_it_receives_the_row_repeatedly() {
     let mut bench = Bench::new(10_000);
     bench.insert_and_report(key(1, 500));
     bench.read_ahead(0);
@@ -186,7 +186,7 @@ fn later_read_finds_a_new_row_beyond_the_page_that_the_owner_is_reading() {
 }
 
 #[test]
-fn window_adds_retry_but_ignores_repeated_first_attempt() {
+fn window_adds_a_retry_but_ignores_a_repeated_report_of_the_first_attempt() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.read_ahead(0);
@@ -237,7 +237,7 @@ fn attempt_waits_for_all_earlier_attempts() {
 }
 
 #[test]
-fn deferred_key_expires_again_only_at_its_later_position() {
+fn window_returns_a_deferred_key_only_at_its_later_position() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.read_ahead(0);

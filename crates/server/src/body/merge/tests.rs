@@ -185,7 +185,7 @@ fn error_of_an_invalid_change_contains_a_pointer_to_the_field() {
 }
 
 #[test]
-fn merge_combines_the_stored_value_with_only_the_last_repeated_field() {
+fn merge_applies_the_stored_value_only_to_the_last_copy_of_a_repeated_field() {
     let mut stored = stored();
     stored.spec.payload = format!(r#"{{"big":"{}"}}"#, "x".repeat(64 << 10)).into();
     let change = format!("{{{}}}", vec![r#""payload":{}"#; 1_000].join(","));

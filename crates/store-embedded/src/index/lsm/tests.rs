@@ -90,7 +90,7 @@ fn read_all(index: &LsmIndex, expected: &[Vec<(Vec<u8>, Bytes)>; 3]) -> Result<(
 const TABLE_STRIDE: usize = 5;
 
 #[tokio::test]
-async fn index_reports_harmful_bit_flips_and_verify_finds_every_bit_flip() {
+async fn index_reports_harmful_bit_flips_and_its_verification_finds_every_flip() {
     let dir = tempfile::tempdir().unwrap();
     fill(dir.path()).await;
     let expected = {
@@ -209,7 +209,7 @@ async fn lsm_merge_drops_the_row_versions_that_no_replay_can_read() {
 }
 
 #[tokio::test]
-async fn merge_drops_removed_row_when_no_replay_reads_it() {
+async fn lsm_merge_drops_the_removed_rows_that_no_replay_can_read() {
     const ROW: [u8; 400] = [7; 400];
     let dir = tempfile::tempdir().unwrap();
     let key = |number: u16| number.to_be_bytes();
