@@ -82,7 +82,7 @@ const FUZZED: [(&str, &str); 9] = [
     ("domain", "any_text"),
     ("domain", "accepts_only_usable"),
     ("server", "parser_and_serde_agree"),
-    ("paxos", "decodes_or_rejects_any_bytes"),
+    ("paxos", "bytes_that_the_decoder_accepts"),
     ("journal", "parser_never_panics"),
     ("journal", "corrupted_files_never"),
     ("store-embedded", "arbitrary_or_truncated_entry"),

@@ -63,7 +63,7 @@ proptest! {
     /// If the decoder returns a value for random bytes, the test encodes this value and decodes it again. The result
     /// must be the same value.
     #[test]
-    fn value_decoded_from_random_bytes_is_unchanged_after_another_round_trip(kind in 0..17_u8, mut rest in vec(prop_oneof![0..4_u8, any::<u8>()], 0..80)) {
+    fn bytes_that_the_decoder_accepts_keep_their_value_in_a_round_trip(kind in 0..17_u8, mut rest in vec(prop_oneof![0..4_u8, any::<u8>()], 0..80)) {
         rest.splice(0..0, [VERSION, 7, kind]);
         let bytes = Bytes::from(rest);
         let mut again = Vec::new();
