@@ -57,6 +57,8 @@ pub struct FairnessArguments {
 
 /// Highest rate of callbacks that the default quotas of a tenant allow.
 const DEFAULT_RATE_MAX: u64 = 800;
+/// Largest anonymous memory of the server under an attack, in MiB. docs/limits.md states this figure.
+const MEMORY_MIB_MAX: f64 = 1_024.0;
 /// Time that the start of all attacks together may take.
 const STARTS_MAX: Duration = Duration::from_secs(60);
 
@@ -112,6 +114,8 @@ struct Results {
     /// control.
     increases: Vec<f64>,
     wrong: u64,
+    /// Largest anonymous memory of the server, in MiB.
+    memory_mib: f64,
 }
 
 impl Results {
@@ -119,7 +123,8 @@ impl Results {
         let pairs = controls.iter().zip(attacked);
         let increases = pairs.filter_map(|(control, attacked)| Some(attacked.p99_ms? - control.p99_ms?)).collect();
         let wrong = |row: &Row| [row.failed, row.lost, row.doubled, row.early].into_iter().flatten().sum::<u64>();
-        Results { increases, wrong: controls.iter().chain(attacked).map(wrong).sum() }
+        let memory_mib = attacked.iter().filter_map(|row| row.rss_anon_mib).fold(0.0, f64::max);
+        Results { increases, wrong: controls.iter().chain(attacked).map(wrong).sum(), memory_mib }
     }
 
     fn to_text(&self, bound_ms: u32) -> String {
@@ -132,6 +137,12 @@ impl Results {
         let median = report::median(self.increases.iter().copied());
         ensure!(median.is_some(), "too few callbacks arrived to compute the 99th percentile of their lateness");
         ensure!(self.wrong == 0, "{} callbacks failed, or were lost, duplicated or early", self.wrong);
+        let memory_mib = self.memory_mib;
+        ensure!(
+            memory_mib <= MEMORY_MIB_MAX,
+            "under the attack {kind:?}, the server used {memory_mib:.0} MiB of anonymous memory; the limit is \
+             {MEMORY_MIB_MAX} MiB"
+        );
         let is_within = median.is_some_and(|median| median < bound_ms);
         ensure!(is_within, "under the attack {kind:?}, the p99 lateness increased by more than {bound_ms} ms");
         Ok(())
@@ -261,6 +272,14 @@ mod tests {
         );
         assert!(results.judge(Kind::Slow, 10.0).is_ok());
         assert!(results.judge(Kind::Slow, 9.0).unwrap_err().to_string().contains("Slow"));
+    }
+
+    #[test]
+    fn trial_fails_if_the_server_uses_more_memory_than_the_documents_state() {
+        let attacked = |rss_anon_mib| Row { rss_anon_mib: Some(rss_anon_mib), ..row(1.0, 0) };
+        let results = |rss_anon_mib| Results::of(&[row(1.0, 0)], &[attacked(rss_anon_mib)]);
+        assert!(results(1_024.0).judge(Kind::All, 10.0).is_ok());
+        assert!(results(1_025.0).judge(Kind::All, 10.0).unwrap_err().to_string().contains("1025 MiB"));
     }
 
     #[test]
