@@ -112,7 +112,8 @@ pub(crate) fn run(arguments: &ChaosArguments) -> anyhow::Result<ExitCode> {
     let folder = arguments.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let folder = folder.canonicalize()?;
-    // The folder may contain the cluster identity of an earlier run. Members would then reject the new cluster.
+    // A folder with files may contain the cluster identity of an earlier run. Members would then reject the new
+    // cluster, so the folder must be empty.
     let is_empty = std::fs::read_dir(&folder)?.next().is_none();
     ensure!(
         is_empty,

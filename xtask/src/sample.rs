@@ -63,7 +63,7 @@ fn is_message(text: &str) -> bool {
     !starts.contains(&first.as_str()) && !text.contains('=') && braces.all(|inside| !inside.contains(' '))
 }
 
-/// Returns the FNV-1a hash of seed and place, mixed by the finalizer of MurmurHash3. Without the finalizer,
+/// Returns the FNV-1a hash of `seed` and `place`, mixed by the finalizer of MurmurHash3. Without the finalizer,
 /// neighbouring places would have similar hashes.
 fn hash(seed: &str, place: &str) -> u64 {
     let bytes = seed.bytes().chain([0]).chain(place.bytes());

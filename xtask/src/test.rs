@@ -47,7 +47,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
 /// Reports the counts of a suite that runs as a separate process, in the form that [`Counts::of_text`] parses.
 ///
 /// # Errors
-/// Returns the error of the suite.
+/// Returns an error if the suite did not run to its end, or if the process cannot write the counts.
 pub(crate) fn alone(counts: anyhow::Result<Counts>) -> anyhow::Result<ExitCode> {
     let counts = counts?;
     writeln!(std::io::stdout(), "test result: {} passed; {} failed", counts.passed, counts.failed)?;

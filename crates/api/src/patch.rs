@@ -43,8 +43,8 @@ impl SchedulePatch {
         self.set(&["cron"], expression.into())
     }
 
-    /// Makes the schedule fire once per `interval`. Rounds `interval` up to whole milliseconds. The intervals count
-    /// from the time of the change.
+    /// Makes the schedule fire once per `interval`. Rounds `interval` up to whole milliseconds. The first
+    /// interval starts at the time of the change.
     #[must_use]
     pub fn every(self, interval: Duration) -> Self {
         self.set(&["every"], text(interval))

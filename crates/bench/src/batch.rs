@@ -18,7 +18,7 @@ use crate::process::Meter;
 use crate::report::{Row, mebibytes};
 use crate::server::{self, Server};
 
-/// Number of lines of one request. A request of so many lines has about 5 MB.
+/// Number of lines of one request. The size of a request with this number of lines is about 5 MB.
 const LINES: u64 = 5_000;
 /// Number of connections on which the bench fills a server with schedules. Two connections keep the server busy while
 /// the bench builds a request or reads a response on the third connection.
@@ -182,7 +182,7 @@ impl Progress {
 /// Returns an error if the server rejects a schedule.
 pub(crate) async fn fill(runtime: &Runtime, server: &Server, folder: &Path, count: u64) -> anyhow::Result<()> {
     const AFTER: Duration = Duration::from_secs(400 * 86_400);
-    // The fill stores the count next to the data, so that deleting the folder deletes both.
+    // The fill stores the count in the data folder, so that the deletion of this folder also deletes the count.
     let path = server::data(folder).join("filled.json");
     let data = server::data(folder);
     fs::create_dir_all(&data).with_context(|| format!("cannot create the folder {}", data.display()))?;

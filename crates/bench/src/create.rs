@@ -55,7 +55,7 @@ pub(crate) async fn trial(runtime: &Runtime, server: &Server, load: Load) -> any
     measure(runtime, server, "create", load, u64::MAX, create).await
 }
 
-/// Exchange `DELETE /v1/schedules/{id}`, once for each schedule.
+/// Exchange `DELETE /v1/schedules/{id}`, which cancels each schedule once.
 struct Cancel {
     head: Head,
     incarnations: Arc<[Incarnation]>,

@@ -35,7 +35,7 @@ pub struct FairnessArguments {
     common: Common,
     #[command(flatten)]
     server: ServerArguments,
-    /// Callbacks per second of the observed tenant; above 800, the tenant has no quotas except twice this rate
+    /// Callbacks per second of the observed tenant; above 800, the tenant's only quota is twice this rate
     #[arg(long, default_value_t = 800, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     rate: u64,
     /// Targets of the observed tenant, each with an equal part of the callbacks
@@ -44,7 +44,7 @@ pub struct FairnessArguments {
     /// Seconds of each run; `--runs` is the number of pairs of an attack and a control
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     duration: u64,
-    /// Seconds in which the trial creates the schedules of a run [default: 10, and one for each 4,000 schedules]
+    /// Seconds in which the trial creates the schedules of a run [default: 10, plus one for each 4,000 schedules]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     lead: Option<u64>,
     /// Largest allowed increase of the 99th percentile, in milliseconds
@@ -76,7 +76,7 @@ pub(crate) async fn run(runtime: &Runtime, arguments: &FairnessArguments) -> any
     let (mut shown, mut results) = (Vec::new(), Vec::new());
     for &kind in kinds {
         if !shown.is_empty() {
-            // The memory of the server must not include memory of the previous attack.
+            // After a restart, the memory of the server includes no memory of the previous attack.
             server.stop_and_restart(runtime).await?;
         }
         let trial = Trial { runtime, server: &server, equipment: &equipment, tenant: &tenant, arguments };
@@ -107,7 +107,7 @@ fn quotas(rate: u64) -> Quotas {
     }
 }
 
-/// Results of the pairs of runs.
+/// Results of the pairs of an attack run and a control run.
 #[derive(Debug, Default)]
 struct Results {
     /// Change of the 99th percentile in each pair, in milliseconds: the value under attack minus the value of the
@@ -177,7 +177,8 @@ impl Trial<'_> {
         let effects: anyhow::Result<Vec<String>> = attacks.iter().map(Attack::effect).collect();
         row.notes.extend(effects?);
         row.notes.push(format!("the server and the benchmark used {processors:.2} processors"));
-        // Reverse order: the attacks that send requests start last, and they would delay the end of the others.
+        // The attacks end in reverse order, because the attacks that send requests start last and would delay the end
+        // of the other attacks.
         for attack in attacks.into_iter().rev() {
             attack.end(runtime).await?;
         }
@@ -205,8 +206,8 @@ impl Trial<'_> {
         Duration::from_secs(self.arguments.lead.unwrap_or(10 + self.count() / 4_000))
     }
 
-    /// Measures callbacks of the observed tenant that fall due from `ready_at` on, and waits for them. Uses further
-    /// processor time if the server and the benchmark use fewer than `processors`.
+    /// Measures callbacks of the observed tenant that fall due from `ready_at` on, and waits for them. If the
+    /// server and the benchmark use fewer than `processors` processors, uses the rest of this processor time.
     async fn fire(
         &self,
         name: String,

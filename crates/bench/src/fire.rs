@@ -108,7 +108,8 @@ pub(crate) async fn trial(runtime: &Runtime, server: &mut Server, trial: &Trial)
 
     let mut row = row("fire", trial.due, planned.first_at, &verdict);
     if !trial.kill {
-        // A killed process loses its counters of CPU time and reads, so the trial does not report these costs.
+        // A killed process loses its counters of CPU time and reads, so a trial that kills the server does not report
+        // these figures.
         row = row.with_cost(&cost, verdict.arrived);
         row.reads_per_minute = reads_per_minute;
     }
@@ -156,8 +157,8 @@ struct Planned {
     incarnations: Vec<Incarnation>,
 }
 
-/// Creates schedules that fall due from the end of the time `lead` on, and checks that the server created all schedules
-/// within this time.
+/// Creates schedules, the first of which falls due when the time `lead` has passed. Checks that the server created all
+/// schedules within this time.
 async fn plan(
     runtime: &Runtime,
     server: &Server,

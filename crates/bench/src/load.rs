@@ -166,7 +166,8 @@ impl Generator {
         self.start + Duration::from_secs_f64(index as f64 / per_second)
     }
 
-    /// Adds permits every 200 microseconds, one for each request that has fallen due. A timer of tokio is less precise.
+    /// Adds permits every 200 microseconds, one for each request that has fallen due. Puts the thread to sleep between
+    /// these steps, because a timer of tokio is less precise.
     #[expect(clippy::disallowed_methods, reason = "a dedicated thread can sleep for less than 1 ms; a timer cannot")]
     fn pace(&self) {
         const STEP: Duration = Duration::from_micros(200);

@@ -49,8 +49,8 @@ impl Connector {
         })
     }
 
-    /// Connects to the target `to` at an address that `egress` allows. The lookup of the target's host name counts
-    /// against the tenant's `share`. Returns the stream, and true if the target selected HTTP/2.
+    /// Connects to the target `to` at an address that `egress` allows. The lookup of the target's host name takes a
+    /// permit of the tenant's `share`. Returns the stream, and true if the target selected HTTP/2.
     pub(crate) async fn connect(
         &self,
         to: Uri,

@@ -13,7 +13,7 @@ pub(crate) const LOOKUPS_PER_TENANT: usize = 32;
 pub(crate) struct TenantShare {
     /// Number of the tenant's connections that the pool keeps for later callbacks.
     pub(crate) idle: Arc<AtomicUsize>,
-    /// Permits for lookups of host names.
+    /// Permits for concurrent lookups of host names.
     pub(crate) lookups: Semaphore,
 }
 

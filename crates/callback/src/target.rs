@@ -135,12 +135,12 @@ fn headers(target: &HttpTarget) -> Result<Vec<(HeaderName, HeaderValue)>, Target
     for (number, (name, value)) in target.headers.iter().enumerate() {
         let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| TargetError::Header(number))?;
         if is_header_reserved(name.as_str()) {
-            continue; // Reveille reserved this name after the schedule's creation, so the client omits the header.
+            continue; // The name became reserved after the schedule's creation, so the client omits the header.
         }
         // `from_bytes` rejects line ends and other control characters, so one header cannot become two.
         let value = value.plain().and_then(|value| HeaderValue::from_bytes(value).ok());
         let mut value = value.ok_or(TargetError::Header(number))?;
-        value.set_sensitive(true); // `Debug` hides a header value that is marked as sensitive. HPACK does not index it.
+        value.set_sensitive(true); // `Debug` hides sensitive header values, and HPACK does not index them.
         headers.push((name, value));
     }
     let has = |name| headers.iter().any(|(present, _)| present == name);

@@ -56,7 +56,7 @@ impl Client {
     /// condition and applies the change in one atomic step.
     ///
     /// The client does not repeat a conditional request that the server may have carried out. If the server has changed
-    /// the schedule for the first request, it may reject the second request with `precondition_failed`.
+    /// the schedule in response to the first request, it may reject a second request with `precondition_failed`.
     ///
     /// # Errors
     /// Returns an error with the code `precondition_failed`, or the same errors as [`Client::update`].

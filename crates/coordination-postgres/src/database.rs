@@ -107,7 +107,7 @@ pub enum OnDrop {
     /// Closes the connection. The server has exceeded a time limit of the caller, so the server would also delay the
     /// next request.
     Abandon,
-    /// Keeps the connection. The caller no longer needs the response, but the server is not late.
+    /// Keeps the connection. The caller no longer needs the response, but the server has not exceeded a time limit.
     Keep,
 }
 

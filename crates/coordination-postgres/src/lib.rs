@@ -1,5 +1,5 @@
-//! Electors and the coordination tree as rows of PostgreSQL. The engine needs only the database that also contains
-//! the store.
+//! Electors and the coordination tree as rows of PostgreSQL. The engine needs only a PostgreSQL database. This database
+//! may also contain Reveille's store.
 //!
 //! Sessions and leases are rows. Each row contains the end of its session or lease by the *database's* clock. This
 //! crate uses no session-level advisory locks of PostgreSQL, because such a lock ends with its connection. Each change

@@ -130,7 +130,7 @@ impl Inner {
         rows.map_err(|failure| TreeError::Disconnected(failure.to_string()))
     }
 
-    /// Repeats `statement` until the server returns that no work is left.
+    /// Repeats `statement` until the server reports that no work is left.
     async fn query_until_done(
         &self,
         link: &Link,

@@ -86,8 +86,8 @@ impl Trees for ZookeeperTrees {
         Box::pin(async move {
             let opened = self.runtime.timeout(OPEN_MAX, async {
                 let client = self.connect(&options).await?;
-                // The connection attempt may have taken long. The deadline of the session therefore counts from the
-                // next request, whose sending time is known.
+                // The connection attempt may have taken a long time. The deadline of the session therefore counts from
+                // the next request, whose sending time is known.
                 let sent = self.runtime.monotonic();
                 client.check_stat("/").await.map_err(error_of)?;
                 let session = Session::new(SessionId(client.session_id().0), client.session_timeout(), sent);
@@ -424,7 +424,8 @@ impl Tree for ZookeeperTree {
 impl Drop for ZookeeperTree {
     fn drop(&mut self) {
         self.session.lose();
-        // The event streams share this client. The drop removes the client, so that the streams no longer use it.
+        // The event streams share the client of this tree. They cannot use the client after this function has removed
+        // it.
         drop(self.client.lock().expect("no code panics while it holds this mutex").take());
     }
 }

@@ -16,8 +16,8 @@ use crate::translate::error_of;
 pub const EPHEMERAL_BYTES_MAX: usize = 1_900_000;
 /// Largest total length of the paths that a session watches, in bytes. After a reconnect the client library requests
 /// all watches again, in messages of at most this length. If the library sends a second message, it mistakes the
-/// response for an error and closes the connection. It repeats this at each reconnect, until the session is lost. The
-/// reason in version 0.11.2 is that both messages have the same number, and the library's `Depot` has one entry per
+/// response for an error and closes the connection. The same error occurs at each reconnect, until the session is lost.
+/// In version 0.11.2, the cause is that both messages have the same number, and the library's `Depot` has one entry per
 /// number.
 pub const WATCHED_BYTES_MAX: usize = 128 << 10;
 /// Size of the length field before each path in a message, in bytes.
@@ -34,7 +34,7 @@ pub(crate) struct Ephemerals {
     listing: tokio::sync::Mutex<()>,
 }
 
-/// Total length of the paths of ephemeral nodes, in bytes, for each state of the nodes.
+/// Total length of the paths of ephemeral nodes, in bytes. The fields differ in the state of the nodes' creation.
 #[derive(Default)]
 struct Known {
     /// Path length in bytes of the nodes that the server listed last, and of the nodes whose creation the server has

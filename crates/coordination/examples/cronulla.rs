@@ -103,8 +103,8 @@ impl Scheduler {
         println!("{} no longer leads", self.arguments.replica);
         if let Err(error) = ended {
             eprintln!("{error:#}");
-            // Another replica may not encounter this error, so this replica ends its leadership. If no other candidate
-            // exists, this replica leads again after 200 ms.
+            // The error may affect only this replica. This replica therefore ends its leadership, so that another
+            // replica can lead. If no other candidate exists, this replica leads again after 200 ms.
             self.runtime.sleep(Duration::from_millis(200)).await;
         }
     }

@@ -54,10 +54,10 @@ impl ElectorError {
 /// Panics if a lease is zero or above [`LEASE_MAX`].
 pub trait Elector: Send + Sync + 'static {
     /// Takes the lease if it is free, or extends it if `replica` already holds it. The lease lasts for the duration
-    /// `lease`. The caller must count this duration from the moment *before* this call. The caller subtracts a margin
-    /// from it, because the caller's clock and the engine's clock may run at different rates. To keep the leadership,
-    /// the caller must call again before the lease ends. The replica counts as a follower for the same duration, even
-    /// if it does not lead.
+    /// `lease`. The caller must count this duration from the moment *before* this call. The caller must subtract a
+    /// margin from this duration, because the caller's clock and the engine's clock may run at different rates. To keep
+    /// the leadership, the caller must call again before the lease ends. The replica counts as a follower for the same
+    /// duration, even if it does not lead.
     fn is_leader(&self, replica: &str, lease: Duration) -> Answer<'_, Leadership>;
 
     /// Releases the lease if the replica holds it, and removes the replica from the followers. Does nothing if the

@@ -1,9 +1,9 @@
 //! Decisions that follow from a schedule's state and an event. A decision is a value, which the executor in the crate
 //! `scheduler` carries out.
 //!
-//! This module uses no clock and no randomness, and has no state. A decision contains due rows and runs. The changes of
-//! the store port contain values of the same types. The store port defines which write must be durable before which
-//! response. This module defines the order of the writes.
+//! This module uses no clock and no randomness, and has no state. A decision contains due rows and runs. The changes
+//! that a caller passes to the store port also contain due rows and runs. The store port defines which write must be
+//! durable before which response. This module defines the order of the writes.
 //!
 //! Invariants: a recurring schedule gets its next due row when an occurrence starts, and never because an attempt has
 //! an outcome. A retry has the same occurrence and the next attempt number. The position of a due row is never earlier
@@ -15,8 +15,9 @@ use crate::occurrence::Run;
 use crate::recurrence::{CronError, Missed};
 use crate::{AttemptResult, DueKey, Occurrence, RunState, Schedule, Status, TargetKey, Timestamp, When};
 
-/// Returns the first due row of a schedule that a user created or changed at its `updated_at`. Returns `None` if the
-/// schedule has no further occurrence. A one-shot schedule always has a due row, even if its instant is long past.
+/// Returns the first due row of `schedule`, which a user created or changed at the instant `updated_at`. Returns `None`
+/// if the schedule has no further occurrence. A one-shot schedule always has a due row, even if its instant is long
+/// past.
 #[must_use]
 pub fn first(schedule: &Schedule, now: Timestamp) -> Option<DueKey> {
     let nominal = match &schedule.spec.when {
@@ -126,7 +127,7 @@ fn overdue(schedule: &Schedule, nominal: Timestamp, catch_up: CatchUp, now: Time
 }
 
 /// Returns the due row with which a recurring schedule continues after `run`, which already has an outcome. The caller
-/// writes this row again, because an earlier owner may have failed before it wrote the row.
+/// always writes this row, because an earlier owner may have failed before it wrote the row.
 #[must_use]
 pub fn after_outcome(schedule: &Schedule, run: &Run, target: TargetKey, now: Timestamp) -> Option<DueKey> {
     let Occurrence { nominal, revision, replay, .. } = run.occurrence;
@@ -152,10 +153,10 @@ pub struct Outcome {
     pub ends: bool,
 }
 
-/// Decides the outcome of an attempt. `schedule` is the schedule that the executor read for the attempt. If the run is
-/// already void in this schedule, a successful attempt still has the outcome `Succeeded`, but a failed attempt cancels
-/// the run. If a user changes the schedule later, [`at_start`] cancels the retry. `retry_after` is the wait from `now`
-/// that the target requested. `random` selects the wait before the retry.
+/// Decides the outcome of an attempt. `schedule` is the schedule that the executor read for the attempt. If `schedule`
+/// shows that the run is void, a successful attempt still has the outcome `Succeeded`, but a failed attempt cancels the
+/// run. If a user changes the schedule later, [`at_start`] cancels the retry. `retry_after` is the wait from `now` that
+/// the target requested. `random` selects the wait before the retry.
 #[must_use]
 pub fn after_attempt(
     schedule: &Schedule,
@@ -207,7 +208,7 @@ fn due_row(schedule: &Schedule, nominal: Timestamp, target: TargetKey, now: Time
 }
 
 /// Returns true if the schedule has an occurrence at `nominal`. A failed change of the schedule can leave a due row in
-/// the store. A later change may then use the revision of that row for other instants.
+/// the store. A later change may then have the same revision as that row, but other instants.
 fn has_occurrence_at(schedule: &Schedule, nominal: Timestamp) -> bool {
     let before = Timestamp::from_millis(nominal.as_millis() - 1);
     match &schedule.spec.when {

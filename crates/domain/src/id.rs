@@ -199,8 +199,8 @@ pub fn fnv1a(bytes: &[u8]) -> u32 {
 }
 
 impl PollerId {
-    /// Returns the poller of the schedule `id`. A hash of this id selects one of the `pollers` in `generation`, the
-    /// tenant's newest generation.
+    /// Returns the poller of the schedule `id`. A hash of this id selects one of the pollers in `generation`, the
+    /// tenant's newest generation. `pollers` is their number.
     ///
     /// # Panics
     /// Panics if `pollers` is zero.

@@ -8,18 +8,19 @@ pub enum Quota {
     /// Attempts per minute, including retries. The scheduler delays attempts above the limit, and starts them in the
     /// order of their due times. It drops no attempt.
     CallbacksPerMinute,
-    /// Requests and batch lines per second that create or change a schedule, including those that the server rejects.
+    /// Number of requests and batch lines per second that create or change a schedule. Rejected requests and lines
+    /// count too.
     CreatesPerSecond,
-    /// Schedules of the tenant that have a future occurrence.
+    /// Number of the tenant's schedules that have a future occurrence.
     PendingMax,
     PayloadBytesMax,
     /// Maximum number of days that `at` may lie in the future, and maximum length of `every` in days.
     HorizonDays,
-    /// Attempts of the tenant that are in flight to all targets together.
+    /// Number of the tenant's attempts that are in flight to all targets together.
     InFlightMax,
-    /// Attempts of the tenant that are in flight to one scheme, host and port.
+    /// Number of the tenant's attempts that are in flight to one scheme, host and port.
     InFlightPerTargetMax,
-    /// Attempts of the tenant per second to one scheme, host and port.
+    /// Number of the tenant's attempts per second to one scheme, host and port.
     CallbacksPerSecondPerTarget,
     /// Size of the tenant's schedules and retained runs in MiB.
     StoredMibMax,

@@ -30,7 +30,8 @@ const ROUNDS_WITHOUT: (u32, u32) = (4, 256);
 
 pub(crate) struct Linger {
     waits: bool,
-    /// Number of rounds before the writer tries the other mode. The modes are commits with delay and without delay.
+    /// Number of rounds before the writer tries its other mode. Its two modes are commits with delay and commits
+    /// without delay.
     rounds_left: u32,
     /// Number of rounds without delay after the next failed trial of the delay.
     rounds_without: u32,

@@ -94,7 +94,7 @@ struct Defect {
     segment: PathBuf,
     offset: u64,
     what: &'static str,
-    /// True if the missing record was certainly durable, even if no header proves it.
+    /// True if recovery knows that the missing record was durable, even without a header that proves it.
     certainly_lost: bool,
     /// Index of the first entry after the missing records; `None` if recovery has found no later record.
     resumes_at: Option<u64>,
@@ -218,7 +218,7 @@ impl Walk {
     /// Returns the segment and the offset of the missing records before `header`. Recovery expected the next record at
     /// the offset `expected` of the segment at `path`.
     fn gap_before(&self, header: &RecordHeader, path: &Path, expected: u64) -> (PathBuf, u64) {
-        // If `header` is at the start of its segment, the records are missing at the end of the previous segment.
+        // If `header` is at the start of its segment, the missing records belong to the end of the previous segment.
         let before = self.live.iter().rev().nth(1).filter(|_| header.offset == BLOCK);
         before.map_or((path.to_owned(), expected), |live| (live.segment.path.clone(), live.end_offset))
     }

@@ -128,8 +128,8 @@ pub struct Activity {
     /// of [`Activity::touch`] count as activity.
     last_millis: AtomicU64,
     /// Times in milliseconds of the monotonic clock, one for each piece of a response that the client has not read
-    /// completely. Each is the time at which the client last read a part of the piece or, before the first read, the
-    /// time of the call of [`Activity::unread`].
+    /// completely. Each value is the time at which the client last read a part of the piece. Before the client's first
+    /// read, the value is the time of the call of [`Activity::unread`].
     unread: Mutex<Vec<Arc<AtomicU64>>>,
 }
 

@@ -116,7 +116,8 @@ pub struct AddressShare {
     pub connections_max: usize,
     /// Function that returns true for an address that may use all slots, such as the address of a proxy.
     pub is_exempt: Arc<dyn Fn(IpAddr) -> bool + Send + Sync>,
-    /// Function that the listener calls when it closes a connection because its address already uses its share.
+    /// Function that the listener calls when it closes a connection because the client's address already uses its whole
+    /// share of the slots.
     pub rejected: Arc<dyn Fn() + Send + Sync>,
 }
 
@@ -216,7 +217,8 @@ impl Slots {
 
 enum Found {
     Slot(Slot),
-    /// No slot is free for the connection yet. The accept loop waits until a connection ends.
+    /// No slot is free for the connection yet. The accept loop tries again after a connection ends or a short time has
+    /// passed.
     Full,
     ShareUsedUp,
 }

@@ -293,7 +293,7 @@ pub(super) async fn view_shows_only_live_members(subject: &dyn Subject) {
     let dead = Peer::join(subject, 1, short).await;
     dead.claim(&[shard(1), shard(2)]).await;
     assert_eq!(watcher.view().await.members, [member(1), member(3)]);
-    // The live member only reads the view, so the engine must end the dead member's session without another call.
+    // The live member only reads the view, so the engine must end the dead member's session without any other call.
     until(&runtime, "the view omits the dead member", async || watcher.view().await.members == [member(3)]).await;
     assert!(runtime.monotonic().since(dead.renewed) >= short);
     assert!(watcher.view().await.claims.is_empty());

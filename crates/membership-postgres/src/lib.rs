@@ -12,8 +12,9 @@
 //!
 //! Invariants: The database deletes an ended session before it grants a claim of that session to another member. The
 //! database syncs each change to disk before it responds. A database that returns to an earlier state (after a restore,
-//! or a fail-over to a standby that lagged) loses renewals and claims. In this case, only the store rejects writes of
-//! old owners, because it compares their terms. See docs/decisions/0101-tie-claims-to-sessions.md.
+//! or a fail-over to a standby that lagged) loses renewals and claims. In this case, only the store still protects its
+//! rows from old owners: it rejects their writes, because their terms are old. See
+//! docs/decisions/0101-tie-claims-to-sessions.md.
 
 use std::collections::BTreeSet;
 use std::fmt;

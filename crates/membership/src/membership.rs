@@ -1,5 +1,5 @@
 //! Membership of a process in a cluster. It joins the cluster through an engine, renews its session and watches the
-//! view. From its own clock it derives when the process must stop using its claims.
+//! view. From this machine's clock, it derives when the process must stop using its claims.
 //!
 //! - A [`Lease`] is valid until a deadline that this machine computes alone: a time *before* the start of the last
 //!   successful renewal, plus the length of the lease, minus a margin. The engine grants no claim of the session to
@@ -12,8 +12,8 @@
 //!   [`Lease`]. The old lease never becomes valid again.
 //! - While this machine's clock is wrong, the membership announces that this member takes no shards ([`Member::owns`]),
 //!   so the plans of other members assign no shards to this member.
-//! - The membership reads the view again after the engine hints at a change, when the first session of the view may
-//!   end, periodically, and at the caller's request.
+//! - The membership reads the view again in four cases: the engine hints at a change, the first session of the view may
+//!   have ended, the view has reached its largest age, or the caller requests the read.
 //!
 //! This module does not choose the names to claim; [`crate::assign`] plans them. The module does not stop work that the
 //! owner has in progress.

@@ -27,9 +27,10 @@ pub struct EngineOptions {
     /// True if sessions end with their leases. If false, a session ends only when its member leaves. Use false for
     /// a single process, whose exit also ends this engine. Default true.
     pub sessions_end: bool,
-    /// Range of the delays of a call: one delay before its effect, and one after it. Default none.
+    /// Range of the two delays of a call: one delay before the call takes effect, and one after it. By default, calls
+    /// have no delays.
     pub latency: Option<RangeInclusive<Duration>>,
-    /// Average number of calls per failed call. A failed call fails before or after its effect. By default no call
+    /// Average number of calls per failed call. A failed call may or may not have taken effect. By default, no call
     /// fails.
     pub fail_one_in: Option<u32>,
     /// Time by which the engine's wall clock is ahead of the wall clock of its `Runtime`. Default 0.

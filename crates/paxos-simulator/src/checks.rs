@@ -336,7 +336,7 @@ impl Checks {
         }
     }
 
-    /// Returns the node that is or was master in the latest epoch. The node may have stopped serving.
+    /// Returns the node that is or was master in the latest epoch. The node may have stopped serving as master.
     pub(crate) fn server(&self, group: usize) -> Option<usize> {
         (0..self.serving.len())
             .filter(|node| self.serving[*node][group].is_some())

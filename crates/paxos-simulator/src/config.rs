@@ -24,7 +24,7 @@ pub enum Fault {
     Moves,
     Snapshots,
     Members,
-    /// Targeted faults: the simulation crashes or isolates a node that has just begun to lead or to serve.
+    /// Targeted faults: the simulation crashes or isolates a node that has just become leader or master.
     Ambushes,
 }
 
@@ -72,8 +72,8 @@ pub struct RunConfig {
     pub loss: f64,
     pub duplication: f64,
     pub tail: f64,
-    /// Probability of a long delay of a message with the orders of a move. For such a message, the simulation uses the
-    /// larger of this value and `tail`. For all other messages, it uses `tail`.
+    /// Probability that a message with the orders of a move has a long delay. For such a message, the simulation uses
+    /// the larger of this value and `tail`. For all other messages, it uses `tail`.
     pub late_orders: f64,
     pub targeted_fault: f64,
     /// True if the simulation isolates masters one after another. It repairs all links before it isolates the next
@@ -84,8 +84,8 @@ pub struct RunConfig {
     /// Maximum difference between a clock's rate and the true rate, in millionths. It is about half of the drift that
     /// the options of the program permit between two clocks.
     pub drift_ppm: u32,
-    /// True if a clock's rate may differ from the true rate by more than `drift_ppm`. Two nodes may then be master at a
-    /// time, and two moves may be in progress, but all other rules must hold.
+    /// True if a clock's rate may differ from the true rate by more than `drift_ppm`. Two nodes may then be master at
+    /// the same time, and two moves may be in progress at the same time, but all other rules must hold.
     pub is_clock_broken: bool,
     /// True if the simulation ends all faults among a quorum of nodes at the end of the run, and then checks that these
     /// nodes make progress.

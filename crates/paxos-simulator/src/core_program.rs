@@ -24,14 +24,14 @@ pub struct Core {
     node: Node,
     effects: Effects,
     applications: BTreeMap<GroupId, Application>,
-    /// Preparation of a move that the node requested from the application. At a later tick, the application reports to
+    /// Preparation that the node requested from the application for a move. At a later tick, the application reports to
     /// the node that the preparation is finished.
     prepares: Option<(Fence, Preparation)>,
     /// State of the system group that this program last saw. The program reports the changes between this state and a
     /// newer state as observations.
     system: System,
-    /// For each paxos group, the last move that ordered this node to shorten its lease as master, or to let this lease
-    /// end.
+    /// For each paxos group, the last move for which this node, as master, received the order to shorten its lease or
+    /// to let its lease end.
     leaves: BTreeMap<GroupId, Move>,
 }
 
@@ -213,7 +213,7 @@ impl Program for Core {
     fn promised_ballot((group, message): &Self::Message) -> Option<(GroupId, Ballot)> {
         match message {
             // With an `Accept` message, a leader also promises the ballot of this message. After a restart, the leader
-            // must not lead by the same ballot again, because its log may differ from the log before the restart.
+            // must not lead under the same ballot again, because its log may differ from the log before the restart.
             Message::Promise { ballot, pre_vote: false, .. }
             | Message::Accepted { ballot, .. }
             | Message::Accept { ballot, .. } => Some((*group, *ballot)),

@@ -14,7 +14,7 @@ pub(crate) struct Disk {
     /// Number of synced bytes, which survive a crash.
     synced: usize,
     /// Largest number of durable bytes that the header of a synced frame states. When the node starts, it detects
-    /// damage to these first bytes of the journal.
+    /// damage to this number of bytes at the start of the journal.
     known: usize,
     /// Token of each append whose records are not yet durable, with the position at which the bytes of these records
     /// end.

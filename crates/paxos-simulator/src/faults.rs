@@ -57,7 +57,7 @@ impl<P: Program> World<P> {
                 }
             }
             Fault::Members => return self.change_members(group, &mut random),
-            // The simulation isolates the master at any time. The master may have served for a long time, and may be
+            // The simulation isolates the master at any time. The node may have been master for a long time, and may be
             // idle.
             Fault::Ambushes if random.chance(self.config.targeted_fault) => {
                 if let Some(master) = self.checks.server(group.0 as usize) {
@@ -73,8 +73,8 @@ impl<P: Program> World<P> {
     fn cut_or_heal(&mut self, random: &mut Random) {
         let count = self.nodes.len();
         match random.below(5) {
-            // The simulation cuts or repairs one direction of a single random link. It therefore repairs links in
-            // another order than it cut them.
+            // The simulation cuts or repairs one direction of a single random link. The order of the repairs therefore
+            // differs from the order of the cuts.
             0 => {
                 let (a, b) = (random.index(count), random.index(count));
                 let was_whole = !self.is_cut[a][b] && !self.is_cut[b][a];
@@ -100,7 +100,7 @@ impl<P: Program> World<P> {
         }
     }
 
-    /// Injects a targeted fault into a node that has just begun to lead or to serve. At this time, many messages are in
+    /// Injects a targeted fault into a node that has just become leader or master. At this time, many messages are in
     /// flight.
     pub(crate) fn inject_targeted_fault(&mut self, node: usize, crashes: bool) {
         if !self.draws_targeted_fault() {
@@ -111,8 +111,8 @@ impl<P: Program> World<P> {
         } else {
             self.isolate(node);
             if self.random.below(3) == 0 {
-                // All other nodes crash, although the isolated node has a lease from them. Each of the crashed nodes is
-                // down for less than the lease.
+                // All other nodes crash, although the isolated node has a lease that these nodes granted. Each of the
+                // crashed nodes is down for a shorter time than the length of the lease.
                 for other in (0..self.nodes.len()).filter(|other| *other != node) {
                     self.crash_soon(other, 2 * self.config.delay.1);
                 }
@@ -407,8 +407,8 @@ impl<P: Program> World<P> {
         self.nodes.iter().filter(is_behind).map(|member| (group, decided, member.id)).collect()
     }
 
-    /// Returns the fence of the move that may be in progress, or `None`. The answer is from the node in `core` that has
-    /// decided the most slots of the system group.
+    /// Returns the fence of the move that may be in progress, or `None`. The result is the answer of the node in `core`
+    /// that has decided the most slots of the system group.
     fn move_known(&self, core: &[bool]) -> Option<u64> {
         let nodes = self.nodes.iter().zip(core).filter(|(_, is_core)| **is_core && self.config.has_system);
         let programs = nodes.filter_map(|(member, _)| member.program.as_ref());

@@ -1,7 +1,7 @@
 //! Measurement of moves of a master: the duration of a move, and the time without a master, for each kind of move.
 //!
 //! The measurement uses the same simulation as a run of a seed, but without faults. It has three nodes, clocks without
-//! drift, and a client that proposes once per millisecond to the master. The seed varies the delays of messages and
+//! drift, and a client that proposes once per millisecond to the master. The seed determines the delays of messages and
 //! syncs, and the instant at which the move begins.
 
 use std::collections::VecDeque;
@@ -39,7 +39,7 @@ const SHORTENED: u64 = 500_000;
 const AFTER: u64 = 500_000;
 const NEVER: u64 = 1 << 50;
 
-/// Kind of move by which the next master begins to serve.
+/// Way in which the mastership moves to the next master.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MoveKind {
     /// The master stops renewing its lease, and the next master waits for the whole lease.
@@ -140,7 +140,7 @@ struct Run {
     acknowledged_last: u64,
     silence: u64,
     looked: u64,
-    /// End of the time for which each node serves, if no further event changes this end.
+    /// End of the time for which each node serves as master, if no further event changes this end.
     serve_until: [u64; NODES as usize],
     served_last: u64,
     gap: u64,
@@ -212,13 +212,13 @@ impl Run {
         Ok(())
     }
 
-    /// Returns the node that serves at the present time, or `None` if no node serves.
+    /// Returns the node that serves as master at the present time, or `None` if there is no such node.
     fn server(&self) -> Option<usize> {
         (0..NODES as usize).find(|node| self.world.now < self.serve_until[*node])
     }
 
-    /// Updates the measurements. Since the last update, a node may have stopped serving because its lease ended, but no
-    /// node has begun to serve.
+    /// Updates the measurements. Since the last update, a node may have stopped serving as master because its lease
+    /// ended, but no node has become master.
     fn look(&mut self) {
         let now = self.world.now;
         let mut ends = self.serve_until.map(|until| until.min(now));

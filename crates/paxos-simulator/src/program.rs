@@ -34,7 +34,7 @@ pub trait Program: Sized {
     }
 
     /// Returns the roles of the node in moves. A node has a role while it obeys the orders of a move, or while it
-    /// serves with a lease that it shortened because of earlier orders.
+    /// serves as master with a lease that it shortened because of earlier orders.
     fn orders(&self, _now: Instant) -> Vec<Ordered> {
         Vec::new()
     }
@@ -165,7 +165,7 @@ pub enum Observation {
         group: GroupId,
         epoch: u64,
     },
-    /// Reports that the node became leader. It has not proposed an entry yet.
+    /// Reports that the node became leader. The node has not proposed an entry as leader yet.
     Leads,
     /// Reports that the node is master from now on.
     Serves,
@@ -246,7 +246,7 @@ pub enum Incident {
     MoveTakenOver,
     /// The holder of the move token ordered the nodes of a move to hand over the mastership.
     HandedOver,
-    /// A move made its target the master.
+    /// The node to which a move hands over the mastership became master.
     Moved,
     /// A quorum of nodes without faults decided further entries.
     Healed,

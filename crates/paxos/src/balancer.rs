@@ -58,13 +58,13 @@ pub struct Load {
 /// Tolerated difference of a member's load from its share, in per cent of the share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tolerance {
-    /// Difference between the load of a member and its share, in per cent of the share, beyond which the balancer moves
-    /// paxos groups. If the value is too small, the balancer moves paxos groups at every change of traffic. If the
-    /// value is too large, a member may carry more than its share permanently.
+    /// Largest difference between the load of a member and its share, in per cent of the share, that does not cause
+    /// moves. If the value is too small, the balancer moves paxos groups at every change of traffic. If the value is
+    /// too large, a member may carry more than its share permanently.
     pub start_percent: u8,
-    /// Maximum difference between the load of a member and its share that the moves should leave, in per cent of the
-    /// share. The value should be less than `start_percent`; otherwise the next change of traffic causes further moves.
-    /// If the value is too small, more paxos groups move than necessary.
+    /// Maximum difference between the load of a member and its share that should remain after the moves, in per cent of
+    /// the share. The value should be less than `start_percent`; otherwise the next change of traffic causes further
+    /// moves. If the value is too small, more paxos groups move than necessary.
     pub goal_percent: u8,
 }
 
@@ -253,9 +253,9 @@ impl Plan {
         }
     }
 
-    /// Returns a cycle of negative cost among the edges for paxos groups of this weight, or `None` if no such cycle
-    /// exists. Each member on the cycle takes one paxos group from the member before it and gives one to the member
-    /// after it, so its load does not change. If the cycle passes through the node `outside`, the member after
+    /// Returns a cycle of negative cost among the edges for paxos groups with the weight `weight`, or `None` if no such
+    /// cycle exists. Each member on the cycle takes one paxos group from the member before it and gives one to the
+    /// member after it, so its load does not change. If the cycle passes through the node `outside`, the member after
     /// `outside` only gives a paxos group, and the member before `outside` only takes one.
     fn improving_cycle(&self, weight: i128) -> Option<Vec<Edge>> {
         let outside = self.planned.len();

@@ -30,10 +30,10 @@ const VERSION: u8 = 1;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// Version that another build wrote, and that this build does not read.
+    /// Encoding version of another build. This build cannot read this version.
     #[error("unknown format version {0}: this build reads version {VERSION}")]
     Version(u8),
-    /// Number of a kind that this version of the encoding does not define.
+    /// Kind byte that this version of the encoding does not define.
     #[error("unknown kind {0}")]
     Kind(u8),
     /// Input that ends before the value is complete.

@@ -71,7 +71,7 @@ pub enum Claim {
     /// Claim that the node waited until the lease of the mastership with the term `term` was over. `lease_slot` is the
     /// last slot that renewed this lease. A later slot of the master renews the lease, and makes the claim void.
     Waited { term: Term, lease_slot: Slot },
-    /// Claim that the node itself is the master in this term.
+    /// Claim that the node is already the master, in the term `term`.
     Own { term: Term },
     /// Claim that the master stopped serving, and handed the mastership over to this node or to the first member that
     /// takes over.

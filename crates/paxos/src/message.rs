@@ -203,8 +203,8 @@ pub struct Orders {
 
 /// Evidence that a mastership is over. With this evidence, an acceptor may promise to obey a candidate's ballot
 /// although the acceptor knows a master. `term` names the last mastership in the candidate's log, or a later mastership
-/// that the master handed over to the candidate. All earlier masterships are also over. This holds even if an acceptor
-/// knows an earlier mastership, and a liveness epoch still renews its lease.
+/// that the master handed over to the candidate. All earlier masterships are also over, even if an acceptor knows an
+/// earlier mastership whose lease a liveness epoch still renews.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MastershipEnd {
     /// The candidate has waited until the lease of the mastership was over.

@@ -139,9 +139,9 @@ pub enum Input {
 /// returns them. Moves are safe even if an action fails.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Requests that the caller proposes this record to the system group.
+    /// Requests that the caller propose this record to the system group.
     Propose(Record),
-    /// Requests that the caller orders the nodes of the move `of` to do the step `step`, for at most `within` from now
+    /// Requests that the caller order the nodes of the move `of` to do the step `step`, for at most `within` from now
     /// on. The caller reports the end of a preparation by [`Input::Prepared`], and the end of a hand-over by a [`View`]
     /// with the new master.
     Begin { step: Step, of: Move, within: Duration },

@@ -5,8 +5,8 @@
     expect(unreachable_pub, dead_code, reason = "only the simulator's build enables deliberate bugs")
 )]
 
-/// Safeguards that are enabled. Each of the two safeguards alone prevents two masters at the same time. The simulator
-/// therefore also tests each safeguard alone.
+/// Safeguards that are enabled. Each safeguard alone is sufficient to ensure that a paxos group never has two masters
+/// at the same time. The simulator therefore also tests each safeguard alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Defence {
     #[default]

@@ -1,9 +1,9 @@
 //! State machine of the system group: the shared state of the nodes and of all paxos groups.
 //!
-//! It stores which nodes are alive. A node has one liveness epoch for all its paxos groups. It also stores the
-//! capacities of nodes, the weights of paxos groups, and the *token*, which a move of a master requires. Most records
-//! are compare-and-swap operations: they name the expected state, and have no effect if the state differs. The network
-//! may therefore delay or duplicate a record, and two nodes may propose the same record.
+//! The state machine stores which nodes are alive. A node has one liveness epoch for all its paxos groups. The state
+//! machine also stores the capacities of nodes, the weights of paxos groups, and the *token*, which a move of a master
+//! requires. Most records are compare-and-swap operations: they name the expected state, and have no effect if the
+//! state differs. The network may therefore delay or duplicate a record, and two nodes may propose the same record.
 //!
 //! The state machine has no clock. If a node must wait before it proposes a record, the documentation of the record
 //! states how long.

@@ -86,9 +86,9 @@ async fn measure(runtime: &Runtime, what: &str, tasks: usize, once: &Once) {
     println!("| {what} | {tasks} | {a_second} | {:.0} us | {p50} us | {p99} us |", all.mean());
 }
 
-/// Returns an empty histogram of request durations in microseconds. It accepts durations of up to one minute. By
-/// Little's law, the requests per second times the mean duration in seconds equal the number of tasks in each printed
-/// line.
+/// Returns an empty histogram of request durations in microseconds. It accepts durations of up to one minute. In each
+/// printed line, the requests per second times the mean duration in seconds must be about the number of tasks, by
+/// Little's law.
 fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000, 3).unwrap()
 }

@@ -115,7 +115,7 @@ struct Client {
     options: PeersOptions,
 }
 
-/// Reason for a failure, as text for operators.
+/// Reason why a request failed, as text for operators.
 type Reason = String;
 
 impl Client {

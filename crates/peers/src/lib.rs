@@ -1,8 +1,8 @@
 //! HTTP implementation of [`scheduler::Peers`]: [`HttpPeers`] sends requests to other members, and a [`Listener`]
 //! passes requests to a handler and sends the responses.
 //!
-//! The client and the listener prove that they know the cluster's secret ([`ClusterSecret`]). The client's proof in
-//! each request covers the receiving member, a nonce and the time. The listener's proof in each response covers the
+//! The client and the listener prove by MACs that they know the cluster's secret ([`ClusterSecret`]). The client's MAC
+//! in each request covers the receiving member, a nonce and the time. The listener's MAC in each response covers the
 //! request. Therefore processes without the secret cannot send valid requests or responses, and cannot change or replay
 //! messages. This crate does not encrypt messages. Without TLS, a process that records the network traffic between
 //! members can read the bodies, including tenants' payloads and headers. Therefore operators must keep the network

@@ -89,8 +89,8 @@ pub(crate) struct Parts {
     pub(crate) handler: Handler,
     pub(crate) options: ListenerOptions,
     pub(crate) request_counter: Arc<RequestCounter>,
-    /// Signals that stop the listener's connections, and the tasks for whose end a stopping listener waits. The signal
-    /// `kill` drops the handlers that still run.
+    /// Signals that stop the listener's connections, and the tasks that must end before the listener has stopped. The
+    /// signal `kill` drops the handlers that still run.
     pub(crate) shutdown: Shutdown,
 }
 

@@ -36,9 +36,9 @@
 //! With another framework, or with a transaction that the service begins itself, use [`Verifier::verify`] and
 //! [`is_first`].
 //!
-//! This crate does not create schedules: the crate `client` creates them. It does not listen on sockets. A side effect
-//! outside the handler's transaction, for example an email, may happen each time the callback arrives. For such a side
-//! effect, insert a row in the transaction, and let another program read the row and perform the side effect.
+//! This crate does not create schedules: the crate `client` creates them. This crate does not listen on sockets. A side
+//! effect outside the handler's transaction, for example an email, may happen each time the callback arrives. For such
+//! a side effect, insert a row in the transaction, and let another program read the row and perform the side effect.
 //!
 //! Invariants: a handler receives only bodies that a sender recently signed with one of the secrets. The middleware
 //! sends a success response only after the commit. No secret appears in a `Debug` text or an error. The middleware

@@ -170,7 +170,7 @@ impl Drop for Open {
     }
 }
 
-/// Slot that contains the transaction of a request while no handler uses it.
+/// Slot that contains the transaction of a request while no handler uses the transaction.
 #[derive(Clone)]
 struct Slot(Arc<Mutex<Option<Open>>>);
 

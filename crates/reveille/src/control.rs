@@ -60,8 +60,9 @@ fn socket(data: &Path) -> PathBuf {
     data.join("control")
 }
 
-/// Handles the requests to the control socket until the sender of `stopped` is dropped. A separate thread handles the
-/// requests, because a backup blocks the thread. If the socket cannot be created, the server runs without the socket.
+/// Handles the requests to the control socket until the caller drops the sender of `stopped`. A separate thread handles
+/// the requests, because a backup blocks the thread. If the socket cannot be created, the server runs without the
+/// socket.
 pub(crate) fn listen(
     runtime: &Runtime,
     tasks: &TaskSet,

@@ -111,7 +111,7 @@ pub(crate) fn read_password(path: &Path) -> anyhow::Result<String> {
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-/// Open coordination engine of a cluster.
+/// Coordination engine of a cluster. This process has opened the engine.
 #[derive(Clone)]
 pub(crate) struct Coordination {
     pub(crate) ownership: Arc<dyn Ownership>,

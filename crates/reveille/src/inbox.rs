@@ -18,8 +18,8 @@ use store::{Store, StoreError};
 use store_postgres::{InboxEntry, PostgresStore};
 use tokio_util::sync::CancellationToken;
 
-/// Time between two reads of the inbox. The leader may read an entry only this long after the application's transaction
-/// has committed.
+/// Time between two reads of the inbox. After the commit of the application's transaction, an entry may wait this long
+/// until the leader reads it.
 const PERIOD: Duration = Duration::from_millis(200);
 /// Maximum number of entries in one read.
 const ENTRIES_MAX: usize = 500;
@@ -153,7 +153,8 @@ impl Mover {
                     tracing::error!(id = id.as_str(), "dropped an inbox entry: its schedule never fires");
                     done.push(number);
                 }
-                // This entry and all later entries remain in the inbox, and the next step tries them again.
+                // This entry and all later entries remain in the inbox. The leader tries to apply them again in its
+                // next step.
                 Err(CreateRejection::Unreachable) => {
                     self.store.inbox_done(std::mem::take(done)).await?;
                     return Err(StoreError::Unavailable("cannot reach the owner of a schedule's shard".to_owned()));

@@ -170,7 +170,7 @@ async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
         Command::Check(arguments) => maintenance::check(runtime, &arguments).await,
         #[cfg(feature = "bench")]
         Command::Bench(command) => {
-            // Some benchmarks open thousands of connections.
+            // Some benchmarks open thousands of connections, so the process needs a high limit of open files.
             descriptors::raise_limit();
             bench::run(runtime, command, store_postgres::Options::default().creator_connections).await
         }

@@ -3,8 +3,8 @@
 //!
 //! The spans are `tracing` spans with the target [`SPANS`]. The crate `server` creates `request` (SERVER), the crate
 //! `scheduler` creates `fire` (INTERNAL), and the crate `callback` creates `attempt` (CLIENT). This module assigns OTLP
-//! ids to the spans and encodes the spans. No other code depends on OTLP. Without an endpoint, no layer enables these
-//! spans, and the code that would create a span only compares two levels.
+//! ids to the spans and encodes the spans. No other code depends on OTLP. If the operator configures no collector, no
+//! layer enables these spans, and the code that would create a span only compares two `tracing` levels.
 //!
 //! A schedule may fire hours after the request that created it. Therefore each run is its own trace, and each `fire`
 //! *links* to the span of the request. The link needs no stored data. This module derives the ids of a request's span

@@ -51,7 +51,7 @@ impl Sink for Printer {
     fn arrived(&self, at_micros: i64, head: &httparse::Request<'_, '_>, body: &[u8]) {
         let occurrence = RunId::parse(header(head, "webhook-id"));
         let text = describe(at_micros, head, body, occurrence);
-        // The text comes from other users, so its control characters must not reach the terminal.
+        // Other users wrote the content of the callback, so its control characters must not reach the terminal.
         let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let logged = self.log.as_ref().map_or(Ok(()), |mut log| {
             // The sink writes the line in one call, so that the lines of several connections do not mix.

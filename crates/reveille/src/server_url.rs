@@ -22,8 +22,8 @@ pub(crate) fn url_of(listens: SocketAddr, is_secured: bool) -> String {
     format!("{scheme}://{}", SocketAddr::new(ip, listens.port()))
 }
 
-/// Guard whose drop removes the file with the URL. After a kill of the process, the file remains until the next start
-/// replaces the file.
+/// Guard whose drop removes the file with the URL. If a signal kills the process, the file remains until the next start
+/// of the server replaces it.
 pub(crate) struct UrlFile(PathBuf);
 
 impl UrlFile {

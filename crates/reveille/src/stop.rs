@@ -41,7 +41,7 @@ impl Signals {
 /// Durations of the two phases of a stop.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StopTimeouts {
-    /// Time between the signal and the start of the stop.
+    /// Longest time between the first signal to stop and the start of the stop.
     pub(crate) notice: Duration,
     /// Maximum duration of the stop itself, without the final flush to the disk.
     pub(crate) drain: Duration,

@@ -107,7 +107,7 @@ impl Certificate {
                 );
             }
         }
-        // This assignment stores even invalid content, so that the server logs the warning only once.
+        // The server also stores content that it cannot use, so that it logs the warning for this content only once.
         self.read = found;
     }
 }

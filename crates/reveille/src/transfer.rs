@@ -1,10 +1,10 @@
 //! Commands `reveille export`, which copies the embedded store to a database, and `reveille import`, which copies a
 //! database to the embedded store.
 //!
-//! A copy contains the tenants with their keys and secrets, every schedule with a due row, due retries, dead letters,
-//! and the runs of these schedules. A copied schedule has the same id, incarnation and revision, so that run ids do not
-//! change. The copy does not contain schedules that have ended without a dead letter. It also does not contain the
-//! audit logs of the tenants, which start empty in the target.
+//! A copy contains the tenants with their keys and secrets, and every schedule that has a due row or a dead letter. It
+//! also contains the due rows and the runs of these schedules. A copied schedule has the same id, incarnation and
+//! revision, so that run ids do not change. The copy does not contain schedules that have ended without a dead letter.
+//! It also does not contain the audit logs of the tenants, which start empty in the target.
 //!
 //! No server may run on the source or the target during a copy. A copy does not change the source, except that an
 //! exported folder records the cluster to which it was exported. The target must be empty. After a failed copy, the
@@ -72,8 +72,8 @@ pub(crate) async fn export(runtime: &Runtime, arguments: &TransferArguments) -> 
     let key = arguments.store_key.path(data);
     let copied = on_both(runtime, &engine, arguments, async |embedded, postgres| {
         let copied = copy(runtime, embedded, postgres, "the database", &key).await?;
-        // The cluster's id in the exported folder prevents a later `serve` on this folder. Such a server would send the
-        // same callbacks a second time.
+        // The recorded id of the cluster prevents a later start of `serve` on this folder. A server on this folder
+        // would send the same callbacks a second time.
         identity::record_cluster(data, &postgres.cluster().id)?;
         Ok(copied)
     })

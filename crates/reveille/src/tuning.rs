@@ -57,9 +57,9 @@ pub(crate) struct TuningArguments {
     /// Longest time for which a stop waits for requests in progress [0s to 10m]
     #[arg(long, value_parser = between("0s", "10m"), default_value_t = Span(server().drain_timeout), env = "REVEILLE_REQUEST_DRAIN")]
     request_drain: Span,
-    /// Maximum number of open client connections; a further connection replaces the connection without a valid
-    /// key that has been idle longest, or waits in the kernel; one client address may have half of the maximum
-    /// [1 to 1000000]
+    /// Maximum number of open client connections; for a further connection, the server closes the longest idle
+    /// connection without a valid key; if no such connection exists, the further connection waits in the kernel; one
+    /// client address may have half of the maximum [1 to 1000000]
     #[arg(long, value_parser = count(1, 1_000_000), default_value_t = server().connections_max, env = "REVEILLE_CONNECTIONS_MAX")]
     connections_max: usize,
     /// Address or network of a reverse proxy, such as 10.0.0.0/8, which may have all client connections; repeat the option

@@ -29,8 +29,8 @@ pub trait Disk: Send + Sync + 'static {
     fn create_dir_all<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<()>>;
     /// Opens the file at `path`.
     fn open<'a>(&'a self, path: &'a Path, mode: OpenMode) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>>;
-    /// Creates a file without a name on the volume of the directory `dir`, for temporary data. The file disappears with
-    /// its last handle, and therefore also in a crash. Only this process can read it.
+    /// Creates a file without a name on the volume of the directory `dir`, for temporary data. The file disappears
+    /// when its last handle is closed, and therefore also in a crash. Only this process can read it.
     fn open_unnamed<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>>;
     /// Returns the sorted names of the files in a directory. Omits subdirectories.
     fn list<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Vec<String>>>;

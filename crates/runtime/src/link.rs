@@ -93,7 +93,8 @@ impl MemoryLink {
         }
     }
 
-    /// Delays a message. If the link is blocked, loses the message, and returns an error after the link is restored.
+    /// Delays a message. If `is_blocked` returns true, loses the message, and returns an error after the link is
+    /// restored.
     async fn travel(&self, is_blocked: impl Fn(&MemoryLink) -> bool) -> Result<(), String> {
         if let Some(latency) = &self.latency {
             let (least, most) = (latency.start().as_nanos(), latency.end().as_nanos());

@@ -1,7 +1,7 @@
 //! Metrics of the scheduler. The name of a metric contains its unit, if any. docs/operating.md lists all metrics.
 //!
-//! The time series of every label value that is known in advance starts with the value 0. A rate over this time series
-//! therefore includes the first event.
+//! For every label value that is known in advance, the time series starts with the value 0. A rate over this time
+//! series therefore includes the first event.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;

@@ -97,7 +97,7 @@ impl Shared {
         if self.owns(shard) { Ok(guard) } else { Err(NotOwned(shard)) }
     }
 
-    /// Counts gained, handed-over or lost shards.
+    /// Records in the metrics that this member has gained, handed over or lost `count` shards.
     pub(crate) fn count_shard_changes(&self, change: &'static str, count: usize) {
         let count = u64::try_from(count).unwrap_or(u64::MAX);
         self.metrics.shard_owner_changes.get_or_create(&Change { change }).inc_by(count);

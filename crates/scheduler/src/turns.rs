@@ -5,7 +5,7 @@
 //! therefore waits only for a few short reads, even if other tenants make many requests
 //! (docs/decisions/0197-let-tenants-take-turns-at-long-reads.md).
 //!
-//! Invariant: a tenant is in the order of turns if and only if one of its requests waits.
+//! Invariant: a tenant is in the list [`State::order`] if and only if one of its requests waits for a turn.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -76,7 +76,7 @@ impl Turns {
 }
 
 impl State {
-    /// Takes the next request that may start out of its queue, and counts the request as running.
+    /// Removes from its queue the next request that may start, and counts this request as running.
     fn next(&mut self) -> Option<(TenantId, oneshot::Sender<Turn>)> {
         if self.running >= READS_MAX {
             return None;

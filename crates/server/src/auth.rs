@@ -108,7 +108,7 @@ fn caller(app: &AppState, headers: &HeaderMap) -> Result<Caller, Rejected> {
             "the bearer token is not an API key; a key has the form KEY_ID.SECRET",
         ));
     };
-    // The comparison of the digests takes constant time, because they have the same length. The lookup of the key's id
+    // The comparison takes constant time, because both digests have the same length. The lookup of the key's id
     // may take a variable time, because the id is not secret.
     let digest: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
     match app.tenants.key(key_id) {

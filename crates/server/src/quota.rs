@@ -53,7 +53,7 @@ pub(crate) struct Reservation(Option<Reserved>);
 struct Reserved {
     tenant: TenantId,
     bytes: u64,
-    /// Time at which the server read the usage to which it then added this reservation.
+    /// [`KnownUsage::read_at`] of the usage to which the server added this reservation.
     read_at: Monotonic,
 }
 
@@ -78,7 +78,8 @@ struct KnownUsage {
     read_at: Monotonic,
 }
 
-/// Age at which the server reads a usage from the store again, because runs and other members add rows.
+/// Age at which the server reads a usage from the store again. Runs and other members add rows that the known usage
+/// does not include.
 const USAGE_AGE_MAX: Duration = Duration::from_secs(1);
 /// Age at which the server reads a usage that has reached a quota again, because fired, cancelled and deleted schedules
 /// free capacity.
@@ -129,7 +130,8 @@ impl Stored {
     pub(crate) fn finish(&self, reservation: &Reservation, written: Written) {
         let Some(reserved) = &reservation.0 else { return };
         let mut known = self.known();
-        // A newer usage from the store does not include this reservation.
+        // If the server has read the usage again since the reservation, the known usage does not include the
+        // reservation.
         let Some(known) = known.get_mut(&reserved.tenant).filter(|known| known.read_at == reserved.read_at) else {
             return;
         };

@@ -56,7 +56,7 @@ impl Spools {
         }
     }
 
-    /// Creates a spool, and returns its two ends.
+    /// Creates a spool, and returns its writer and its reader.
     pub(crate) fn open(self: &Arc<Self>) -> (Writer, Reader) {
         let (readable, writable) = (Notify::new(), Notify::new());
         let shared = Arc::new(Shared { spools: self.clone(), queue: Mutex::default(), readable, writable });
@@ -134,7 +134,7 @@ enum Place {
 
 impl Writer {
     /// Adds results to the spool. Waits only while the files of all batches together have reached their limit. If
-    /// `is_disk_full`, the spool does not write to the file, and returns the error of a failed write instead.
+    /// `is_disk_full` is true, the spool does not write to the file, and returns the error of a failed write instead.
     /// Therefore unread results do not use the disk space that the store keeps in reserve.
     pub(crate) async fn push(&self, results: Bytes, is_disk_full: bool) -> Result<(), PushError> {
         let shared = &*self.shared;

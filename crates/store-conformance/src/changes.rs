@@ -36,7 +36,7 @@ fn replacing(fixture: &Fixture, schedule: &Schedule, at: Timestamp) -> Insert {
     insert
 }
 
-/// Replaces `schedule`, which is not cancelled, with a put and checks the result.
+/// Replaces `schedule` by a put, and checks the result. The schedule must not be cancelled.
 async fn put_over(owner: Owner<'_>, schedule: &Schedule, at: Timestamp) -> Arc<Schedule> {
     let fixture = owner.fixture;
     let mut insert = replacing(fixture, schedule, at);

@@ -223,8 +223,8 @@ pub(super) async fn id_of_cancelled_schedule_can_be_taken(subject: &dyn Subject)
     assert_eq!(late, Inserted::Exists(second.incarnation));
 }
 
-/// Some engines derive the incarnation from a server-made id without a table of ids. They must not mistake a chosen id
-/// for a server-made id.
+/// Some engines derive the incarnation from a server-made id without a table of ids. They must not mistake an id that a
+/// caller chose for a server-made id.
 pub(super) async fn chosen_id_in_server_made_form_is_only_a_name(subject: &dyn Subject) {
     let fixture = Fixture::open(subject).await;
     let created = fixture.create(fixture.unnamed(minute(1))).await;
@@ -456,7 +456,7 @@ pub(super) async fn usage_follows_schedules_and_runs(subject: &dyn Subject) {
     assert!(matches!(fixture.insert(&sized("first", PAYLOAD)).await, Inserted::Exists(_)));
     assert_eq!(usage().await, created);
 
-    // Of the specs that several puts write, the store retains only the latest.
+    // If several puts replace the spec of a schedule, the store retains only the latest spec.
     for _ in 0..3 {
         owner.put(&sized("first", 2 * PAYLOAD)).await;
     }

@@ -28,8 +28,8 @@ use store::{
 const LABELS: [&str; 2] = ["team", "a label"];
 const CHOSEN_IDS: [&str; 4] = ["a", "b", "c", "s00000000000000000000000001"];
 
-/// One call of the store. A number that selects one of several values is an index. The comparison takes the index
-/// modulo the number of values.
+/// One call of the store. A number in the call may be an index into a list, for example a list of ids. The comparison
+/// takes the index modulo the length of the list.
 #[derive(Clone, Debug)]
 pub enum Operation {
     Insert(Vec<New>),
@@ -421,7 +421,8 @@ impl Drive {
             same(&engine.runs(incarnation, second, 2).await, &model.runs(incarnation, second, 2).await, context);
         }
         let tenants = vec![TENANT, OTHER_TENANT];
-        // The model has no encoded rows, so only the numbers of schedules are comparable.
+        // The model has no encoded rows, so the comparison covers the numbers of schedules but not the numbers of
+        // bytes.
         let counts = async |store: &dyn Store| {
             let usages = store.usage(tenants.clone()).await.expect("the store accepts reads");
             usages.into_iter().map(|usage| Usage { bytes: 0, ..usage }).collect::<Vec<_>>()

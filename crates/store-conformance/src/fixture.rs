@@ -59,7 +59,8 @@ pub(super) struct Numbers(AtomicU64);
 impl Numbers {
     pub(super) fn incarnation(&self) -> Incarnation {
         let number = self.0.fetch_add(1, Ordering::Relaxed);
-        // The high part of the random bits differs between incarnations, so that no case can rely on adjacent values.
+        // The high part of the random bits differs between incarnations, so that no case can rely on incarnations with
+        // adjacent values.
         let random = u128::from(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)) << 16 | u128::from(number & 0xffff);
         Incarnation::new(Timestamp::from_millis(1_700_000_000_000 + i64::try_from(number).unwrap_or(0) / 4), random)
     }

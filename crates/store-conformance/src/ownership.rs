@@ -90,7 +90,8 @@ pub(super) async fn older_term_is_rejected_for_every_change(subject: &dyn Subjec
     assert!(rejected.iter().all(|response| *response == Err(WriteRejection::Superseded)), "{rejected:?}");
     assert_eq!(everything().await, before);
 
-    // The store accepts the same changes under the new term. The old term was therefore the reason for the rejections.
+    // The store accepts the rejected changes under the new term. The old term was therefore the reason for the
+    // rejections.
     let changes_the_version = |change: &Change| match change {
         Change::Put(insert) | Change::PutIf { insert, .. } => insert.schedule.id == live.id,
         Change::CancelIf(_) => true,

@@ -52,7 +52,7 @@ pub(crate) type Deleted = BTreeMap<Bucket, BTreeSet<Incarnation>>;
 pub(crate) struct Machine {
     pub(crate) rows: Rows,
     memory: Arc<Mutex<Memory>>,
-    /// Exclusive lower bound of every term that this state machine mints.
+    /// Exclusive lower bound of every term that this state machine assigns.
     term_floor: Term,
 }
 

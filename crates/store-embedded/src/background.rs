@@ -220,7 +220,8 @@ impl Applier {
                 request = requests.recv(), if requests_open => match request {
                     Some(response) => {
                         self.seal_all();
-                        // The send fails if the caller has dropped the receiver. This failure is harmless.
+                        // The send of the response fails if the caller has dropped the receiver. This failure is
+                        // harmless.
                         let _ignored = response.send(self.applied);
                     }
                     None => requests_open = false,
@@ -238,8 +239,8 @@ impl Applier {
             if let Err(error) = &response {
                 tracing::error!(entry = entry_index, %error, "journal entry could not be applied");
             }
-            // The send fails if the caller has dropped the receiver. This failure is harmless, because the entry is
-            // durable.
+            // The send of the response fails if the caller has dropped the receiver. This failure is harmless, because
+            // the journal entry is durable.
             let _ignored = ticket.send(response);
             self.bytes_since_checkpoint += entry.len() as u64;
             self.applied = entry_index;
@@ -290,8 +291,8 @@ pub(crate) async fn flush(
             changed = sealed.changed() => Some(changed.is_ok()),
         };
         let Some(more_to_come) = changed else {
-            // This task drops the last handle of the journal, so the journal ends. The last entries that the journal
-            // has delivered still need a flush.
+            // The store is closed. This task drops the last handle of the journal, so the journal ends. The entries
+            // that the journal has already delivered still need a flush.
             journal = None;
             continue;
         };
@@ -306,7 +307,8 @@ pub(crate) async fn flush(
 
 async fn flush_until_done(shared: &Shared, journal: Option<&Journal<Ticket>>, sealed_entry: Option<u64>) {
     while let Err(error) = flush_once(shared, journal, sealed_entry).await {
-        // Until a retry succeeds, the rows stay in memory and in the journal. A full disk may have free space later.
+        // Until a retry of the flush succeeds, the rows stay in memory and in the journal. A full disk may have free
+        // space later.
         tracing::error!(%error, "flush failed; retrying");
         if shared.closed.is_cancelled() {
             return; // The journal contains all rows, so the store loses nothing.
@@ -414,7 +416,7 @@ impl Readers {
     ) -> Result<T, StoreError> {
         let (response, receiver) = oneshot::channel();
         let job = Box::new(move || {
-            // The send fails if the caller has dropped the receiver. This failure is harmless.
+            // The send of the response fails if the caller has dropped the receiver. This failure is harmless.
             let _ignored = response.send(look_up());
         });
         let turn = self.next.fetch_add(1, Ordering::Relaxed);

@@ -5,7 +5,7 @@
 //! contain writes that the store received during the backup, but no partial write. On the same file system the backup
 //! hard-links the tables of the index instead of copying them.
 //!
-//! A restored store uses a new journal. Its terms are higher than every term that the original store can have minted.
+//! A restored store uses a new journal. Its terms are higher than every term that the original store can have assigned.
 //!
 //! docs/decisions/0042-back-up-without-a-journal.md gives the reasons for the design.
 

@@ -16,7 +16,7 @@ const VERSION: u8 = 2;
 const VERSION_UNLISTED: u8 = 1;
 
 /// Checkpoint of a store. The store replaces the file in one atomic step after each flush. The index contains all
-/// entries up to `synced`, and may contain later ones.
+/// entries up to `synced`, and may contain later entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Checkpoint {
     pub index: IndexKind,
@@ -27,8 +27,8 @@ pub(crate) struct Checkpoint {
     /// Number of the store's last entry before the first entry of this journal. The value is not zero after a restore,
     /// because a restored store starts a new journal.
     pub base: u64,
-    /// Number of the last entry that the index contains together with all earlier entries. The numbers continue from
-    /// one journal to the next.
+    /// Number of the last entry up to which the index contains all entries. The numbers continue from one journal to
+    /// the next.
     pub synced: u64,
     /// True if the listings contain every schedule of the index. False if an earlier build wrote the index and this
     /// build has not opened the index yet.

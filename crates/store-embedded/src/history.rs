@@ -170,7 +170,7 @@ impl Sweeper<'_> {
 
     /// Returns whether `done` of the schedule's poller is at or after the time of the clock record `horizon`. If `done`
     /// is earlier, the sweep keeps the run records. An owner that restarts reads the due rows after `done`, and needs
-    /// the records to recognise the rows that have fired.
+    /// the records to recognise the rows that an owner has already fired.
     fn is_done(&self, incarnation: Incarnation, horizon: Tick) -> Result<bool, StoreError> {
         let Some(known) = self.rows.known(incarnation, Sequence::LATEST)? else { return Ok(false) };
         let head = schedule::head(&known.row).map_err(|error| self.rows.malformed(incarnation, error))?;

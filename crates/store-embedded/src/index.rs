@@ -19,7 +19,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
 /// Family of rows. Families differ in the size of their rows and in the order of their writes. The index stores each
-/// family separately, so that a merge of one family does not rewrite the rows of another.
+/// family separately, so that a merge of one family does not rewrite the rows of another family.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Family {
     /// Schedules as callers requested them. The key is the incarnation, which is ordered by time. A row never changes.
@@ -119,7 +119,7 @@ type Visit<'a> = &'a mut dyn FnMut(&[u8], &Bytes) -> ControlFlow<()>;
 
 /// Index of a store. A call may block its thread.
 pub(crate) trait Index: Send + Sync + 'static {
-    /// Returns the version of the row `key` before the sequence `before`.
+    /// Returns the newest version of the row `key` before the sequence `before`.
     fn get(&self, family: Family, key: &[u8], before: Sequence) -> Result<Option<Bytes>, IndexError>;
 
     /// Calls `visit` with the rows from `from` (inclusive) to `to` (exclusive) in key order, until `visit` returns

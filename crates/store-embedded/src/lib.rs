@@ -66,7 +66,8 @@ pub use index::Verified;
 pub use journal;
 pub use options::{IndexKind, Options};
 
-/// Maximum number of look-ups of one call that run on the caller's thread. The reader threads run larger batches.
+/// Maximum number of look-ups of one call that run on the caller's thread. The reader threads run larger batches of
+/// look-ups.
 const PEEK_MAX: usize = 64;
 
 /// Store on the local disk. [`EmbeddedStore::open`] opens it.
@@ -93,7 +94,7 @@ impl Drop for EmbeddedStore {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stats {
     pub journal: journal::Stats,
-    /// Number of the last journal entry that is durable in the index together with all earlier entries.
+    /// Number of the last journal entry up to which all entries are durable in the index.
     pub synced: u64,
     /// Number of index parts in memory that wait for a flush.
     pub sealed: usize,

@@ -176,8 +176,8 @@ impl Rows {
     }
 }
 
-/// Writes the listing rows for a store of an earlier build. The rows list the schedules as of the entry `synced`, after
-/// which the replay begins. If a crash interrupts this function, the next start runs it again.
+/// Writes the listing rows for a store that an earlier build wrote. The rows list the schedules as of the entry
+/// `synced`, after which the replay begins. If a crash interrupts this function, the next start runs it again.
 pub(crate) async fn build(index: &Arc<dyn Index>, synced: u64, memtable_bytes: u64) -> Result<(), StoreError> {
     let rows = Rows::new(index.clone());
     // The sequence `at` is before all writes of a replay, and after all rows that this function reads.
@@ -188,7 +188,8 @@ pub(crate) async fn build(index: &Arc<dyn Index>, synced: u64, memtable_bytes: u
         let Some(last) = numbers.last() else { break };
         from = just_after(&key::row(*last));
         for number in numbers {
-            // If no schedule has this incarnation, the row contains a later spec of another incarnation.
+            // If no schedule has this incarnation, the row contains a later spec of a schedule with another
+            // incarnation.
             let Some(known) = rows.known(number, before)? else { continue };
             let labels = schedule::labels(&known.row).map_err(|error| rows.malformed(known.changed.row, error))?;
             let head = schedule::head(&known.row).map_err(|error| rows.malformed(known.changed.row, error))?;

@@ -39,9 +39,9 @@ pub struct Options {
     pub arrivals_max: usize,
     /// Number of threads that look up rows. The default is 2.
     pub readers: usize,
-    /// Shortest time for which the store keeps final runs, and ended or cancelled schedules. The default is 30 days.
-    /// After this time a repeated put creates its schedule again, and callers can no longer redrive the dead letters. A
-    /// longer time uses more disk space.
+    /// Shortest time for which the store keeps runs with a final outcome, and ended or cancelled schedules. The default
+    /// is 30 days. After this time a repeated put creates its schedule again, and callers can no longer redrive the
+    /// dead letters. A longer time uses more disk space.
     pub history: Duration,
     /// Period between two history sweeps. A sweep reads all schedules that are older than `history`. The default is 1
     /// h. The period must be much shorter than `history`.

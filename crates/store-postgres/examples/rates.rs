@@ -102,7 +102,8 @@ async fn measure(runtime: &Runtime, store: &PostgresStore, rows: usize) {
     let random: Vec<_> = (0..20_000).map(|_| names[pick(runtime, names.len())]).collect();
     timed(runtime, "load, 100 at random", 20_000, 1, random.chunks(100).map(load)).await;
 
-    // For these inserts, the store creates the maximum number of partitions before the following measurements.
+    // These inserts make the store create the maximum number of partitions. The following measurements therefore run
+    // with this number of partitions.
     store.maintain(runtime.now(), Timestamp::MIN).await.unwrap();
     let ahead: Vec<Insert> =
         (0..520).map(|week| schedule_at(runtime, Duration::from_secs(week * 7 * 86_400))).collect();

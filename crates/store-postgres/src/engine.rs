@@ -50,7 +50,7 @@ pub(crate) struct Inner {
     pub(crate) creations: gather::Queue<create::Work, create::CreateResults>,
     pub(crate) changes: gather::Queue<write::Writes, write::WriteResults>,
     pub(crate) cancels: gather::Queue<Vec<Cancellation>, Vec<CancellationResult>>,
-    /// Connections for the transactions of owners, and for inserts of schedules that exist already.
+    /// Connections for the transactions of owners, and for inserts that find an existing schedule.
     pub(crate) owners: Exclusive,
     /// Connection for statements that change terms. These statements must not wait for a read.
     pub(crate) takers: Shared,
@@ -218,8 +218,8 @@ impl Inner {
     }
 }
 
-/// Checks the schema and returns the cluster that the database belongs to. Also returns a snapshot of the ended
-/// transactions, which PostgreSQL takes before the first call of the store.
+/// Checks the schema and returns the cluster that the database belongs to. Also returns a snapshot that shows which
+/// transactions have ended. PostgreSQL takes the snapshot before the first call of the store.
 async fn read_cluster(
     partition_link: &Link,
     server: &Server,

@@ -23,12 +23,13 @@ use crate::engine::Inner;
 use crate::error::store_error;
 use crate::rows::{due_key_of, limit_number, poller_of};
 
-/// Number of cursors that the store remembers. A caller uses only its newest cursor.
+/// Maximum number of cursors that the store remembers. A caller uses only its newest cursor, so the store may forget
+/// older cursors.
 const CURSORS_MAX: usize = 1_024;
 
 /// Reads the rows of ended transactions in the requested shards. The statement never splits the rows of one
-/// transaction, so it may return slightly more rows than requested. It only compares transaction numbers, because the
-/// rows of open transactions are invisible to it.
+/// transaction, so it may return slightly more rows than requested. The rows of open transactions are invisible to the
+/// statement, so it need not check whether a transaction has ended.
 const READ: &str = "
     select now.snapshot::text, d.poller, d.position, d.incarnation, d.nominal, d.version, d.try, d.written_by::text
     from (select pg_current_snapshot() as snapshot) now

@@ -14,7 +14,7 @@ use crate::engine::Inner;
 use crate::error::{OpenError, store_error};
 use crate::rows::{label_number, labels_column, limit_number, status_number, uuid};
 
-/// Statements that read one page in one order.
+/// SQL statements that read one page of a listing, in one of the two orders of incarnations.
 struct Statements {
     /// Reads one page for each of the three statuses, in the order of the index, and merges the pages.
     all: &'static str,

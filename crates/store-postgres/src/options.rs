@@ -61,8 +61,9 @@ impl Options {
                 setting("default_transaction_isolation", "read committed"),
                 // The server ends the transaction of a paused member, so that the member does not block its successor.
                 ("idle_in_transaction_session_timeout", (self.statement_timeout.as_millis() / 4).to_string()),
-                // For each statement, one plan with indexes is always good. The following settings force PostgreSQL to
-                // use this plan, because its statistics are often out of date: the tables fill and empty quickly.
+                // Every statement has one good plan, which uses indexes. The following settings force PostgreSQL to use
+                // this plan. Without them, PostgreSQL would choose a plan by its statistics, which are often out of
+                // date: the tables fill and empty quickly.
                 setting("plan_cache_mode", "force_generic_plan"),
                 setting("enable_seqscan", "off"),
                 setting("enable_bitmapscan", "off"),

@@ -1,4 +1,4 @@
-//! Terms of shards, and the attempts in flight that one owner hands over to the next.
+//! Terms of shards, and the lists of attempts in flight that an owner hands over to the next owner.
 
 use std::collections::BTreeMap;
 

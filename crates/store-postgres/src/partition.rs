@@ -19,8 +19,8 @@ use postgres_client::{Failure, Session};
 const DAY: i64 = 86_400_000;
 /// Width of a wide partition in milliseconds.
 const WEEKS: i64 = 16 * 7 * DAY;
-/// Longest time between the write of a due row and its position (an instant), for a row in a daily partition. A due row
-/// with a later position goes to a wide partition.
+/// Longest time from the write of a due row to the row's position (an instant), for a row in a daily partition. A due
+/// row with a later position goes to a wide partition.
 const NEAR: Duration = Duration::from_secs(8 * 86_400);
 /// Longest time between the nominal instant of a run and the write of the run, for a run in a daily partition. An older
 /// run goes to the default partition, because older runs are few and belong to arbitrary days.
@@ -227,10 +227,10 @@ pub(crate) async fn drop_unless(
     if is_true(session, is_needed).await? {
         return Ok(false);
     }
-    // Another session may have written rows since the first query, so the query runs again under an exclusive lock.
-    // This statement waits for the lock on the parent table, because readers and writers hold that lock only briefly. A
-    // session that locks only the partition (a vacuum or a dump) may hold its lock for long, so this statement does not
-    // wait for the lock on the partition.
+    // Another session may have written rows since the first query, so the query `is_needed` runs again under exclusive
+    // locks. The statements below wait for the lock on the parent table, because readers and writers hold that lock
+    // only briefly. They do not wait for the lock on the partition, because a vacuum or a dump may hold that lock for a
+    // long time.
     let uncount = match family {
         Family::Near | Family::Far => String::new(),
         Family::Runs => format!(

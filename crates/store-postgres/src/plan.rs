@@ -1,5 +1,6 @@
-//! Decisions about an owner's batch, or about inserts of schedules that exist already. The plan decides about the
-//! writes or inserts (items) one after another. Its decisions depend only on the rows that the transaction has read.
+//! Decisions about a batch of owners' writes, or about a batch of inserts in which some schedules may exist already.
+//! The plan decides about these writes or inserts (items) one after another. Its decisions depend only on the rows that
+//! the transaction has read.
 //!
 //! Each decision takes the changes of the earlier items into account. [`Plan::changes`] contains the changes of all
 //! items. It contains each changed row once, in its final state.
@@ -78,7 +79,8 @@ pub(crate) struct KnownRun {
     pub(crate) is_dead: bool,
 }
 
-/// State of the rows that the transaction has read, with the changes of the items that the plan has decided so far.
+/// Rows that the transaction has read. The plan changes these rows when it decides about an item, so they contain the
+/// changes of all earlier items.
 #[derive(Default, Debug)]
 pub(crate) struct Plan {
     pub(crate) terms: BTreeMap<ShardId, Term>,

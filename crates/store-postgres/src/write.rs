@@ -376,7 +376,7 @@ async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
     plan_of(&term_rows, &schedule_rows, &names_now, &run_rows, &asked_rows).map_err(Stop::from)
 }
 
-/// Runs a query. The first poll of the future sends the query.
+/// Runs a query. The first poll of the returned future sends the query to the server.
 async fn query(
     session: &Session,
     statement: &Statement,

@@ -379,8 +379,8 @@ pub struct ListPage {
     /// Incarnations of the page, at most [`ListRead::limit`]. An engine that has read many rows may return fewer
     /// incarnations, or none.
     pub incarnations: Vec<Incarnation>,
-    /// Incarnation after which the next page starts. This page need not contain the incarnation. `None` if there are no
-    /// more incarnations.
+    /// Incarnation after which the next page starts. The current page need not contain this incarnation. `None` if
+    /// there are no more incarnations.
     pub next: Option<Incarnation>,
 }
 

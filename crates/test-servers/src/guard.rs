@@ -6,10 +6,10 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 
 use anyhow::Context;
 
-/// Shell process that waits until the process that started the shell ends. This end closes the pipe between the two
-/// processes. The shell then runs `script` with the servers' folder as `$1`, and deletes the folder. The guard does not
-/// use a parent-death signal, because the kernel sends this signal at the end of the *thread* that started the server.
-/// The thread of a test ends before the test process.
+/// Shell process that waits until its parent, the process that started the shell, ends. When the parent ends, the
+/// kernel closes the pipe from the parent to the shell. The shell then runs `script` with the servers' folder as `$1`,
+/// and deletes the folder. The guard does not use a parent-death signal, because the kernel sends this signal at the
+/// end of the *thread* that started the server. The thread of a test ends before the test process.
 #[derive(Debug)]
 pub(crate) struct Guard {
     shell: Child,

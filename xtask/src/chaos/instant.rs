@@ -11,7 +11,7 @@ pub(super) fn text(millis: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", in_day % 1_000)
 }
 
-/// Parses the output of [`text`]; returns `None` for any other text.
+/// Parses an instant in the format of [`text`]; returns `None` for any other text.
 pub(super) fn parse(text: &str) -> Option<u64> {
     let number = |from: usize, to: usize| text.get(from..to)?.parse::<u64>().ok();
     if text.len() != 24 || !text.ends_with('Z') {

@@ -107,7 +107,7 @@ impl History {
         self.requests.iter().filter(of_version).any(|request| request.answer == Answer::Unknown)
     }
 
-    /// Returns the request that sent this version of the schedule.
+    /// Returns the create or put request that contained this version of the schedule.
     fn requested(&self, version: u32) -> Option<&Request> {
         self.requests.iter().find(|request| request.version == version && request.operation != Operation::Cancel)
     }

@@ -37,7 +37,7 @@ pub(super) enum Operation {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
-    /// Status 201 for a create request, or status 201 or 200 for a put request.
+    /// Response with status 201 to a create request, or with status 201 or 200 to a put request.
     Acknowledged,
     /// Status 409.
     Exists,

@@ -82,7 +82,7 @@ pub(super) fn libraries(ldd: &str) -> Vec<PathBuf> {
     paths
 }
 
-/// Returns the names of these files.
+/// Returns the file name of each path.
 pub(super) fn names(paths: &[PathBuf]) -> Vec<String> {
     paths.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned())).collect()
 }

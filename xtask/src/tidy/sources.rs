@@ -8,8 +8,8 @@ const LINES_MAX: usize = 600;
 /// Files that may have more than [`LINES_MAX`] lines, each with the reason.
 const LONG: [(&str, &str); 0] = [];
 
-/// Starts of the paths of files whose code must be pure. Functions in these files receive time, random numbers and data
-/// as arguments.
+/// Prefixes of the paths of the files whose code must be pure. Functions in these files receive time, random numbers
+/// and data as arguments.
 const PURE: [&str; 7] = [
     "crates/coordination/src/memory/tree/",
     "crates/domain/src/",

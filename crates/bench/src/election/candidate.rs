@@ -16,7 +16,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-/// Interval between two checks that both candidates exist. The peer uses the same interval.
+/// Interval at which the program checks whether both candidates exist. The peer uses the same interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 const WATCH_DELAY: Duration = Duration::from_millis(50);
 

@@ -82,8 +82,8 @@ pub(super) async fn crash(trial: &Trial<'_>, successors: &mut [Peer]) -> anyhow:
     Ok(results)
 }
 
-/// Measures one crash. Returns two times until the successor leads: from the kill, and from the removal of the dead
-/// leader's node.
+/// Measures one crash. Returns two durations, which both end when the successor leads. The first duration starts at the
+/// kill, and the second starts at the removal of the dead leader's node.
 async fn crash_once(trial: &Trial<'_>, successor: &mut Peer) -> anyhow::Result<(Duration, Duration)> {
     let runtime = trial.runtime;
     let group = trial.root.join(&format!("crash-{}", successor.program.name))?;

@@ -83,7 +83,8 @@ pub(super) async fn measure(trial: &Trial<'_>, replicas: u32, form: Form) -> any
         per_hand_over.push(as_f64(replicas_running.hand_over(&count).await?));
     }
     replicas_running.close().await;
-    // The bench removes the group's node, because the recipe creates a persistent node, like the library Petting Zoo.
+    // The bench removes the group's node, because the recipe creates a persistent node, as does the library Petting
+    // Zoo.
     let removing = async {
         while !matches!(remove(&observer, &group).await, Ok(()) | Err(TreeError::NoNode)) {
             runtime.sleep(POLL_INTERVAL).await;

@@ -37,11 +37,11 @@ use crate::tenant::Tenant;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Kind {
     /// Ten times as many callbacks as the tenant's quota allows
-    // The attack `all` starts this one first, because the creation of its schedules takes longest.
+    // The attack `all` starts this attack first, because the creation of its schedules takes longest.
     Busy,
     /// A hundred schedules, each due every second, for a target that takes three seconds to respond
     Slow,
-    /// Callbacks in more than all slots of the service, to targets that take 40 seconds to respond
+    /// More callbacks than the service has slots, to targets that take 40 seconds to respond
     Slots,
     /// A thousand callbacks a second to different host names, whose DNS server never responds
     Dns,
@@ -55,7 +55,7 @@ pub(crate) enum Kind {
     Bytes,
     /// Batches on 64 connections with a field name of 250 KB
     Lines,
-    /// Listings on many connections of HTTP/1.1 and HTTP/2 that read no response
+    /// Listings over HTTP/1.1 and HTTP/2 on many connections, whose client reads no response
     Unread,
     /// As many connections without a key as the server allows, each with a request every 20 seconds
     Connections,
@@ -108,7 +108,7 @@ impl Equipment {
         Ok(Equipment { name_server: NameServer::start(runtime).await?, identity: Identity::create(folder)? })
     }
 
-    /// Returns the arguments of `serve` with which the server asks the DNS server and trusts the certificate.
+    /// Returns the arguments of `serve` that make the server use the DNS server and trust the certificate.
     pub(super) fn server_arguments(&self) -> [String; 4] {
         let [name_server, roots] = ["--callback-name-server", "--callback-roots"].map(str::to_owned);
         [name_server, self.name_server.address.to_string(), roots, self.identity.path.display().to_string()]
@@ -138,12 +138,12 @@ impl Stage<'_> {
     }
 }
 
-/// Attack in progress. A drop of this value ends its requests and its targets, but not its schedules.
+/// Attack in progress. Dropping this value ends the attack's requests and targets, but does not cancel its schedules.
 pub(super) struct Attack {
     _tasks: TaskSet,
     _receivers: Vec<Receiver>,
     schedules: Option<AttackSchedules>,
-    /// Instant from which on the attack has its full effect; `None` if it has it already.
+    /// Instant at which the attack reaches its full effect; `None` if it has reached this effect already.
     pub(super) ready_at: Option<Timestamp>,
     effect: Box<dyn Fn() -> anyhow::Result<String>>,
 }

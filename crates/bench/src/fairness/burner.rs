@@ -1,5 +1,5 @@
-//! Use of processor time by the control run. The control uses as much processor time as the attack used, so that the
-//! difference of the two runs is not the mere lack of processor time.
+//! Use of processor time by the control run. The control uses as much processor time as the attack used, so that a lack
+//! of processor time does not cause the difference between the two runs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use runtime::{Monotonic, Runtime, TaskSet};
 
 use crate::process::cpu;
 
-/// Threads that use processor time until a drop of this value.
+/// Threads that use processor time until the caller drops this value.
 pub(super) struct Burner {
     stop: Arc<AtomicBool>,
     _tasks: TaskSet,
@@ -29,8 +29,8 @@ struct Budget {
 const STEP: Duration = Duration::from_millis(5);
 
 impl Burner {
-    /// Starts threads that use as much processor time as this process and the process `server` need in addition to use
-    /// `processors` processors together.
+    /// Starts threads that use processor time, so that this process and the process `server` together use a mean of
+    /// `processors` processors.
     pub(super) fn start(runtime: &Runtime, server: Option<u32>, processors: f64) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let budget = Budget { server, processors, since: runtime.monotonic(), used_before: used(server) };
@@ -70,7 +70,8 @@ async fn burn(runtime: &Runtime, budget: Budget, threads: usize, stop: &AtomicBo
 }
 
 impl Budget {
-    /// Returns the processor time that is missing at `now`, if the processes have used `used`.
+    /// Returns the processor time that the processes must still use to reach the budget at `now`. `used` is the
+    /// processor time that they have used since their start.
     fn missing(&self, now: Monotonic, used: Duration) -> Duration {
         let wanted = now.since(self.since).mul_f64(self.processors);
         wanted.saturating_sub(used.saturating_sub(self.used_before))

@@ -139,7 +139,7 @@ async fn client_retains_connection_only_if_response_body_is_within_limit() {
     }
 }
 
-/// Makes an attempt with a short timeout. The target sends `answer`, then waits without sending more.
+/// Makes an attempt with a short timeout. The target sends `answer`, then sends no more bytes.
 async fn timed_out(answer: &[u8]) {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());

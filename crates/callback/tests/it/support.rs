@@ -81,7 +81,7 @@ pub(crate) fn delivery(target: HttpTarget, payload: &[u8]) -> Delivery {
     }
 }
 
-/// Returns the delivery as a delivery of another tenant.
+/// Returns the delivery with the tenant `id` instead of its own tenant.
 pub(crate) fn of_tenant(id: u32, delivery: Delivery) -> Delivery {
     let tenant = Tenant { id: TenantId(id), ..(*delivery.tenant).clone() };
     Delivery { tenant: Arc::new(tenant), ..delivery }

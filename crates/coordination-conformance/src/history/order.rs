@@ -1,6 +1,7 @@
 //! Searches, for each key, for an order of the key's changes and synced reads that explains all responses. The search
-//! tries every call that can be next (Wing and Gong 1993). It records the set of the calls that it has placed in
-//! the order, together with the resulting state of the node, and tries no such combination twice (Lowe 2017).
+//! tries every call that can be next (Wing and Gong 1993). It records each set of calls that it has placed in the
+//! order, together with the resulting state of the node. It tries no combination of a set and a state twice (Lowe
+//! 2017).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -40,7 +41,7 @@ struct Placed<'a> {
     at: Value,
     operation: &'a Operation,
     /// Latest step at which a call without a response can take effect. In the order, this call precedes every call that
-    /// was requested after this step.
+    /// a session requested after this step.
     deadline: Option<Step>,
 }
 
@@ -55,7 +56,8 @@ fn check_key(history: &History, known: &Knowledge<'_>, key: &str) -> Result<(), 
     let (mut waiting, mut tried, mut longest) = (vec![start.clone()], HashSet::from([start.clone()]), start);
     while let Some(prefix) = waiting.pop() {
         let left = || all.iter().zip(&prefix.placed).filter(|(_, is_placed)| !**is_placed).map(|(call, _)| call);
-        // The call with the earliest response must precede every call that was requested after that response.
+        // Of the calls outside the prefix, the call with the earliest response must precede every call that a session
+        // requested after that response.
         let Some(first) = left().filter_map(|call| call.operation.responded()).min() else { return Ok(()) };
         if count(&prefix) > count(&longest) {
             longest = prefix.clone();
@@ -152,8 +154,8 @@ impl State {
         }
     }
 
-    /// Returns the state after the call with the index `value` has written the node, or `None` if a response that shows
-    /// this call's effect contradicts this state.
+    /// Returns the state after the call with the index `value` has written the node. Returns `None` if a response shows
+    /// the value of this write but contradicts that state.
     fn with_value(&self, value: Value, before: Option<&Content>, known: &Knowledge<'_>) -> Option<State> {
         let version = before.map_or(0, |before| before.version + 1);
         let created = before.and_then(|before| before.created);

@@ -1,4 +1,4 @@
-//! Tests of the check of a history, with valid and invalid histories.
+//! Tests of the history checker, with valid and invalid histories.
 
 use super::*;
 use coordination::tree::Expected::{Any, Version};
@@ -272,7 +272,7 @@ fn history_that_skips_a_version_is_invalid() {
     script.assert_invalid(NO_ORDER);
 }
 
-/// A set does not change the creation number. A node with another creation number is another node.
+/// A set does not change the creation number of its node. If the creation number differs, the node is a different node.
 #[test]
 fn set_call_that_changes_the_creation_number_of_a_node_is_invalid() {
     let mut script = Script::default();
@@ -529,15 +529,16 @@ fn history_in_which_a_node_disappears_without_a_deletion_is_invalid() {
     };
     let mut missing = script();
     missing.read(2, Response::NoNode);
-    // Session 3 deletes the node after session 2 has found no node, so this deletion does not explain the missing node.
+    // Session 3 deletes the node after session 2 has found no node. This later deletion cannot be the reason why
+    // session 2 found no node.
     missing.delete(3);
     missing.assert_invalid(WENT_BACK);
     let mut deleted = script();
     deleted.without_response(3, Call::Delete(Any));
     deleted.read(2, Response::NoNode);
     deleted.assert_valid();
-    // Session 3 deletes the node and creates it again. After session 2 has read the new node, the deletion of the old
-    // node does not explain a missing node.
+    // Session 3 deletes the node and creates it again. Session 2 reads the new node, and finds no node in a later read.
+    // The deletion of the old node cannot be the reason.
     let mut anew = script();
     anew.delete(3);
     let made = anew.create(3, 4);
@@ -569,8 +570,8 @@ fn history_checker_reports_one_line_per_call_of_an_invalid_history() {
     );
 }
 
-/// Records six concurrent calls per round, and some calls without a response. The final read is wrong, so the search
-/// tries all orders.
+/// Records six concurrent calls per round, and some calls without a response. The final read returns an outdated value,
+/// so no order is valid and the search tries all orders.
 #[test]
 fn checker_soon_stops_its_search_if_no_valid_order_of_the_calls_exists() {
     let mut script = Script::default();

@@ -80,7 +80,7 @@ impl<'a> Deletion<'a> {
 
 impl View {
     /// Applies a call to the view. An error describes the violation, and may contain the step of another call that
-    /// shows it.
+    /// proves the violation.
     fn take(
         &mut self,
         operation: &Operation,
@@ -89,7 +89,7 @@ impl View {
     ) -> Result<(), (&'static str, Option<Step>)> {
         let Some((_, response)) = operation.response else { return Ok(()) };
         if operation.call != Call::Read {
-            // The call takes effect after all changes that any session knew when the call was requested.
+            // The call takes effect after all changes that any session knew when this session requested the call.
             self.raise(known.before(operation.requested), operation.requested);
         }
         match response {

@@ -88,8 +88,8 @@ pub(super) async fn all_kinds_of_waits_continue_after_a_lost_connection(subject:
     assert_eq!(one.tree().await.session().id(), session, "the process keeps its session");
 }
 
-/// Checks that the candidates' waiting line becomes stable after faults: the processes stop creating and removing
-/// places in this line.
+/// Checks that the queue of candidates becomes stable after faults: the processes stop creating and removing places in
+/// the queue.
 pub(super) async fn line_becomes_stable_after_faults(subject: &dyn Subject) {
     const COUNT: usize = 3;
     let (watcher, stop) = (Peer::open(subject).await, CancellationToken::new());
@@ -121,7 +121,7 @@ pub(super) async fn line_becomes_stable_after_faults(subject: &dyn Subject) {
             peers.iter().for_each(|peer| peer.process.cut(false));
             short_wait(subject).await;
         }
-        // The stat of the parent node counts each creation and each deletion of a place in the waiting line.
+        // The stat of the parent node counts each creation and each deletion of a place in the queue.
         let (mut last, mut since) = (None, subject.runtime().monotonic());
         until(subject, "the waiting line no longer changes", async || {
             short_wait(subject).await;

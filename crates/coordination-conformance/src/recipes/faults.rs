@@ -5,13 +5,13 @@ use futures_util::future::BoxFuture;
 use super::*;
 use coordination::tree::CreateMode;
 
-/// Starts an acquisition of the lock. Waits until the lock's waiting line contains two places: the place of the holder
+/// Starts an acquisition of the lock. Waits until the queue of the lock contains two places: the place of the holder
 /// and the place of the new acquisition.
 async fn behind<'a>(holder: &Peer<'_>, lock: &'a Lock) -> BoxFuture<'a, Result<Held, TreeError>> {
     behind_others(holder, lock, 2).await
 }
 
-/// Works like [`behind`], but waits until the lock's waiting line contains `count` places.
+/// Works like [`behind`], but waits until the queue of the lock contains `count` places.
 pub(super) async fn behind_others<'a>(
     holder: &Peer<'_>,
     lock: &'a Lock,

@@ -85,7 +85,8 @@ pub(super) async fn foreign_names_in_bags_queues_and_roles_are_ignored(subject: 
     assert!(FOREIGN.iter().all(|name| names.iter().any(|there| there == name)), "foreign nodes remain: {names:?}");
 }
 
-/// A writer of Petting Zoo may die after it creates the item and before it creates the token.
+/// A process that uses Petting Zoo may die after it has created an item of a bag and before it has created the item's
+/// token.
 pub(super) async fn item_without_a_token_is_reported(subject: &dyn Subject) {
     let (one, dying) = (Peer::open(subject).await, Peer::open(subject).await);
     let bag = Bag::new(&one.client, &path("/bag"), Acl::Open).expect("the path is within the length limit");

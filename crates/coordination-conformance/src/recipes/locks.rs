@@ -105,7 +105,7 @@ pub(super) async fn a2_terms_rise_across_deletions_of_the_path(subject: &dyn Sub
         held.release().await;
         let tree = peer.tree().await;
         for at in ["/locks/one", "/locks"] {
-            // The deletion may fail because the engine has deleted the node itself.
+            // The deletion may fail, because the engine itself may already have deleted the node.
             drop(tree.delete(&path(at), Expected::Any).await);
         }
     }
@@ -217,7 +217,8 @@ async fn requests_of_a_hand_over(subject: &dyn Subject, waiting: usize) -> u64 {
         let before = counted.requests();
         assert!(all.iter_mut().all(|one| one.now_or_never().is_none()), "another process holds the lock");
         short_wait(subject).await;
-        // A loaded engine may need several rounds to respond, so a short pause of the requests does not suffice.
+        // A busy engine may need several rounds to respond. One round without a new request therefore does not prove
+        // that all processes wait.
         idle_rounds = if counted.requests() == before { idle_rounds + 1 } else { 0 };
         idle_rounds == 20
     })

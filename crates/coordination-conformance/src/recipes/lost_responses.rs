@@ -19,9 +19,9 @@ async fn cut_responses_after<'a>(subject: &'a dyn Subject, asked: &'static str) 
     Peer::of(subject, process.clone(), Arc::new(Counted::with_hook(process, hook)), options)
 }
 
-/// Creates and deletes a node as the process `peer`, and then drops all later responses to this process. A process
-/// sends some requests only once per connection, together with its first changes. The process `peer` therefore still
-/// receives the responses to these requests.
+/// Creates and deletes a node as the process `peer`, and then drops all later responses to this process. The two
+/// changes are necessary because a process sends some requests only once per connection, together with its first
+/// changes. The process `peer` receives the responses to those requests before the test drops responses.
 async fn cut_responses(peer: &Peer<'_>) {
     let (tree, at) = (peer.tree().await, path("/before"));
     tree.create(&at, Bytes::new(), CreateMode::Ephemeral, Acl::Open)
@@ -36,7 +36,7 @@ pub(super) async fn a4_place_with_a_lost_response_is_found(subject: &dyn Subject
     let queue = |peer: &Peer<'_>| {
         LeaderQueue::new(&peer.client, &path("/queue"), Acl::Open).expect("the path is within the length limit")
     };
-    // Part 1 uses a lock. The name of a place in the lock's waiting line contains a GUID.
+    // Part 1 uses a lock. The name of a place in the queue of a lock contains a GUID.
     let (held, session) = (holder.acquired().await, one.tree().await.session().id());
     cut_responses(&one).await;
     let lock = one.lock();
@@ -57,7 +57,7 @@ pub(super) async fn a4_place_with_a_lost_response_is_found(subject: &dyn Subject
          places after: {left:?}"
     );
     acquired.release().await;
-    // Part 2 uses a leader queue. The name of a place in this queue contains no GUID.
+    // Part 2 uses a leader queue. The name of a place in a leader queue contains no GUID.
     let first = queue(&holder).join(Bytes::new()).await.expect("every session may access the queue");
     cut_responses(&one).await;
     let queue = queue(&one);

@@ -6,8 +6,7 @@ use futures_util::future::BoxFuture;
 use super::*;
 use coordination::recipes::{Candidacy, LeaderQueue, Position, RwLock, Semaphore};
 
-/// Polls the request until the waiting line has `count` places, including the place of this request. Returns the
-/// request.
+/// Polls the request until the queue has `count` places, including the place of this request. Returns the request.
 async fn waiting_in_line<'a, T>(
     peer: &Peer<'_>,
     at: &str,

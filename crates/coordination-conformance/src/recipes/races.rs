@@ -1,5 +1,5 @@
 //! Cases about races between an acquisition and other events. In most cases the event happens after the engine has
-//! returned the list of the places in the waiting line and before the process uses this list.
+//! returned the list of the places in the queue and before the process uses this list.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use coordination::Elector as _;
 use coordination::recipes::{Form, LeaderQueue, TreeElector};
 use coordination::tree::TreeError;
 
-/// Event that happens once, right after the process next reads the list of the places in a waiting line.
+/// Event that happens once, right after the process next reads the list of the places in a queue.
 #[derive(Default)]
 struct RaceEvent {
     event: Mutex<Option<BoxFuture<'static, ()>>>,

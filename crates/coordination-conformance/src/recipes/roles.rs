@@ -43,7 +43,7 @@ pub(super) async fn each_job_has_one_holder_and_each_holder_one_job(subject: &dy
     })
     .await;
     assert_eq!(assigned(&peers[0]).await, BTreeMap::from([(0, "ann".into()), (1, "bob".into())]));
-    // When the holder releases its job, the next process in line gets the job.
+    // When the holder releases its job, the next process in the queue gets the job.
     let term = one.held.term();
     one.held.release().await;
     let third = within(subject, "the third process has the job", applying)

@@ -162,7 +162,7 @@ impl Found {
     }
 }
 
-/// Step of a change.
+/// One step of a change to the tree.
 pub(super) enum Step {
     Op(Op),
     SetAcl { path: NodePath, acl: Acl },

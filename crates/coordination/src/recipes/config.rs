@@ -40,7 +40,7 @@ pub struct Effective {
     /// True if the engine responded recently, so that `values` is up to date.
     pub is_current: bool,
     /// Error if the service's node or the instance's node does not contain a YAML map. In that case, the previous
-    /// values from this node remain effective.
+    /// values from the invalid node remain effective.
     pub problem: Option<String>,
 }
 
@@ -62,7 +62,8 @@ impl Config {
         self.update_at(&self.path, change).await
     }
 
-    /// Changes an instance's values like [`Config::update`]. The values remain when the process of the instance ends.
+    /// Changes an instance's values in the way in which [`Config::update`] changes the service's values. The values
+    /// remain when the process of the instance ends.
     ///
     /// # Errors
     /// Returns the same errors as [`Config::update`].

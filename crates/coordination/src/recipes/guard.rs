@@ -150,7 +150,7 @@ async fn untrusted(session: &Session, trust: Trust) {
         Trust::UntilSuspended => *state != SessionState::Connected,
         Trust::UntilLost => state.is_lost(),
     };
-    // The sender of the session's state lives as long as the session, so the wait cannot fail.
+    // The session owns the sender of its state, so the wait for a state cannot fail while the session exists.
     drop(state.wait_for(is_over).await);
 }
 

@@ -23,8 +23,8 @@ pub enum NodePathError {
 }
 
 impl NodePath {
-    /// Largest length of a path, in bytes. All engines accept longer paths. An index of PostgreSQL can contain much
-    /// longer keys, and ZooKeeper limits only the size of the whole request.
+    /// Largest length of a path, in bytes. The limits of the engines are higher. An index of PostgreSQL can contain
+    /// much longer keys, and ZooKeeper limits only the size of the whole request.
     pub const LEN_MAX: usize = 1_024;
 
     /// Returns the path of the root, `/`.

@@ -34,7 +34,8 @@ async fn assert_ends_in_time(peer: &Peer, held: &Held, silent: runtime::Monotoni
     // The guard's deadline is three quarters of the session's timeout after the last request that got a response. The
     // session sent this request before the time `silent`.
     assert!(held.deadline() <= silent + SESSION * 3 / 4);
-    // The engine lets another candidate lead at the earliest one session timeout after the leader's last request.
+    // The engine does not let another candidate lead before one session timeout has passed since the leader's last
+    // request.
     let took = notified.since(silent);
     assert!(took < SESSION, "the holder was notified after {took:?}");
     assert!(!held.is_valid());

@@ -62,7 +62,7 @@ fn a5_each_release_wakes_one_of_thirty_candidates(engine: &Engine) {
             held.release().await;
             (leader, held) = watcher.within("the next candidate leads", waiting.next()).await.unwrap();
             done.push(leader);
-            // No handover so far has woken a candidate that still waits in the queue.
+            // The handovers so far have woken none of the candidates that still wait in the queue.
             let now = requests();
             for at in (0..CANDIDATES).filter(|at| !done.contains(at)) {
                 assert_eq!(now[at], before[at], "candidate {at} was woken before its turn: {done:?}");
@@ -88,8 +88,8 @@ fn a6_resigning_leader_is_followed_at_once(engine: &Engine) {
                 to.candidate_ids().await.len() == 2
             })
             .await;
-            // The waiting candidate has already set a watch on the leader's node, or it will find after the release of
-            // the guard that this node is gone.
+            // The waiting candidate may already have set a watch on the leader's node. Otherwise it finds after the
+            // release of the guard that this node no longer exists.
             let (term, released) = (held.term(), runtime.monotonic());
             let (next, ()) =
                 to.within("the candidate leads", futures_util::future::join(waiting, held.release())).await;

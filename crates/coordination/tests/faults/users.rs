@@ -27,7 +27,7 @@ fn a8_leader_that_blocks_its_thread_keeps_its_session(engine: &Engine) {
                 let (was_cancelled, session) = (leading.over.is_cancelled(), kept.session().await.unwrap());
                 session.sync().await.unwrap();
                 let begun = clock.monotonic();
-                // A computation blocks the thread just like a sleep.
+                // This busy loop stands for a long computation, which blocks the thread just like a sleep.
                 while clock.monotonic().since(begun) < SESSION {
                     std::hint::spin_loop();
                 }

@@ -1,5 +1,5 @@
-//! Code examples of docs/recipes.md. `cargo xtask index` copies each part between `// [NAME]` and `// [end]` into the
-//! page. `cargo xtask tidy` compares the page with these parts.
+//! Code examples of docs/recipes.md. `cargo xtask index` copies each part of this file between `// [NAME]` and
+//! `// [end]` into the page. `cargo xtask tidy` compares the page with these parts.
 
 use std::error::Error;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Checks that `docs/pitfalls.md` lists every pitfall, and that every test in this list exists.
+//! Checks that `docs/pitfalls.md` describes every pitfall that this file expects, and that every test that the document
+//! names exists.
 
 #![expect(clippy::unwrap_used, reason = "a test fails at an unexpected error")]
 

@@ -218,7 +218,8 @@ impl Evaluator {
         if self.fields.is_every_hour() { wall } else { wall.max(stretch.start.saturating_add(stretch.offset_before)) }
     }
 
-    /// Returns true if the expression fires at the start of `stretch` because the clock skips a matching time there.
+    /// Returns true if the expression fires at the start of the period `stretch`, because the clock skips a matching
+    /// time at this start.
     fn fires_for_leap(&self, stretch: Stretch) -> bool {
         let before = stretch.start.saturating_add(stretch.offset_before);
         let after = stretch.start.saturating_add(stretch.offset);

@@ -39,9 +39,9 @@ impl Fields {
         let days = if modified {
             Days::Modified(Box::new(pattern.clone()))
         } else {
-            // If one of the two day fields is a star, a day must match both fields, but every day matches the star. If
-            // both fields are lists, a `+` before the days of the week requires that a day matches both lists. Without
-            // `+`, a day must match at least one list (POSIX crontab).
+            // If one of the two day fields is a star, a day must match both fields. Every day matches the star, so the
+            // other field decides. If both fields are lists, a `+` before the days of the week requires that a day
+            // matches both lists. Without `+`, a day must match at least one list (POSIX crontab).
             let stars = pattern.is_dom_wildcard() || pattern.is_dow_wildcard();
             let both = stars || pattern.matches_dom_and_dow();
             Days::Plain { month_days: bits(month_days), week_days: bits(week_days), both }

@@ -169,7 +169,7 @@ fn journal_reports_a_shortened_segment_or_a_missing_middle_segment_as_damage() {
                 // The journal treats a missing first segment as released. A consumer detects the loss by the field
                 // `Opened::first`.
                 (Ok((first, _)), None) if number == 1 => assert!(first > 1),
-                // The last segment contained no entries.
+                // The last segment contained no entries, so the journal has lost no entry.
                 (Ok((1, entries)), None) if number == SEGMENTS => assert_eq!(entries, history.state().appended),
                 (Ok(_), _) => panic!("the cut of segment {number} to {cut:?} was not detected"),
                 (Err(OpenError::Damaged(damage)), _) => assert_eq!(damage.segment, segment_path(number), "{damage}"),

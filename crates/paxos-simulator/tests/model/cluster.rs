@@ -188,8 +188,8 @@ impl Cluster {
         steps.extend(unaware.map(|node| Step::LearnOver { node }));
     }
 
-    /// Returns true if no liveness renews the mastership `uncommitted`, or if one of `nodes` knows that the liveness is
-    /// over.
+    /// Returns true if the mastership `uncommitted` does not depend on a liveness, or if one of `nodes` knows that this
+    /// liveness has expired.
     fn is_over(&self, state: &State, uncommitted: Mastership, nodes: &[usize]) -> bool {
         !uncommitted.lives || !self.rules.liveness_blocks || nodes.iter().any(|&node| state.liveness.knows_over[node])
     }
@@ -340,7 +340,7 @@ impl Cluster {
         self.bounds.lives && !is_under_way && (lives || !self.serves(state, node))
     }
 
-    /// Returns the term that a leader may end by a consent; `None` if the leader must not consent.
+    /// Returns the term of the mastership that a leader may end by a consent; `None` if the leader must not consent.
     fn consentable(&self, state: &State, node: usize) -> Option<Term> {
         let leader = state.leader(node)?;
         let log = match self.rules.consenter {

@@ -41,7 +41,7 @@ pub(crate) enum Claim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Value {
     Data,
-    /// Claim of a node, and a flag that is true if the node's liveness also renews the lease.
+    /// Claim of a node, and a flag that is true if renewals of the node's liveness also renew the lease.
     BeMaster(Claim, bool),
 }
 
@@ -122,7 +122,7 @@ pub(crate) struct Mastership {
     pub(crate) lease_slot: u8,
     /// Claim of the `BeMaster` entry that began the mastership.
     pub(crate) claim: Option<Claim>,
-    /// True if the master's liveness also renews the lease.
+    /// True if renewals of the master's liveness also renew the lease.
     pub(crate) lives: bool,
     /// Number of void `BeMaster` entries in the log.
     pub(crate) void: u8,

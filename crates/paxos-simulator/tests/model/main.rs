@@ -2,12 +2,12 @@
 //! shares no code with the crate `paxos`, so a mistake in the code of the crate is not also in the model.
 //!
 //! The model has three nodes. A sent message may arrive at any time, any number of times, or never. A restart loses
-//! everything that is not on disk. The model contains phase 1 with the pulled entries, and the `BeMaster` entry of a
-//! leader with its compare-and-swap. Every slot of a master renews its lease, which counts from the proposal of the
-//! slot. The model contains both lines of defence against two masters. It also contains consents, and the takeovers
-//! that they allow. It contains the liveness of one node in the system group, which the model treats as a register. It
-//! does not contain changes of members, snapshots, `Shorten`, a liveness epoch across restarts, or more than three
-//! nodes.
+//! everything that is not on disk. The model contains phase 1, in which a candidate pulls entries. It contains the
+//! `BeMaster` entry of a leader, and the comparison that decides whether this entry is void. Every slot of a master
+//! renews its lease, which counts from the proposal of the slot. The model contains both lines of defence against two
+//! masters. It also contains consents, and the takeovers that they allow. It contains the liveness of one node in the
+//! system group, which the model treats as a register. It does not contain changes of members, snapshots, `Shorten`, a
+//! liveness epoch across restarts, or more than three nodes.
 //!
 //! Each test states its bounds: the numbers of ballots, slots, data entries, restarts and consents in a history. Within
 //! these bounds, the test explores all states. It distinguishes states by 64-bit hashes. Time has no bound: the model
@@ -137,8 +137,8 @@ fn protocol_without_lease_waits_and_log_checks_allows_two_masters() {
     breaks(ONE_MASTER, Rules::NEITHER, MASTERED);
 }
 
-/// In the first design, every decided slot renewed the lease. A node that applied a `BeMaster` entry, however, compared
-/// its claim only with the last `BeMaster` entry, and not with later slots.
+/// In the first design, every decided slot renewed the lease. However, a node that applied a `BeMaster` entry compared
+/// the claim in this entry only with the last `BeMaster` entry before it, and not with later slots.
 #[test]
 fn node_that_compares_only_the_epochs_of_mastership_claims_allows_two_masters() {
     let rules = Rules { compare: Compare::Epoch, ..Rules::LOG };
@@ -184,7 +184,7 @@ fn node_that_does_not_compare_ballots_of_mastership_claims_allows_two_masters() 
         Step::Accept { node: 1, ballot: 2, upto: 1 },
         Step::Decide { node: 2, upto: 1 },
         // In the log of node 0, node 1 is master. Node 0 has waited until the lease of node 1 is over, but node 2
-        // serves by its own `BeMaster` entry.
+        // serves as master because of its own `BeMaster` entry.
         Step::Campaign { node: 0, ballot: 3, claim },
         Step::Promise { node: 1, to: 0 },
         Step::Lead { node: 0, with: 1, claim },
@@ -296,8 +296,9 @@ fn liveness_epoch_that_expires_before_the_lease_ends_allows_two_masters() {
     breaks(ONE_MASTER, Rules { expiry_waits: false, ..Rules::BOTH }, LIVING);
 }
 
-/// The simulator found this bug at seed 265,485: a master serves by its liveness, although its last `BeMaster` entry
-/// does not name its liveness epoch. The bug occurs with both lines of defence and with each of them alone.
+/// The simulator found this bug at seed 265,485: renewals of a master's liveness also renew its lease, although the
+/// master's last `BeMaster` entry does not name the liveness epoch. The bug occurs with both lines of defence and with
+/// each of them alone.
 #[test]
 fn master_whose_last_claim_does_not_name_its_liveness_epoch_allows_two_masters() {
     for rules in [Rules::BOTH, Rules::ACCEPTORS, Rules::LOG] {

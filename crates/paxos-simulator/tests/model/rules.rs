@@ -55,25 +55,25 @@ pub(crate) struct Rules {
     pub(crate) consenter: Consenter,
     /// A takeover before the end of the lease needs the master's consent.
     pub(crate) takeover_needs_consent: bool,
-    /// A master that consented to a takeover does not serve again in the same epoch.
+    /// A master that consented to a takeover does not serve as master again in the same epoch.
     pub(crate) consent_binds: bool,
     /// A leader that pulled entries of another mastership takes the time since the last renewal from the promise of the
     /// node that sent the entries, and not from its own log.
     pub(crate) pulled_waits: bool,
-    /// If a master serves by its liveness, another node may replace it only after the system group has decided that
-    /// this liveness has expired.
+    /// If renewals of a master's liveness also renew its lease, another node may replace the master only after the
+    /// system group has decided that this liveness has expired.
     pub(crate) liveness_blocks: bool,
     /// The liveness of a node expires only after the end of each lease that the node renewed by this liveness.
     pub(crate) expiry_waits: bool,
-    /// A master serves by its liveness only if its last `BeMaster` entry names the liveness, even if this entry is
-    /// undecided.
+    /// Renewals of a master's liveness also renew its lease only if the master's last `BeMaster` entry, decided or not,
+    /// names this liveness.
     pub(crate) uncommitted_lives: bool,
     /// After a restart, a node waits for the end of a whole lease, as if it had just accepted an entry of the master.
     pub(crate) restart_waits: bool,
-    /// A restarted master serves only after it becomes master again.
+    /// After a restart, a node that was master does not act as master until it becomes master again.
     pub(crate) restart_ends_mastership: bool,
-    /// A leader counts copies only for entries of its own ballot. Once a quorum has such an entry, this entry and all
-    /// earlier entries are decided.
+    /// A leader counts the copies of an entry only if the entry has the leader's own ballot. Once a quorum has such an
+    /// entry, this entry and all earlier entries are decided.
     pub(crate) own_ballot_decides: bool,
 }
 
@@ -108,8 +108,8 @@ pub(crate) enum Start {
     Empty,
     /// Node 0 has just become master under ballot 1, and all three nodes have its `BeMaster` entry.
     Mastered,
-    /// All nodes have the `BeMaster` entry of the start state `Mastered`, but no node leads or serves. In slot 2, node
-    /// 0 has an entry of ballot 1, and node 1 has an entry of ballot 2. No other node has one of these entries.
+    /// All nodes have the `BeMaster` entry of the start state `Mastered`, but no node is leader or master. In slot 2,
+    /// node 0 has an entry of ballot 1, and node 1 has an entry of ballot 2. No other node has one of these entries.
     Forked,
 }
 

@@ -41,7 +41,7 @@ pub(crate) struct Liveness {
 pub(crate) struct Node {
     pub(crate) promised: Ballot,
     pub(crate) log: Log,
-    /// Ticks since the node accepted the last slot that renewed the lease. The count ends at `Bounds::wait`.
+    /// Ticks since the node accepted the last slot that renewed the lease. The count does not exceed `Bounds::wait`.
     pub(crate) idle: u8,
     /// Role of the node under the ballot `promised`.
     pub(crate) role: Role,
@@ -75,7 +75,7 @@ pub(crate) struct Leader {
     pub(crate) lease: [u8; SLOTS],
     /// Last slot that each node has accepted under the leader's ballot.
     pub(crate) accepted: [Slot; NODES],
-    /// Term that the leader consented to end; `Term::default()` if it has not consented.
+    /// Term of the mastership that the leader consented to end; `Term::default()` if the leader has not consented.
     pub(crate) consented_term: Term,
 }
 

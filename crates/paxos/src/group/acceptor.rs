@@ -41,9 +41,9 @@ impl Group {
         }
     }
 
-    /// Returns true if a node other than `candidate` may soon lead with this node's promise, or leads and still sends
-    /// entries that this node lacks. This node then rejects the pre-vote of `candidate`. If candidates interrupted each
-    /// other, no candidate would ever lead.
+    /// Returns true if this node must reject the pre-vote of `candidate` because of another node. The other node may
+    /// soon lead with this node's promise, or it leads and still sends entries that this node lacks. If candidates
+    /// interrupted each other, no candidate would ever lead.
     fn is_with_another(&self, candidate: NodeId, now: Instant) -> bool {
         if self.promised.node == candidate {
             return false;

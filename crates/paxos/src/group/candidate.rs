@@ -1,9 +1,9 @@
 //! Phase 1 of Multi-Paxos. It runs once per ballot, for all slots.
 //!
 //! A candidate starts with a pre-vote, so that no member promises the ballot of a candidate that cannot lead. Once its
-//! own promise is durable, the candidate compares the logs of a quorum. The log that is ahead contains all slots that
-//! may be decided. The candidate pulls the entries that it lacks from this log, in parts. It leads once it has these
-//! entries.
+//! own promise is durable, the candidate compares the logs of a quorum. The log with the greatest last position
+//! contains all slots that may be decided. The candidate pulls the entries that it lacks from this log, in parts. It
+//! leads once it has these entries.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub(super) struct Candidacy {
     over: MastershipEnd,
     since: Instant,
     sent: Instant,
-    /// Number of rejections by members whose last promised ballot is lower than this ballot.
+    /// Number of rejections by members whose last promised ballot is lower than the ballot of this candidacy.
     rejections: u32,
     promises: BTreeMap<NodeId, Promise>,
     pulling: Option<Pulling>,
@@ -149,8 +149,8 @@ impl Group {
         [next, self.leaves_at(following), Some(free)].into_iter().flatten().min()
     }
 
-    /// Returns the delay of the next candidacy. The delay differs between nodes and attempts, and the maximum grows
-    /// with each attempt.
+    /// Returns the delay of the next candidacy. The delay differs between nodes and attempts, and the maximum delay
+    /// grows with each attempt.
     fn stagger(&self) -> Duration {
         let attempts = self.conditions.attempts;
         if attempts == 0 && self.committed.mastership.node == Some(self.me) {
@@ -351,8 +351,8 @@ impl Group {
             && candidacy.pulling.is_some_and(|pulling| pulling.from == from))
     }
 
-    /// Returns the latest possible proposal time of the lease renewals in the log of the node `from`. Returns `None` if
-    /// this node is not a candidate with a promise of `from`.
+    /// Returns the latest instant at which a leader may have proposed a lease renewal that the log of the node `from`
+    /// contains. Returns `None` if this node is not a candidate with a promise of `from`.
     pub(super) fn pulled_before(&self, from: NodeId) -> Option<Instant> {
         let Role::Candidate(candidacy) = &self.role else { return None };
         candidacy.promises.get(&from).map(|promise| promise.last_renewal)

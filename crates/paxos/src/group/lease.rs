@@ -2,13 +2,13 @@
 //! master, and from which instant.
 //!
 //! A master serves until its lease is over by its own clock. The lease counts from the instant at which the master
-//! proposed the slot that renewed the lease. Two lines of defence prevent other nodes from becoming master before the
-//! lease is over, and each of them is sufficient alone. *Acceptors*: a node that accepted an entry of a master promises
-//! no ballot of another node until the lease is certainly over. *The log*: a candidate waits until the lease is over
+//! proposed the slot that renewed the lease. Two safeguards prevent other nodes from becoming master before the lease
+//! is over, and each safeguard is sufficient alone. *Acceptors*: a node that accepted an entry of a master promises no
+//! ballot of another node until the lease is certainly over. *The log*: a candidate waits until the lease is over
 //! according to its own log. Its `BeMaster` entry names the last slot that renewed this lease. The entry has no effect
-//! if the log before the entry contains a later renewal. In both lines of defence, a node counts the lease from the
-//! instant at which it received a slot, which is after the proposal, and adds the maximum clock drift. A restarted node
-//! counts the lease from its start, because it may have received a slot just before the restart.
+//! if the log before the entry contains a later renewal. For both safeguards, a node counts the lease from the instant
+//! at which it received the renewing slot, and adds the maximum clock drift. This instant is after the slot's proposal.
+//! A restarted node counts the lease from its start, because it may have received a slot just before the restart.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -104,7 +104,7 @@ impl Lease {
     }
 }
 
-/// Rules for a master.
+/// Rules by which a master serves, renews its lease, and hands over or abandons its mastership.
 impl Group {
     /// Returns the instant until which this node serves, by its own clock. The instant may be in the past. Returns
     /// `None` if this node is not master.
@@ -118,9 +118,9 @@ impl Group {
         let by_decision = self.lease.until.filter(|(term, _)| *term == mastership.term).map(|(_, until)| until);
         let (liveness, until) = self.lease.of_node;
         // Other nodes wait only for the end of the liveness epoch that the last `BeMaster` entry in their logs names.
-        // At most one `BeMaster` entry is undecided, and `uncommitted` includes this entry. If there is such an entry,
-        // the liveness epoch renews the lease only if this entry names the liveness epoch, too. The field `cap` is the
-        // end of a shortened lease.
+        // At most one `BeMaster` entry is undecided, and `uncommitted` includes this entry. If the undecided entry does
+        // not name this node's liveness epoch, this epoch does not renew the lease. The field `cap` is the end of a
+        // shortened lease.
         let uncommitted = &self.uncommitted.mastership;
         let is_named = uncommitted.term == mastership.term || uncommitted.liveness == liveness;
         let by_node = (liveness > 0 && mastership.liveness == liveness && is_named).then_some(until);
@@ -188,8 +188,8 @@ impl Group {
         }
     }
 
-    /// Returns the instant at which [`Group::take_over_or_renew`] is due. At the latest, returns the end of the lease,
-    /// because the leader must then reject the waiting entries.
+    /// Returns the instant at which [`Group::take_over_or_renew`] is due. While this node serves, this instant is at
+    /// the latest the end of the lease, because the leader must then reject the waiting entries.
     pub(super) fn renews_at(&self, leading: &Leading, now: Instant) -> Option<Instant> {
         let Some(served) = self.serves_until().filter(|until| now < *until) else {
             return self.may_take_from().filter(|_| leading.pending_claim.is_none()).map(|(from, _)| from);
@@ -209,8 +209,8 @@ impl Group {
         Some(renews.min(served))
     }
 
-    /// Returns the node that is master or will be the next master. Returns `None` if this node knows no such node other
-    /// than itself.
+    /// Returns the successor that the last master has named, or the last master if it has named no successor. Returns
+    /// `None` if this successor or master is this node, or if the paxos group has had no master.
     pub(super) fn master_known(&self) -> Option<NodeId> {
         let mastership = &self.committed.mastership;
         let handed_over = self.lease.handed_over.filter(|handed_over| handed_over.term == mastership.term);
@@ -352,7 +352,7 @@ impl Group {
     }
 }
 
-/// Rules for the next master and for acceptors.
+/// Rules by which a node becomes the next master, and by which an acceptor promises ballots.
 impl Group {
     /// Returns the claim that this node may make now, and the evidence for the acceptors that the last mastership is
     /// over. Returns `None` if this node may make no claim.

@@ -115,7 +115,7 @@ impl Group {
     /// records.
     ///
     /// # Panics
-    /// Panics if the records have a gap, or if these options do not allow any decision or make leases unsafe.
+    /// Panics if the records have a gap, or if the options do not allow any decision or make leases unsafe.
     pub fn start(
         (me, id): (NodeId, GroupId),
         options: Arc<Options>,
@@ -459,7 +459,7 @@ impl Group {
     }
 }
 
-/// Functions by which the driver reads the state.
+/// Functions by which the driver reads the state of this member.
 impl Group {
     /// Returns the greatest ballot that this member has promised. The promise might not be durable yet.
     #[must_use]

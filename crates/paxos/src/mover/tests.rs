@@ -205,7 +205,8 @@ fn mover_waits_for_the_lease_to_end_after_a_node_rejects_a_hand_over_by_consent(
     output += &harness.describe(Input::Rejected { fence: Fence(9), step });
     output += &harness.describe(Input::Rejected { fence: Fence(1), step });
     assert!(!harness.mover.is_at(step), "the mover no longer pursues the rejected step");
-    // The node repeats the rejection of the step with each report. A repeated rejection does not reject the next step.
+    // Each report of the node repeats the rejection. The mover does not treat a repeated rejection as a rejection of
+    // the next step.
     output += &harness.pass(100);
     output += &harness.describe(Input::Rejected { fence: Fence(1), step });
     assert!(harness.mover.is_at(Step::Handover(Scheme::Wait)));

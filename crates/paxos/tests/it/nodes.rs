@@ -1,4 +1,4 @@
-//! Tests of nodes whose system group moves the masters of the other paxos groups. Most messages take one millisecond.
+//! Tests of nodes whose system group moves the masters of other paxos groups. Most messages arrive after a millisecond.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -387,7 +387,7 @@ fn node_ignores_orders_that_arrive_after_their_time_limit() {
     "#]]);
 }
 
-/// A master ends its lease for a move only if the lease ends before the orders expire. Otherwise two moves could overlap.
+/// For a move, a master stops renewing its lease only if the lease ends before the orders. Else moves could overlap.
 #[test]
 fn master_keeps_its_mastership_if_move_orders_expire_before_its_lease_ends() {
     let (mut cluster, ..) = hand_over();

@@ -23,8 +23,8 @@ pub(crate) struct Arguments {
     /// Path of the node that holds all services
     #[arg(long, default_value = Discovery::ROOT, value_parser = path)]
     root: NodePath,
-    /// Folder with files that describe instances; the command uses the files when the engine has no instances; may be
-    /// repeated
+    /// Folder with files that describe instances; the command uses the files when the engine has no instances; repeat
+    /// the option for further folders
     #[arg(long)]
     files: Vec<PathBuf>,
     /// Print the instances again after each change, until a signal stops the command

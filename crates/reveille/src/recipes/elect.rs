@@ -30,12 +30,13 @@ const PERIOD: Duration = Duration::from_millis(200);
 /// Time between two checks whether the processes of a stopped command have ended.
 const CHECK_PERIOD: Duration = Duration::from_millis(10);
 const CANNOT_START: &str = "cannot start the command";
-/// Maximum time for which this process waits until killed processes end, after the leadership has expired.
+/// Time after SIGKILL for which this process waits until the processes end. While the leadership is valid, the process
+/// waits longer.
 const KILL_WAIT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// Path of the group, which is the node below which all candidates have their nodes
+    /// Path of the group's node; each candidate has a node below it
     #[arg(long, value_parser = path)]
     group: NodePath,
     /// Name of this candidate that other candidates see [default: this machine's name]
@@ -128,9 +129,9 @@ async fn lead(
 ) -> anyhow::Result<Ended> {
     let mut running = Running::start(runtime, leadership, arguments).await?;
     let grace = Duration::from_secs(arguments.grace);
-    // The engine may grant a shorter session than requested. Therefore the grace period after a loss of contact is at
-    // most half of the granted session. While the engine is reachable, this process renews the session several times
-    // within half of the session.
+    // The engine may grant a shorter session timeout than this process requested. Therefore the grace period after a
+    // loss of contact is at most half of the granted timeout. While the engine is reachable, this process renews the
+    // session several times within this half.
     let loss_grace = grace.min(leadership.deadline().since(runtime.monotonic()) / 2);
     let Running { command, supervisor, deadlines, until, .. } = &mut running;
     let renewing = async {
@@ -212,8 +213,8 @@ impl Running {
             }
             is_there = self.has_processes();
         }
-        // If this function did not kill the supervisor, the supervisor would send SIGKILL when its input ends. The
-        // process group to which it would send the signal does not exist any more.
+        // The supervisor sends SIGKILL to the command's process group when its input ends. This group does not exist
+        // any more, so this function kills the supervisor first.
         drop(self.supervisor.kill().await);
     }
 

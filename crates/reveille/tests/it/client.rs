@@ -1,4 +1,4 @@
-//! Client of the HTTP API for tests, which uses one connection. It shares no code with Reveille.
+//! Client of the HTTP API for tests. The client uses one connection and shares no code with Reveille.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};

@@ -143,7 +143,7 @@ fn share_the_work(cluster: &TestCluster) {
     cluster.wait_until_balanced(&["a", "b"]);
 
     // The first due instant is so late that the test can create all schedules before it, even on a slow machine. If the
-    // test moved a schedule after its callback, the schedule would fire twice.
+    // test replaced a schedule after its callback, the schedule would fire twice.
     let from = now_millis() + 6_000;
     let mut clients = [a.client(), b.client()];
     for n in 0..200_u64 {

@@ -66,7 +66,8 @@ fn systemd_accepts_the_service_unit_and_rates_its_security_exposure_as_low() {
         let output = Command::new("systemd-analyze").args(arguments).arg(&unit).output();
         output.expect("systemd-analyze is installed; cargo xtask test installs it")
     };
-    // The output must be empty, because systemd only prints a warning for an unknown key and ignores the key.
+    // The output of `systemd-analyze verify` must be empty. For an unknown key, systemd only prints a warning and
+    // ignores the key.
     let verified = analyze(&["verify"]);
     assert_eq!((verified.status.code(), text_of(&verified).as_str()), (Some(0), ""));
     let exposure = analyze(&["security", "--offline=true", "--no-pager", "--threshold", EXPOSURE_MAX]);

@@ -66,8 +66,8 @@ fn on_small_disk(disk: &Path, data: &Path) -> Command {
     command
 }
 
-/// Returns the path at which this process finds the file that has the path `path` in the mount namespace of the process
-/// `pid`.
+/// Returns the path at which this process can open a file of another mount namespace. In the mount namespace of the
+/// process `pid`, the file has the path `path`.
 fn seen_from_here(pid: u32, path: &Path) -> PathBuf {
     Path::new("/proc").join(pid.to_string()).join("root").join(path.strip_prefix("/").expect("the path is absolute"))
 }

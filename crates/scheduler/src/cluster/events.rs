@@ -26,8 +26,8 @@ pub(crate) struct Reported {
     pub(crate) superseded: BTreeMap<ShardId, Term>,
     /// Shards that other members own and in which new rows are due soon.
     pub(crate) near: BTreeSet<ShardId>,
-    /// True if the owner received a due row of a poller that it does not know. The tenant then got more pollers after
-    /// the owner gained the shard.
+    /// True if the owner received a due row of a poller that it does not know. In this case, the tenant got more
+    /// pollers after the owner gained the shard.
     pub(crate) unknown_poller: bool,
     /// Outcomes of attempts whose shard now has another owner.
     pub(crate) outcomes: Vec<(AttemptOutcome, OwnedSemaphorePermit)>,

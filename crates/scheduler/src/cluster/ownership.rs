@@ -33,8 +33,8 @@ pub(crate) async fn take(shared: &Shared, shards: &[ShardId]) -> Result<Gained, 
     let pollers =
         shared.tenants.pollers().into_iter().filter(|poller| shard_terms.contains_key(&poller.shard())).collect();
     let pollers = with_positions(shared, pollers, |shard| shard_terms[&shard]).await?;
-    // A cancellation record of these shards may lie before the cursor that this member has reached for its other
-    // shards. The function therefore resets the cursor.
+    // This member may already have moved its cursor past cancellation records of these shards, because it read the
+    // records only for its other shards. The function therefore resets the cursor.
     let mut applied_to = shared.cancellations.lock().await;
     shared.shards.gain(shard_terms);
     *applied_to = Cursor::default();

@@ -32,11 +32,11 @@ pub(crate) use circuit::TargetHealth;
 pub(crate) use limits::Limits;
 use slots::{Slots, TenantSlots};
 
-/// Part of the slots that attempts in flight never occupy. Outcomes of ended attempts occupy them while the outcome
-/// writer waits for the store.
+/// Divisor of the total number of slots. Attempts in flight never occupy the resulting part of the slots. Outcomes of
+/// ended attempts occupy this part while the outcome writer waits for the store.
 const OUTCOME_PART: usize = 4;
-/// Time with a free slot after which a period without free slots ends. This time is at most the shortest interval of a
-/// schedule.
+/// Longest time between two instants without a free slot that belong to the same period without free slots. This time
+/// is at most the shortest interval of a schedule.
 const NO_SLOT_GAP: Duration = Duration::from_secs(1);
 
 /// Pair of a tenant and a target. The dispatch queue has a separate queue of keys and separate limits for each lane.
@@ -91,7 +91,7 @@ struct TenantState {
     /// True if the tenant is in [`Dispatch::turns`].
     has_turn: bool,
     waits_until: Option<Monotonic>,
-    /// Latest instant at which the tenant had to wait for its rate.
+    /// Latest instant at which the tenant's rate blocked the tenant.
     throttled_at: Timestamp,
 }
 
@@ -185,9 +185,9 @@ impl Dispatch {
         self.offer_tenant(tenant);
     }
 
-    /// Returns the largest number of further keys of the tenant that the owner should read from the store. If the
-    /// tenant waits for its rate, the dispatch queue needs only the keys that the tenant can start in the next seconds.
-    /// All later keys can stay in the store.
+    /// Returns the largest number of further keys of the tenant that the owner should read from the store. While the
+    /// tenant's rate blocks the tenant, the dispatch queue needs only the keys that the tenant can start in the next
+    /// seconds. All later keys can stay in the store.
     pub(crate) fn demand(&self, tenant: TenantId) -> usize {
         match self.tenants.get(&tenant) {
             Some(state) if state.waits_until.is_some() => state.limits.ahead.saturating_sub(state.parked),
@@ -339,8 +339,8 @@ impl Dispatch {
         }
     }
 
-    /// Records an unresolved key that another member has started and whose outcome it sent to this member. The number of
-    /// unresolved keys may then exceed its limit.
+    /// Records an unresolved key that another member has started. That member sent the key's outcome to this member.
+    /// The number of unresolved keys may exceed its limit after this call.
     pub(crate) fn add_unresolved(&mut self, tenant: TenantId) {
         let limits = self.default_limits;
         let state = self.tenants.entry(tenant).or_insert_with(|| TenantState::new(limits));
@@ -368,8 +368,8 @@ impl Dispatch {
         self.waits.first().map(|(until, _)| *until).filter(|_| !is_full)
     }
 
-    /// Returns whether a key may start at once. After [`Dispatch::pop`] has returned `None`, this is true only if a slot
-    /// has become free since.
+    /// Returns true if a key may start at once. After [`Dispatch::pop`] has returned `None`, this function returns true
+    /// only if a slot has become free since then.
     pub(crate) fn may_start(&self) -> bool {
         !self.is_full() && !self.turns.is_empty()
     }

@@ -50,7 +50,7 @@ const OVERDUE_PER_PERIOD: usize = 8_192;
 /// Largest number of deferrals that the outcome writer has not written yet. An outcome waits behind at most this number
 /// of deferrals.
 const DEFERRING_MAX: usize = 1_024;
-/// Time for which the owner delays a retry whose turn comes before the previous attempt has ended.
+/// Time for which the owner delays a retry that the dispatch queue selects before the previous attempt has ended.
 const ATTEMPT_WAIT: Duration = Duration::from_millis(50);
 
 pub(crate) struct Owner {
@@ -195,7 +195,8 @@ impl Owner {
     fn next_wake(&self) -> Monotonic {
         let now = self.context.runtime.now();
         let monotonic = self.context.runtime.monotonic();
-        // The owner handles the ends of attempts also while it waits for the outcome writer, after `fire`.
+        // After `fire`, the owner may have handled ends of attempts while it waited for the outcome writer. A key may
+        // therefore be able to start now.
         if self.dispatch.may_start() {
             return monotonic;
         }

@@ -84,8 +84,9 @@ impl Wheel {
         near.or_else(|| self.far.keys().next().copied()).map(Timestamp::from_millis)
     }
 
-    /// Moves the start of the ring to `horizon`. The ring must have no entries before `horizon`. From `far`, moves the
-    /// entries due before `horizon` to `out`, and moves the entries due within the new span of the ring into the ring.
+    /// Moves the start of the ring to `horizon`. The ring must have no entries before `horizon`. The function also
+    /// moves entries out of the map `far`: entries due before `horizon` to `out`, and entries due within the new span
+    /// of the ring into the ring.
     fn advance(&mut self, horizon: i64, out: &mut Vec<u32>) {
         self.horizon = horizon;
         while let Some(entry) = self.far.first_entry().filter(|entry| *entry.key() < horizon + SLOTS) {

@@ -278,7 +278,7 @@ impl Window {
         self.share(self.keys_max.saturating_sub(self.entries.len()), tenant)
     }
 
-    /// Returns the tenant's share of `left_over` free entries.
+    /// Returns the number of further keys that the tenant may add if the window has `left_over` free entries.
     fn share(&self, left_over: usize, tenant: TenantId) -> usize {
         left_over.saturating_sub(self.keys_by_tenant.get(&tenant).copied().unwrap_or(0)).div_ceil(2)
     }
@@ -465,7 +465,7 @@ impl Window {
     }
 }
 
-/// Returns true if the row lies at or before the bound.
+/// Returns true if the row with this key lies at or before `bound`.
 fn is_within(key: &DueKey, bound: DueBound) -> bool {
     match bound {
         DueBound::Instant(instant) => key.position <= instant,

@@ -461,7 +461,7 @@ fn owner_with_an_expired_lease_deletes_no_rows_of_the_insert_log() {
     });
 }
 
-/// The direct call of `take` simulates a member that resumes from a pause while it takes shards. It also simulates a
+/// The test calls `take` directly. This call simulates a member that resumes from a pause while it takes shards, or a
 /// process that the members do not know.
 #[test]
 fn owner_takes_back_shards_that_another_process_took() {

@@ -363,7 +363,7 @@ fn check_retry(fields: &RetryFields<'_>, errors: &mut Errors<'_>) -> RetryPolicy
 /// Checks the URL against the tenant's egress policy. If the URL contains a host name, each attempt resolves the name
 /// and checks its addresses.
 fn check_egress(url: &str, egress: &Egress, errors: &mut Errors<'_>) {
-    let Ok(url) = url.parse() else { return }; // Another check reports an invalid URL.
+    let Ok(url) = url.parse() else { return }; // If the URL is invalid, another check reports it.
     if let Err(rejection) = egress.check_url(&url) {
         note_with_hint(&mut errors.at("target").at("http").at("url"), EGRESS_REJECTED, &rejection.to_string());
     }

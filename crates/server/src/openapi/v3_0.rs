@@ -61,7 +61,7 @@ fn rewrite(schema: &mut Map<String, Value>) {
             schema.insert(keyword.to_owned(), json!(others));
         }
     }
-    // In version 3.0, a reference hides the fields beside it.
+    // OpenAPI 3.0 ignores all fields beside `$ref`, so the function moves the reference into `allOf`.
     if schema.len() > 1
         && let Some(reference) = schema.remove("$ref")
     {

@@ -1,10 +1,10 @@
 //! Batches: many schedules in one request. The server reads NDJSON lines and writes NDJSON results at the same time.
 //!
-//! The server passes the lines to the scheduler in groups. The lines of a group share commits. Several groups run
-//! concurrently, and the server sends their results in the order of the lines. For each batch, a separate task reads
-//! the lines and adds the results to a spool, so the client may write all lines before it reads the first result. The
-//! memory of a batch is bounded: it contains the current piece of the body, the current groups and their results, and
-//! the part of the spool that is in memory.
+//! The server passes the lines to the scheduler in groups. The store commits many lines of a group together. Several
+//! groups run concurrently, and the server sends their results in the order of the lines. For each batch, a separate
+//! task reads the lines and adds the results to a spool, so the client may write all lines before it reads the first
+//! result. The memory of a batch is bounded: it contains the current piece of the body, the current groups and their
+//! results, and the part of the spool that is in memory.
 //!
 //! A client that declares the length of its body or uses HTTP/1.0 receives the response after the server has read the
 //! body, because nginx stops sending a body when the response starts (`ngx_http_upstream_send_request_handler`). Any
@@ -95,18 +95,18 @@ pub(super) async fn batch(
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Start {
     AtOnce,
-    /// The response starts after the results of all lines. If the client sends nothing for [`PAUSE`], the response
-    /// starts early, because the client may be waiting for results.
+    /// The response starts when the results of all lines are ready. If the client sends nothing for [`PAUSE`], the
+    /// response starts earlier, because the client may be waiting for results.
     AfterPause,
-    /// The response starts after the results of all lines.
+    /// The response starts when the results of all lines are ready.
     AfterBody,
 }
 
 /// Time without data from the client after which the server assumes that the client waits for results.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Number of lines after which the task yields, so that the thread runs other tasks and handles its sockets. Between
-/// two checks of the sockets, the executor limits the number of polls but not their duration. If each poll processed a
+/// Number of lines after which the task yields, so that the thread can run other tasks and handle its sockets. The
+/// executor handles the sockets after a fixed number of polls, even if each poll takes long. If each poll processed a
 /// whole group, single requests and callbacks would wait for dozens of groups.
 const LINES_PER_TURN: u64 = 32;
 
@@ -116,7 +116,7 @@ const DISCARD_TIME_MAX: Duration = Duration::from_secs(1);
 /// Task that reads the lines of a batch.
 struct Batch {
     app: Arc<AppState>,
-    /// Caller of the batch at the time of the last check of the key.
+    /// Caller of the batch, as of the last check of its API key.
     caller: Caller,
     key: Option<Arc<Key>>,
     start: Start,
@@ -137,7 +137,8 @@ impl Batch {
             match self.writer.push(results, is_disk_full).await {
                 Ok(()) => {}
                 Err(PushError::ReaderGone) => {
-                    // The client is gone. The task waits for the running groups, because the record counts their lines.
+                    // The client is gone. The task waits for the running groups, because the batch's record counts
+                    // their lines.
                     while self.under_way.next().await.is_some() {}
                     return;
                 }
@@ -204,8 +205,8 @@ impl Batch {
         }
     }
 
-    /// Returns true if the group should start. While other groups run, lines wait until the group is full, because a
-    /// smaller group has no advantage.
+    /// Returns true if the group should start. While other groups run, the lines of this group wait until it is full,
+    /// because a smaller group has no advantage.
     fn is_group_ready(&self) -> bool {
         let lines = self.group.entries.len();
         lines >= self.app.options.batch_group_lines || (lines > 0 && self.lines.is_at_end())
@@ -237,7 +238,7 @@ impl Batch {
                 Line::Text(text) => self.check(&text, now).await.map(Checked::Request),
                 Line::Rejected(rejected) => {
                     // The rejected line counts toward the tenant's rate. If the line also exceeds the rate, the result
-                    // contains the line's own error, because this error helps the client more.
+                    // reports the line's own fault and not the exceeded rate, because the fault helps the client more.
                     drop(self.app.count_create(&self.caller.tenant));
                     Err(rejected)
                 }

@@ -120,8 +120,8 @@ pub(super) async fn patch(
         }
         let now = app.runtime.now();
         let merged = merge(&found, &bytes)?;
-        // The handler checks the timing before the other fields. Otherwise it would reject a past instant
-        // of the schedule as an invalid field, even if the change does not contain this field.
+        // The handler checks the timing before the other fields. Otherwise, if the schedule's instant has passed, the
+        // handler would reject this instant as an invalid field, even if the change does not contain the field.
         let timing = timing_of(merged.names_timing, &found, now)?;
         let spec = read_merged(merged, &found, &app.options.limits, &tenant.egress, now)?;
         match attempt {

@@ -36,8 +36,8 @@ pub(super) fn timing_pointer(request: &Create) -> &'static str {
     }
 }
 
-/// Returns the rows that the request may have written. `is_one_more` is true if the request would increase the number
-/// of active schedules.
+/// Returns the kind of rows that the request may have written. `is_one_more` is true if the request would increase the
+/// number of active schedules.
 pub(super) fn written<T>(response: &Result<T, CreateRejection>, is_one_more: bool) -> Written {
     match response {
         Err(CreateRejection::Exists | CreateRejection::NeverFires) => Written::Nothing,

@@ -30,7 +30,7 @@ const SIGNING_SECRETS_MAX: usize = 2;
 /// Maximum number of times that the server tries a change of a tenant if concurrent changes of this tenant conflict.
 const TRIES: usize = 10;
 
-/// Action for the audit log, with its actor and the object that it changes.
+/// Action for the audit log, with its actor and the object that the action changes.
 struct AuditedAction<'a> {
     actor: &'a str,
     action: &'static str,

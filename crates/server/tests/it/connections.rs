@@ -89,7 +89,7 @@ async fn stopping_server_completes_the_request_in_progress() {
         body.len()
     );
     connection.write(head.as_bytes()).await;
-    // The response 100 shows that a handler of the server is reading the body.
+    // The response `100 Continue` shows that a handler of the server is reading the body.
     assert_eq!(connection.response().await.status, 100);
     world.begin_stop();
     connection.write(body.as_bytes()).await;

@@ -216,8 +216,8 @@ async fn request_that_creates_no_schedule_keeps_no_quota_reservation() {
         }
     }
     let batch = world.send("POST", "/v1/schedules:batch", &[body_with_id("a"), body_with_id("a")].join("\n")).await;
-    // If the server checks the second line before it has finished the first, the reservation of the first line uses up
-    // the quota.
+    // If the server checks the second line before it has released the reservation of the first line, this reservation
+    // uses up the quota.
     let codes: Vec<String> = batch.body.lines().map(problem_code).collect();
     assert_eq!(codes[0], "schedule_exists", "{}", batch.body);
     assert!(["schedule_exists", "quota_exceeded"].contains(&&*codes[1]), "{}", batch.body);
@@ -258,7 +258,8 @@ async fn quota_of_stored_bytes_rejects_new_rows_but_no_cancellation() {
     assert!(used["stored_bytes"].as_u64().unwrap() >= created * PAYLOAD, "{used}");
     assert!(created * PAYLOAD > (1 << 20) - 2 * PAYLOAD, "the quota allows nearly 1 MiB: {created} schedules");
 
-    // A repeated replacement adds no bytes. A larger spec and a batch line need bytes. A small schedule fits.
+    // A replacement of a schedule by the same spec adds no bytes, so the server accepts it. A small new schedule fits
+    // into the quota. A larger spec and a large batch line do not.
     let put = async |id: &str| world.send("PUT", &format!("/v1/schedules/{id}"), &large(id)).await;
     assert_eq!(put("large-0").await.status, 200);
     assert_eq!(world.send("POST", "/v1/schedules", &body_with_id("small")).await.status, 201);

@@ -63,8 +63,7 @@ async fn server_limits_the_bytes_of_unread_responses_on_one_connection() {
     let mut client = SlowClient::connect(&world).await;
     let mut sent: FuturesUnordered<_> = (0..PAGES).map(|_| client.get("/v1/schedules")).collect();
     let mut unread = vec![sent.next().await.unwrap().unwrap()];
-    // While the client sends these small requests, the server also runs all page handlers that need not wait for bytes
-    // of the budget.
+    // During these small requests, the server also runs every page handler that finds enough free bytes in the budget.
     for _ in 0..200 {
         assert_eq!(client.get("/healthz").await.unwrap().status(), 200, "small responses do not wait");
         assert_eq!(world.send("GET", "/v1/schedules?limit=1", "").await.status, 200, "other connections do not wait");

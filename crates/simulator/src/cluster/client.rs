@@ -206,8 +206,8 @@ impl<'a> Client<'a> {
             Some(Ok(Ok(response))) => {
                 assert!(!response.created, "lost: the creation of {id} was acknowledged, but a put found no schedule");
                 if response.too_late {
-                    // The history contains only the start of the attempt in flight, so the client waits until the
-                    // attempt has ended.
+                    // The attempt in flight may reach its receiver after this response. The history rejects an attempt
+                    // that starts after a reported change, so the client waits before it reports the change.
                     self.cluster.sim.sleep(IN_FLIGHT).await;
                 }
                 let Schedule { incarnation, revision, .. } = *response.schedule;
@@ -235,7 +235,7 @@ impl<'a> Client<'a> {
                 panic!("lost: the creation of {id} was acknowledged, but a cancellation did not find it")
             }
             Some(Ok(CancelResponse::Pending { decided_by })) => {
-                // `decided_by` is an instant by the clock of the member that handled the request.
+                // The instant `decided_by` refers to the clock of the member that handled the request.
                 let off = CLOCK_OFFSET_MAX.max(off_before).max(self.off(&member));
                 history.cancelled_by(incarnation, decided_by.since(EPOCH) + off);
             }
@@ -244,7 +244,7 @@ impl<'a> Client<'a> {
         self.mine.retain(|(_, mine)| *mine != incarnation);
     }
 
-    /// Returns the difference between a member's clock and true time.
+    /// Returns the absolute difference between a member's clock and true time.
     fn off(&self, member: &str) -> Duration {
         let (clock, now) = (self.cluster.sim.clock(member), self.cluster.sim.outside().now());
         Duration::from_millis(clock.as_millis().abs_diff(now.as_millis()))

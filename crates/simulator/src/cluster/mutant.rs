@@ -8,9 +8,9 @@ use crate::single_node;
 pub enum Mutant {
     /// An owner hands over a shard without its list of attempts in flight.
     HandsOverNothing,
-    /// The store accepts writes of any term.
+    /// The store accepts a write with any term, even with an old term.
     ForgetsTerms,
-    /// A creator reads `closed` before its row is durable, and not afterwards.
+    /// A creator reads `closed` before its due row is durable, instead of afterwards.
     ReadsClosedBeforeItsRow,
     /// A member renews its lease without reading the cancellation records.
     RenewsWithoutCancellations,

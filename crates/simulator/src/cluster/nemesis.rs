@@ -13,7 +13,7 @@ const AHEAD_MILLIS_MAX: u64 = 400;
 const MEMBERS_MAX: usize = 5;
 const MEMBERS_MIN: usize = 2;
 
-/// Injects faults until [`FAULT_TIME`] has passed. Up to two faults are injected at the same time.
+/// Injects faults, at most two at the same time, until [`FAULT_TIME`] has passed.
 pub(super) async fn run(cluster: &TestCluster) {
     for name in cluster.names() {
         cluster.set_clock(&name, within_the_bound(cluster));

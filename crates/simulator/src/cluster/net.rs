@@ -30,7 +30,8 @@ pub(super) struct Net {
 
 #[derive(Default)]
 struct State {
-    /// Instant at which the cut of a link ends. The key consists of the sender and the destination of the messages.
+    /// Instant at which the cut of each link ends. The key of the map is the link: the sender and the destination of
+    /// its messages.
     cuts: BTreeMap<(String, String), Duration>,
     lossy_until: Duration,
     members: BTreeMap<String, Scheduler>,

@@ -82,7 +82,7 @@ impl TestCluster {
         };
         TestCluster {
             sim: sim.clone(),
-            // Without interruptions, a write and its retries take at most this time.
+            // Longest time that a write and its retries take without interruptions.
             history: History::new(sim, Duration::from_secs(3)),
             engine: MemoryOwnership::new(sim.outside(), engine_options),
             members: Mutex::default(),
@@ -306,7 +306,7 @@ impl TestCluster {
     }
 }
 
-/// Duration of the steps of the weak store.
+/// Duration of each step of the weak store.
 enum Pace {
     Quick,
     Slow,

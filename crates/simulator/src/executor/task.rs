@@ -78,7 +78,7 @@ impl Tasks {
 
 /// List of runnable tasks, in the order of their creation. The list does not use the order of the wake-ups, because
 /// this order does not depend on the seed alone: some channels wake their waiters in a random order. For example,
-/// tokio's `watch` assigns each waiter to a random list out of eight.
+/// tokio's `watch` puts each waiter into one of eight lists at random.
 pub(super) struct Ready(pub(super) Mutex<Vec<TaskId>>);
 
 impl Ready {

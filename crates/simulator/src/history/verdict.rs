@@ -236,7 +236,8 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Checks that the callback may start. Its occurrence must be due, not cancelled, not replaced and not resolved.
+    /// Checks that the callback may start. Its occurrence must be due and must have no final outcome. No acknowledged
+    /// change or cancellation may have stopped the occurrence.
     fn judge_start(&self, callback: &Callback, found: &mut Vec<Violation>) {
         let Callback { occurrence, began_at, clock, .. } = callback;
         let (occurrence, began_at, clock) = (*occurrence, *began_at, *clock);

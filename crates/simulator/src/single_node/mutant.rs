@@ -27,7 +27,7 @@ pub enum Mutant {
     DoneBeforeOutcome,
     /// The owner does not read a range of due rows a second time after `closed` is durable.
     SkipsTheSecondRead,
-    /// A creator reads `closed` before its row is durable, and not afterwards.
+    /// A creator reads `closed` before its due row is durable, instead of afterwards.
     ReadsClosedBeforeItsRow,
     /// The owner executes a due row with the first revision of its schedule, even if the schedule has a later revision.
     IgnoresTheRevision,

@@ -25,8 +25,8 @@ use crate::support::{Memory, weak_and_slow};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bug {
-    /// The cursor of the insert log passes the entries of inserts that are still under way. An engine has this bug if
-    /// it numbers the entries before it commits them, and commits a later number first.
+    /// The cursor of the insert log skips the entries of inserts that are still under way. An engine has this bug if it
+    /// numbers the entries before it commits them, and commits an entry with a higher number first.
     InsertLogCursorSkipsOpenInserts,
     InsertLogCursorSkipsEntries,
     ClosedIsReadBeforeTheRow,
@@ -183,8 +183,8 @@ impl Broken {
         self.bug == bug
     }
 
-    /// Replaces conditional changes by unconditional ones. With the bug `ConditionIsCheckedBeforehand`, returns false
-    /// if a condition does not hold.
+    /// Replaces conditional changes by unconditional changes. With the bug `ConditionIsCheckedBeforehand`, returns
+    /// false if a condition does not hold.
     async fn check_conditions(&self, writes: &mut [OwnerWrite]) -> Result<bool, StoreError> {
         for write in writes {
             write.change = match write.change.clone() {

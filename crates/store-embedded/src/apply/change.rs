@@ -107,7 +107,7 @@ impl Machine {
 
     /// Writes the next revision of a schedule in a new row. The key of the row is the incarnation that the put
     /// contains. The schedule keeps its own incarnation. A new incarnation is higher than older incarnations, so a new
-    /// row is at the end of its family.
+    /// row is at the end of its family of rows.
     fn replace(&self, at: Sequence, known: &Known, insert: &InsertItem<'_>) -> Result<Vec<u8>, StoreError> {
         let before = schedule::head(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
         let mut state = insert.head.state;

@@ -71,7 +71,7 @@ impl Machine {
         let (head, id) =
             schedule::head_and_id(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
         // The schedule stays until its poller's `done` reaches `before`. An owner that restarts reads the due rows
-        // after `done`, and needs the run records to recognise the rows that have fired.
+        // after `done`, and needs the run records to recognise the rows that an owner has already fired.
         let is_done = self.memory().positions(head.poller).done >= before;
         if known.changed.state.status == Status::Active || !is_done || self.has_run(incarnation, at)? {
             return Ok(false);

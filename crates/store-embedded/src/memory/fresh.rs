@@ -8,9 +8,9 @@ use store::Order;
 
 use crate::codec::listed::Bucket;
 
-/// Number of fresh schedules at which the state machine writes them to listing rows. At a high rate of creates, that
-/// many schedules belong to several buckets of 16 ms each. The number is small, because every listing searches the
-/// fresh schedules.
+/// Number of fresh schedules at which the state machine writes all fresh schedules to listing rows. At a high rate of
+/// creates, that many schedules belong to several buckets of 16 ms each. The number is small, because every listing
+/// searches the fresh schedules.
 pub(crate) const FRESH_MAX: usize = 4_096;
 
 /// Set of the fresh schedules. Only the task that applies journal entries changes the set. Every thread may read it.

@@ -120,7 +120,7 @@ impl Usages {
         let counted = self.count_schedules(rows, before).and_then(|count| Ok((count, self.count_runs(rows, before)?)));
         let (schedules, runs) = match counted {
             Ok(counted) => counted,
-            // The store still serves the rows that are not damaged, as an earlier build did.
+            // The damaged row ends the count. The store still serves the other rows, as an earlier build did.
             Err(StoreError::Damaged(reason)) => {
                 tracing::warn!(reason, "the number of stored bytes is too low, because a row is damaged");
                 return Ok(());

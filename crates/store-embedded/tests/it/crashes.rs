@@ -20,7 +20,7 @@ use crate::support::{POLLER, TENANT, one_shot, small};
 const DIR: &str = "/data";
 const NAMES: u64 = 6;
 
-/// Possible states of an id: no schedule, or an incarnation with a flag that says whether it is cancelled.
+/// Possible states of an id: no schedule, or an incarnation with a flag that is true if the schedule is cancelled.
 type Possible = Vec<Option<(Incarnation, bool)>>;
 
 /// Expected state of the store: the results that it returned, and the possible effects of calls without a response.

@@ -60,7 +60,7 @@ fn asked_rows(url: &str) -> String {
     shared().sql(name_of(url), "select count(*) from reveille.asked").unwrap().trim().to_owned()
 }
 
-/// Returns an instant after every write that precedes this call, and before every write that follows it.
+/// Returns an instant that is later than every write before this call, and earlier than every write after this call.
 async fn between(runtime: &Runtime) -> Timestamp {
     runtime.sleep(Duration::from_millis(2)).await;
     let between = runtime.now();

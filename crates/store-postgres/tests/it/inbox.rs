@@ -33,7 +33,7 @@ fn inbox_returns_only_committed_requests() {
         store.inbox_done(vec![entries[0].number]).await.unwrap();
         one.execute("commit").await;
         for _ in 0..2 {
-            // The inbox returns the entries until the reader reports that they are done.
+            // Every read of the inbox returns an entry, until the reader has called `inbox_done` for this entry.
             let entries = store.inbox(10).await.unwrap();
             let expected = [("default", "order-1", Some("{\"at\": \"x\"}")), ("default", "order-0", None)];
             assert_eq!(

@@ -19,8 +19,8 @@ pub(super) enum Access {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Failure {
     Never,
-    /// Number of the remaining steps. The call fails when it begins the last of these steps. If the number is initially
-    /// 0, the call fails before its first step.
+    /// The call fails at the beginning of a step. The field is the number of steps that the call still begins,
+    /// including the step that fails. If the number is 0 when the call begins, the call fails before its first step.
     AfterSteps(u64),
     AfterEffect,
 }

@@ -1,4 +1,4 @@
-//! Check for callbacks that a member repeated although the target's response was good.
+//! Check for callbacks that a member repeated although the target's response required no retry.
 
 use std::collections::BTreeMap;
 

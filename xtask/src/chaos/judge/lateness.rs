@@ -11,8 +11,8 @@ use super::Records;
 const AFTER_MS: u64 = 5_000;
 /// Maximum age in milliseconds at which a poller's last callback still shows which member owns the poller.
 const RECENT_MS: u64 = 5_000;
-/// Maximum time in milliseconds from a fault to a rise of a poller's term that the fault causes. A later rise has
-/// another cause.
+/// Maximum time in milliseconds from a fault until a poller's term rises because of this fault. If the term rises
+/// later, the rise has another cause.
 const RECOVERY_MAX_MS: u64 = 30_000;
 
 /// Sorted sample of values in milliseconds.

@@ -62,7 +62,7 @@ fn judge_callback(token: &str, history: &History, callback: &Callback, faults: &
     let mut delayed = 0;
     let mut undecided = 0;
     for request in &history.requests {
-        // A request can forbid the callback only if it is a cancellation or has a later version than the callback.
+        // Only a cancellation, or a request with a later version than the callback's version, can forbid the callback.
         let is_older = callback.version < request.version || request.operation == Operation::Cancel;
         let Some((promise, decided_ms, by_start)) = decided(request).filter(|_| is_older) else { continue };
         let is_after = if by_start { callback.started_ms } else { arrived } > decided_ms;

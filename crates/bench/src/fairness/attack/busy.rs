@@ -1,4 +1,4 @@
-//! Callbacks of a tenant far above its quota.
+//! Far more callbacks of a tenant than its quota allows.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;

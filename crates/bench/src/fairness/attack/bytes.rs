@@ -9,7 +9,7 @@ use crate::create::schedules_far;
 pub(super) async fn start(stage: &Stage<'_>) -> anyhow::Result<Attack> {
     let tenant = stage.tenant("bytes", Quotas::new()).await?;
     let far = schedules_far(stage.runtime);
-    // The payload is a JSON text, so its quotation marks count.
+    // The payload is a JSON text, so its two quotation marks count toward the limit.
     let text = "x".repeat(Limits::default().payload_bytes_max - 2);
     let body =
         format!(r#"{{"at":"{}","target":{{"http":{{"url":"{}"}}}},"payload":"{text}"}}"#, far.at(0), far.target_url);

@@ -17,7 +17,7 @@ const SCHEDULES: u32 = 1_000;
 /// Longest time for which the service waits for a DNS server.
 const LOOKUP_MAX: Duration = Duration::from_secs(5);
 
-/// DNS server that counts its questions and answers none of them.
+/// DNS server that counts the queries that it receives, and responds to none of them.
 pub(super) struct NameServer {
     pub(super) address: SocketAddr,
     questions: Arc<AtomicU64>,

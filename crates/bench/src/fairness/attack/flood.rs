@@ -37,7 +37,7 @@ impl Flood {
     }
 }
 
-/// Starts to send one request over and over. `name` is the name of the attack.
+/// Starts tasks that send the same request repeatedly. `name` is the name of the attack.
 pub(super) fn start(
     stage: &Stage<'_>,
     name: &'static str,

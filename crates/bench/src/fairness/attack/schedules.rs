@@ -1,4 +1,4 @@
-//! Schedules of an attacking tenant, which the end of the attack cancels.
+//! Schedules of an attacking tenant. The bench cancels them when the attack ends.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ impl AttackSchedules {
             let request = ScheduleRequest::every(every, url(u64::from(number))).timeout(takes + TIMEOUT_MARGIN);
             let create_at = start + every * number / count;
             async move {
-                // The due instants follow from the instant of the creation.
+                // The instant of the creation determines the due instants of the schedule.
                 runtime.sleep_until(create_at).await;
                 anyhow::Ok(client.create(&request).await?.id.into_owned())
             }

@@ -1,4 +1,4 @@
-//! Callbacks in all slots of the service: more of them than the service has slots, at targets that respond very slowly.
+//! More callbacks than the service has slots, to targets that respond very slowly.
 
 use std::time::Duration;
 

@@ -56,12 +56,12 @@ impl Identity {
     }
 }
 
-/// Counts of the targets.
+/// Counts of the connections and callbacks that the targets have received.
 #[derive(Default)]
 struct Counts {
     connections: AtomicU64,
     callbacks: AtomicU64,
-    /// Callbacks without a response, now and at most.
+    /// Number of callbacks that wait for a response; `open_max` is the highest such number so far.
     open: AtomicU64,
     open_max: AtomicU64,
 }

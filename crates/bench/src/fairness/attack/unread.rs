@@ -22,11 +22,11 @@ use crate::tenant::unlimited_except;
 const SCHEDULES: u64 = 1_000;
 const PATH: &str = "/v1/schedules?limit=1000";
 const HTTP1_CONNECTIONS: usize = 64;
-/// Requests that the client sends at once on a connection of HTTP/1.1.
+/// Number of requests that the client sends at once on an HTTP/1.1 connection.
 const HTTP1_REQUESTS: usize = 16;
 const HTTP2_CONNECTIONS: usize = 16;
 const HTTP2_STREAMS: usize = 64;
-/// Small receive buffer of the client, so that the responses stay in the server.
+/// Size of the client's receive buffer. The buffer is small, so that the responses stay in the server.
 const BUFFER_BYTES: u32 = 4_096;
 /// Time for which the client keeps a connection. It is shorter than the idle timeout of the server.
 const OPEN_FOR: Duration = Duration::from_secs(25);
@@ -88,7 +88,7 @@ async fn over_http2(runtime: &Runtime, head: &Head, sent: &AtomicU64) -> anyhow:
             responses.push(sender.send_request(request, true)?);
             sent.fetch_add(1, Ordering::Relaxed);
         }
-        // The window of the connection stays full, because the client never reads the bodies of these responses.
+        // The flow-control window of the connection stays full, because the client never reads the response bodies.
         runtime.sleep(OPEN_FOR).await;
         drop(responses);
         anyhow::Ok(())

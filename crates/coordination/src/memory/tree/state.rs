@@ -45,7 +45,8 @@ struct Opened {
     ephemerals: BTreeSet<NodePath>,
 }
 
-/// Earlier rows of the changed nodes, in the order of the changes.
+/// Paths of the nodes that a change wrote, in the order of the writes. Each path has the node's row before the write,
+/// or `None` if the node did not exist.
 type Undo = Vec<(NodePath, Option<Row>)>;
 
 /// Change in progress. All of its steps have the same zxid and the same time.
@@ -82,8 +83,8 @@ impl Row {
             modified: self.modified,
             children_modified: self.children_modified,
             version: self.version,
-            // ZooKeeper uses the same formula, because it stores the number of created children and not the version of
-            // the children.
+            // The version of the children is the number of their creations and deletions. ZooKeeper also computes this
+            // version from the number of created children, because it does not store the version.
             children_version: self.creations.wrapping_mul(2).wrapping_sub(self.children),
             acl_version: self.acl_version,
             owner: self.owner,

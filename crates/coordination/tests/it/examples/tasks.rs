@@ -85,7 +85,7 @@ async fn kill_replicas(nodes: &Nodes, url: &str, elector: &[&str]) {
         until_async("every replica has its share of tasks", async || given(name).await == GIVEN_MAX).await;
     }
 
-    // The test kills the leader, which has tasks. Another replica must lead.
+    // The test kills the leader, which has tasks. Another replica must become the leader.
     let leader = wait_for("a replica leads", || replicas.iter().position(leads));
     replicas[leader].kill();
     let killed = Instant::now();
@@ -93,7 +93,7 @@ async fn kill_replicas(nodes: &Nodes, url: &str, elector: &[&str]) {
     assert!(killed.elapsed() < SESSION + SLACK, "{:?}", killed.elapsed());
     until_async("the leader has taken the tasks back", async || given(names[leader]).await == 0).await;
 
-    // The test kills a follower. The leader must notice that the follower is gone.
+    // The test kills a follower. The leader must detect the failure of the follower.
     let (leader, follower) = (next, 3 - leader - next);
     replicas[follower].kill();
     let killed = Instant::now();
@@ -102,7 +102,7 @@ async fn kill_replicas(nodes: &Nodes, url: &str, elector: &[&str]) {
     assert!(killed.elapsed() < SESSION + SLACK, "{:?}", killed.elapsed());
     until_async("the leader has taken the tasks back", async || given(names[follower]).await == 0).await;
 
-    // A new replica must get tasks too.
+    // A new replica must also receive tasks.
     let dan = start(folder.path(), url, "dan", elector);
     until_async("the new replica has its share of tasks", async || given("dan").await == GIVEN_MAX).await;
     std::fs::write(&end, "").unwrap();

@@ -184,7 +184,7 @@ impl Broken {
         }
     }
 
-    /// Runs a change after a delay.
+    /// Runs the function `change` on the tree after a delay. The caller does not wait for the function.
     fn after_all(&self, change: impl FnOnce(Arc<dyn Tree>) -> BoxFuture<'static, ()> + Send + 'static) {
         let (runtime, inner) = (self.runtime.clone(), self.inner.clone());
         let task = self.runtime.spawn("late", async move {

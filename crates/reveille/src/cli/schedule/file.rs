@@ -125,7 +125,7 @@ async fn check_all(
 struct Counts {
     created: u64,
     replayed: u64,
-    /// Requests whose id belongs to an existing schedule.
+    /// Number of requests with the id of an existing schedule.
     existing: u64,
     rejected: u64,
 }

@@ -70,7 +70,7 @@ impl Drop for Candidate {
     }
 }
 
-/// Returns true if the process has a handler for SIGTERM. A process that has just started has none.
+/// Returns true if the process has a handler for SIGTERM. A process that has just started has no handler.
 fn catches_sigterm(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
@@ -113,7 +113,8 @@ fn command_of_an_elect_process_runs_only_while_that_process_is_leader() {
         let one = leads_above(&log, 0);
         let second = Candidate::start(&url, &log, SHORT, NOTES);
 
-        // The test kills the leader. The other process leads when the leader's session has expired.
+        // The test kills the leader. The other candidate becomes the leader when the killed leader's session has
+        // expired.
         first.elect.kill().unwrap();
         first.elect.wait().unwrap();
         let killed = Instant::now();

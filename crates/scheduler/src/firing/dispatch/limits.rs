@@ -22,7 +22,7 @@ pub(crate) struct Limits {
     pub(super) rate: Option<Rate>,
     /// Largest number of callbacks per second to one target. `None` means no limit.
     pub(super) rate_per_target: Option<Rate>,
-    /// Largest number of the tenant's keys that the owner reads into memory while the tenant waits for its rate.
+    /// Largest number of the tenant's keys that the owner reads into memory while the tenant's rate blocks the tenant.
     pub(super) ahead: usize,
 }
 

@@ -64,7 +64,8 @@ fn total_in_flight_limit_counts_the_attempts_of_all_targets() {
 
 #[test]
 fn tenants_with_slow_targets_leave_a_free_slot_for_another_tenant() {
-    // The last case tests the number of tenants that docs/limits.md promises, with the default number of slots.
+    // The last case has the number of tenants for which docs/limits.md promises a free slot, and the default number of
+    // slots.
     for (slots, tenants, left_over) in [(100, 1, 20), (100, 2, 11), (100, 20, 1), (4_096, 500, 2), (3_072, 500, 1)] {
         let mut dispatch = dispatch(10_000, slots, 10_000);
         let keys = u32::try_from(slots).unwrap() * tenants.min(4);

@@ -67,10 +67,10 @@ impl Window {
         self.check_on(index, demand)
     }
 
-    /// Returns the read of the next page of the second read. Returns `None` if the second read is complete, or if the
-    /// window has no capacity for the page. Without capacity, the owner continues the second read after a later write
-    /// of the positions. A page also frees capacity, because the window forgets the resolved keys up to the end of the
-    /// page.
+    /// Continues the second read: returns a read of its next page. Returns `None` if the second read is complete, or if
+    /// the window has no capacity for the page. Without capacity, the owner continues the second read after a later
+    /// write of the positions. A page also frees capacity, because the window forgets the resolved keys up to the end
+    /// of the page.
     pub(super) fn check_on(&mut self, index: PollerIndex, demand: impl Fn(TenantId) -> usize) -> Option<DueRead> {
         let id = self.pollers[&index].id;
         let capacity = self.capacity(id.tenant).min(demand(id.tenant));

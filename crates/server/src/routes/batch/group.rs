@@ -40,7 +40,7 @@ pub(super) struct Entry {
 }
 
 pub(super) enum Checked {
-    /// Valid line, whose request goes to the scheduler. The text is the JSON pointer to the line's timing field.
+    /// Valid line, whose request goes to the scheduler. The string is the JSON pointer to the line's timing field.
     Request(&'static str),
     /// Unparsed line of a batch with an idempotency key. The server parses the line only after it has looked for a
     /// schedule that an earlier batch with this key created.
@@ -77,7 +77,7 @@ impl Group {
     }
 
     /// Creates each schedule with a separate scheduler call, because the call that creates a whole group does not
-    /// compare fingerprints.
+    /// compare the fingerprints of the lines with those of existing schedules.
     fn create_once(
         self,
         app: Arc<AppState>,

@@ -119,7 +119,7 @@ impl Lines {
         self.stopped
     }
 
-    /// Stops reading, and returns no more lines.
+    /// Stops reading. The splitter then returns no more lines.
     pub(super) fn end(&mut self) {
         self.buffer.clear();
         self.searched = 0;

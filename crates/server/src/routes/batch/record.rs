@@ -1,5 +1,5 @@
-//! Record of one batch: the counts of its lines, and the reason for an early end. The response and the task that reads
-//! the lines share the record.
+//! Record of one batch: the counts of its lines, and the reason for an early end of the batch. The response and the
+//! task that reads the lines share the record.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 

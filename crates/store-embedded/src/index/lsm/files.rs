@@ -51,7 +51,8 @@ fn read_current(family: Family, dir: &Path) -> Result<Option<Current>, IndexErro
     Ok(Some(Current { manifest, checksum: u128::from_le_bytes(*checksum) }))
 }
 
-/// Verifies the manifest with the checksum in `current`, if the file exists. Returns the number of verified bytes.
+/// Verifies the manifest with the checksum in the file `current`, if `current` exists. Returns the number of verified
+/// bytes.
 pub(super) fn check_manifest(family: Family, dir: &Path) -> Result<u64, IndexError> {
     match read_current(family, dir)? {
         Some(current) => match check(family, &dir.join(&current.manifest), current.checksum) {
