@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn change_of_the_seed_or_code_location_changes_about_half_of_the_hash_bits() {
+    fn one_changed_input_flips_about_half_of_the_hash_bits() {
         for (one, other) in [(hash("a", "b"), hash("a", "c")), (hash("a", "b"), hash("c", "b"))] {
             assert!((16..48).contains(&(one ^ other).count_ones()), "{one:x} {other:x}");
         }

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn verdict_fails_if_the_median_increase_of_p99_lateness_reaches_its_bound() {
+    fn verdict_fails_if_the_increase_of_lateness_reaches_its_bound() {
         let results = Results::of(&[row(5.0, 0), row(6.0, 0)], &[row(14.0, 0), row(15.0, 0)]);
         assert_eq!(
             results.to_text(10),
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn trial_fails_if_the_server_uses_more_memory_than_the_documents_state() {
+    fn trial_fails_if_the_server_exceeds_the_documented_memory_limit() {
         let attacked = |rss_anon_mib| Row { rss_anon_mib: Some(rss_anon_mib), ..row(1.0, 0) };
         let results = |rss_anon_mib| Results::of(&[row(1.0, 0)], &[attacked(rss_anon_mib)]);
         assert!(results(1_024.0).judge(Kind::All, 10.0).is_ok());

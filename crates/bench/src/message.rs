@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn benchmark_writes_a_schedule_as_json_with_a_payload_of_1000_bytes() {
+    fn benchmark_writes_a_schedule_with_a_payload_of_1000_bytes() {
         let mut out = Vec::new();
         schedules().write_json(12_345, &mut out);
         #[derive(serde::Deserialize)]

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn summary_has_the_median_rate_of_the_runs_and_the_sum_of_their_losses() {
+    fn summary_combines_the_rates_and_losses_of_all_runs() {
         let runs: Vec<Row> = [(3.0, 1), (1.0, 0), (2.0, 4)]
             .map(|(per_second, lost)| Row { per_second: Some(per_second), lost: Some(lost), ..Row::default() })
             .into();

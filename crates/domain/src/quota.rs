@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_token_bucket_gives_a_full_period_of_tokens_and_then_one_at_a_time() {
+    fn idle_token_bucket_gives_at_most_one_period_of_tokens_at_once() {
         let rate = Rate::new(10, SECOND);
         let mut bucket = TokenBucket::default();
         let now = Duration::from_secs(100);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn token_bucket_with_rate_zero_gives_no_token_but_a_slow_bucket_gives_one() {
+    fn token_bucket_gives_no_token_if_its_rate_is_zero() {
         let mut bucket = TokenBucket::default();
         assert_eq!(bucket.next(Rate::new(0, SECOND), SECOND), None);
         assert!(!bucket.take(Rate::new(5, SECOND).share(0, 2), SECOND));

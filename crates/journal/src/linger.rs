@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn writer_does_not_delay_entries_if_only_a_few_callers_await_responses() {
+    fn writer_rarely_delays_the_entries_of_a_few_callers() {
         let plain = 40_000 * 4;
         let (entries, _) = run(10, |_| 4);
         assert!(entries * 100 >= plain * 95, "{entries} entries of {plain}");

@@ -140,7 +140,7 @@ fn disk_with(records: u8) -> Disk {
 }
 
 #[test]
-fn simulated_disk_may_lose_any_number_of_unsynced_records_in_a_crash() {
+fn simulated_crash_may_lose_any_number_of_unsynced_records() {
     let mut left = Vec::new();
     for seed in 0..1_000 {
         let mut disk = disk_with(3);

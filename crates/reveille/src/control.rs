@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parser_accepts_serialized_control_requests_and_rejects_other_lines() {
+    fn parser_accepts_only_serialized_control_requests() {
         for request in [Request::Check, Request::Backup(PathBuf::from("/var/backups/a b"))] {
             assert_eq!(Request::parse(request.line().unwrap().trim_end_matches('\n')), Some(request));
         }

@@ -141,7 +141,7 @@ impl PostgresEngine {
         let recorded_id = store
             .record_coordination(&coordination.id)
             .await
-            .context("cannot read from the database which coordination engine the members use")?;
+            .context("cannot read the id of the members' coordination engine from the database")?;
         check_coordination(&coordination, &recorded_id)?;
         Ok(coordination)
     }
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn error_for_a_coordination_option_without_a_store_states_the_next_step() {
+    fn error_for_a_missing_store_option_states_the_next_step() {
         let error = arguments(None, Some(URL)).engine().unwrap_err().to_string();
         assert!(error.contains("--store postgres://") && error.contains("leave out --coordination"), "{error}");
     }

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn server_rejects_a_key_file_without_a_key_or_with_access_for_other_users() {
+    fn server_rejects_an_invalid_or_unprotected_key_file() {
         block_on(async {
             let (runtime, data) = (Runtime::real(), tempfile::tempdir().unwrap());
             let store = empty(&runtime);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn server_encrypts_the_plain_text_secrets_in_its_store_when_it_starts() {
+    fn server_encrypts_plain_text_secrets_when_it_starts() {
         block_on(async {
             let (runtime, data) = (Runtime::real(), tempfile::tempdir().unwrap());
             let store = empty(&runtime);

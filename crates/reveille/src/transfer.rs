@@ -380,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copy_of_a_store_encrypts_plain_text_secrets_and_fails_without_a_key() {
+    fn copy_of_a_store_encrypts_plain_text_secrets() {
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         tokio.block_on(async {
             let (runtime, folder) = (Runtime::real(), tempfile::tempdir().unwrap());

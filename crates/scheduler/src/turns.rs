@@ -121,7 +121,7 @@ mod tests {
     const QUIET: TenantId = TenantId(2);
 
     #[test]
-    fn request_of_idle_tenant_starts_at_once_while_another_tenant_is_busy() {
+    fn request_of_an_idle_tenant_does_not_wait_for_a_busy_tenant() {
         let turns = Turns::default();
         let mut waiting: Vec<_> = (0..100).map(|_| Box::pin(turns.take(BUSY))).collect();
         let running: Vec<Turn> = waiting.iter_mut().filter_map(|request| request.as_mut().now_or_never()).collect();
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn tenant_with_one_request_does_not_wait_for_all_requests_of_busy_tenants() {
+    fn single_request_of_a_tenant_overtakes_requests_of_busy_tenants() {
         let turns = Turns::default();
         let started: Arc<Mutex<Vec<TenantId>>> = Arc::default();
         let request = |tenant: TenantId| {

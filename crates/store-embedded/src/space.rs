@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn store_checks_disk_space_before_free_bytes_can_fall_below_minimum() {
+    fn store_checks_free_space_before_it_falls_below_the_minimum() {
         let space = Space::new(1_000);
         assert!(!space.update(1_500, 100), "the store accepts user writes");
         // User writes may take 400 bytes of the disk, and each byte of a write takes three bytes of the disk.
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn full_store_accepts_operator_changes_until_the_disk_reserve_is_used_up() {
+    fn full_store_reserves_disk_space_for_operator_changes() {
         let space = Space::new(1_000);
         space.update(999, 0);
         assert!(space.is_full() && space.check_reserve().is_ok());

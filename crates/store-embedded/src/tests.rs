@@ -216,7 +216,7 @@ async fn make_unlisted(runtime: &Runtime, dir: &Path, options: &Options) {
 }
 
 #[test]
-fn store_adds_schedules_of_an_earlier_build_to_its_listings_when_it_opens() {
+fn store_adds_schedules_of_an_earlier_build_to_its_listings() {
     let dir = tempfile::tempdir().unwrap();
     on_real(async |runtime| {
         // With these options, the last entries are only in the journal, so that the next open replays them.

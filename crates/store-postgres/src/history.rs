@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn store_deletes_history_by_the_earlier_of_the_member_and_database_clocks() {
+    fn store_deletes_history_by_the_clock_with_the_earlier_time() {
         let (database, month) = (Timestamp::from_millis(1_800_000_000_000), Duration::from_secs(30 * 86_400));
         let year_ahead = database + Duration::from_secs(365 * 86_400);
         assert_eq!(before_by_both(year_ahead, year_ahead - month, database), database - month);

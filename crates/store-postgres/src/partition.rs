@@ -302,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_range_of_a_partition_contains_the_positions_of_its_due_rows() {
+    fn time_range_of_a_partition_contains_its_due_rows() {
         let now = Timestamp::from_millis(1_800_000_000_123);
         let soon = now + Duration::from_secs(3_600);
         let late = now + Duration::from_secs(400 * 86_400);

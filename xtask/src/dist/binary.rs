@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parser_returns_the_newest_glibc_version_that_the_binary_requires() {
+    fn parser_returns_the_newest_required_glibc_version() {
         let headers = "required from libm.so.6:\n 0x0 0x00 06 GLIBC_2.29\n required from libc.so.6:\n\
             0x0 0x00 03 GLIBC_2.2.5\n 0x0 0x00 02 GLIBC_2.34\n 0x0 0x00 05 GCC_4.2.0\n 0x0 00 0 GLIBC_PRIVATE\n";
         assert_eq!(glibc(headers).expect("a version"), (2, 34));

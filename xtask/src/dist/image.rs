@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn image_configuration_agrees_with_the_instructions_of_the_containerfile() {
+    fn image_configuration_agrees_with_the_containerfile() {
         let containerfile = tree::source("Containerfile").expect("the file");
         let configuration = configuration(&Release::example(), "00");
         let config = &configuration["config"];

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn search_fails_for_package_with_neither_licence_file_nor_known_licence_text() {
+    fn search_fails_for_a_package_without_a_licence_text() {
         let folder = tempfile::tempdir().expect("a folder");
         let error = package(folder.path(), "MIT").texts().expect_err("MIT names an author");
         assert!(error.to_string().contains("one v1.2.3") && error.to_string().contains("MIT"), "{error}");

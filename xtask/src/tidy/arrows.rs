@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn check_finds_normal_dependency_on_a_crate_that_only_tests_may_use() {
+    fn check_finds_a_normal_dependency_on_a_test_only_crate() {
         assert_eq!(count(package("journal", &[("simulator", Some("dev"), true)])), 0);
         assert_eq!(count(package("journal", &[("simulator", None, true)])), 1);
         assert_eq!(count(package("store", &[("store", Some("dev"), true)])), 1);

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn check_finds_a_forbidden_phrase_across_two_lines_but_ignores_code() {
+    fn check_finds_a_forbidden_phrase_across_two_lines() {
         assert_eq!(whats("a.rs", "// It goes\n// on.\n"), [(1, "goes on".to_owned())]);
         assert_eq!(whats("a.rs", "/// See `goes on`.\nlet anew = 1;"), []);
         assert_eq!(whats("a.rs", "// It goes. On Monday it ends."), []);
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn check_finds_commit_subject_that_is_too_long_or_ends_with_a_period() {
+    fn check_finds_a_commit_subject_that_breaks_the_style_rules() {
         assert_eq!(in_subject("1", "store: add the row"), []);
         assert_eq!(in_subject("1", &"a".repeat(73)).len(), 1);
         assert_eq!(in_subject("1", "store: add the row.").len(), 1);

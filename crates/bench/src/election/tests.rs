@@ -28,7 +28,7 @@ fn election_report_compares_reveille_with_a_curator_program() {
 }
 
 #[test]
-fn verdict_fails_if_reveille_is_slower_than_its_peer_in_too_many_hand_overs() {
+fn verdict_fails_if_reveille_is_slower_in_too_many_hand_overs() {
     let peer = [10.0; 30];
     let slower_in = |count: usize| {
         let mut ours = [9.0; 30];
@@ -44,7 +44,7 @@ fn verdict_fails_if_reveille_is_slower_than_its_peer_in_too_many_hand_overs() {
 }
 
 #[test]
-fn verdict_fails_if_requests_increase_with_the_number_of_watching_replicas() {
+fn verdict_fails_if_requests_increase_with_the_number_of_replicas() {
     let watching = |replicas: u32, requests: f64| Requests::with_values(replicas, Form::Watching, requests);
     let polling = Requests::with_values(100, Form::Polling, 200.0);
     assert!(replicas::judge(&[watching(10, 9.0), polling, watching(100, 10.0)]).is_ok());

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn burner_consumes_only_the_unused_part_of_its_processor_time_budget() {
+    fn burner_consumes_only_the_processor_time_left_in_its_budget() {
         let since = Monotonic::from_start(Duration::from_secs(3));
         let budget = Budget { server: None, processors: 1.5, since, used_before: Duration::from_secs(7) };
         let now = since + Duration::from_secs(10);

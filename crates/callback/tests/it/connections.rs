@@ -201,7 +201,7 @@ async fn other_tasks_run_while_the_client_closes_many_idle_connections() {
 }
 
 #[tokio::test]
-async fn connection_stays_open_although_later_targets_replace_its_target_in_the_cache() {
+async fn connection_stays_open_after_the_cache_evicts_its_target() {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let (_, (mut peer, _)) = tokio::join!(attempt(&deliverer, &listening), listening.serve(OK));
@@ -215,7 +215,7 @@ async fn connection_stays_open_although_later_targets_replace_its_target_in_the_
 }
 
 #[tokio::test]
-async fn client_closes_idle_connection_before_the_targets_keep_alive_timeout() {
+async fn client_respects_the_keep_alive_timeout_of_the_target() {
     let runtime = Runtime::real();
     let listening = Listening::start().await;
     let deliverer = deliverer(Options { idle_timeout: Duration::from_secs(60), ..Options::default() });

@@ -139,7 +139,7 @@ const ELSEWHERE: &[&str] = &[
 ];
 
 #[tokio::test]
-async fn egress_policy_rejects_non_public_addresses_that_it_does_not_allow() {
+async fn egress_policy_rejects_non_public_addresses_by_default() {
     let deliverer = deliverer(Options::default());
     for host in ELSEWHERE {
         for scheme in ["http", "https"] {

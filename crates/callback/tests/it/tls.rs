@@ -227,7 +227,7 @@ async fn timeout_of_an_attempt_excludes_its_wait_for_a_shared_connection() {
 }
 
 #[tokio::test]
-async fn waiting_attempts_connect_in_parallel_after_a_handshake_times_out() {
+async fn attempts_connect_in_parallel_after_a_handshake_times_out() {
     let runtime = Runtime::real();
     let (listening, deliverer) = (Listening::start().await, deliverer(Options::default()));
     // The target accepts connections but never responds, so each handshake lasts until the attempt's timeout.

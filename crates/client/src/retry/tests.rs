@@ -22,7 +22,7 @@ fn is_sent_again(error: &Error, repeat: Repeat) -> bool {
 }
 
 #[test]
-fn client_repeats_request_with_unknown_outcome_only_if_it_is_idempotent() {
+fn client_repeats_request_of_unknown_outcome_only_if_idempotent() {
     for error in [broken(), rejected(503, None), rejected(504, None), Error::TimedOut { limit: LONG }] {
         assert!(is_sent_again(&error, Repeat::Always), "{error:?}");
         assert!(!is_sent_again(&error, Repeat::IfUntouched), "{error:?}");
@@ -50,7 +50,7 @@ fn attempt_limit_and_deadline_end_the_retries() {
 }
 
 #[test]
-fn backoff_grows_up_to_its_maximum_and_respects_the_retry_after_header() {
+fn backoff_grows_with_each_attempt_up_to_its_maximum() {
     let options = Options { attempts_max: 100, ..Options::default() };
     let longest = |attempt| {
         let draws = (0..1_000).map(|draw| draw * 0x0012_3456_789a_bcde_u64);

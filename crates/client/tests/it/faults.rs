@@ -85,7 +85,7 @@ fn client_calls_the_on_retry_function_before_each_wait() {
 }
 
 #[test]
-fn client_does_not_repeat_creation_of_a_signing_secret_after_lost_response() {
+fn client_never_repeats_the_creation_of_a_signing_secret() {
     on_real(async |runtime| {
         let broken = "HTTP/1.1 201 Created\r\ncontent-length: 999\r\n\r\n{";
         let (address, asked) = scripted(&runtime, &[broken, broken]).await;

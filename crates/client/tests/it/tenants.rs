@@ -6,7 +6,7 @@ use reveille_client::{KeyRequest, Quota, Role, TryStreamExt as _};
 use crate::support::{OPERATOR_KEY, World, later, on_real};
 
 #[test]
-fn audit_log_records_changes_of_tenants_api_keys_and_signing_secrets() {
+fn audit_log_records_each_administrative_change_to_a_tenant() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
         let operator = world.client_as(OPERATOR_KEY);

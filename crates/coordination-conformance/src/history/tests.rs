@@ -170,7 +170,7 @@ fn stale_read_after_a_sync_is_invalid() {
 
 /// Both synced reads are concurrent with the set of session 1.
 #[test]
-fn synced_read_never_returns_an_older_value_than_an_earlier_synced_read() {
+fn synced_read_never_returns_an_older_value_than_an_earlier_one() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     let set = script.without_response(1, Call::Set(Any));
@@ -451,7 +451,7 @@ fn session_never_reads_an_older_value_after_a_version_conflict() {
 }
 
 #[test]
-fn session_never_reads_a_stale_value_after_it_read_a_newer_change_of_another_key() {
+fn session_that_sees_a_change_sees_every_earlier_change() {
     let script = || {
         let mut script = Script::default();
         let made = script.create(1, 1);
@@ -475,7 +475,7 @@ fn session_never_reads_a_stale_value_after_it_read_a_newer_change_of_another_key
 }
 
 #[test]
-fn session_never_reads_a_node_again_after_it_found_the_node_deleted() {
+fn session_that_sees_a_deletion_never_reads_the_node_again() {
     let mut script = Script::default();
     let made = script.create(1, 1);
     script.delete(1);
@@ -520,7 +520,7 @@ fn session_that_sees_a_deletion_sees_every_earlier_change() {
 }
 
 #[test]
-fn history_in_which_a_node_disappears_without_a_deletion_is_invalid() {
+fn history_in_which_an_undeleted_node_disappears_is_invalid() {
     let script = || {
         let mut script = Script::default();
         let made = script.create(1, 1);
@@ -529,8 +529,7 @@ fn history_in_which_a_node_disappears_without_a_deletion_is_invalid() {
     };
     let mut missing = script();
     missing.read(2, Response::NoNode);
-    // Session 3 deletes the node after session 2 has found no node. This later deletion cannot be the reason why
-    // session 2 found no node.
+    // Session 3 deletes the node after session 2 has found no node, so this deletion does not explain the missing node.
     missing.delete(3);
     missing.assert_invalid(WENT_BACK);
     let mut deleted = script();
@@ -573,7 +572,7 @@ fn history_checker_reports_one_line_per_call_of_an_invalid_history() {
 /// Records six concurrent calls per round, and some calls without a response. The final read returns an outdated value,
 /// so no order is valid and the search tries all orders.
 #[test]
-fn checker_soon_stops_its_search_if_no_valid_order_of_the_calls_exists() {
+fn checker_quickly_rejects_a_history_without_a_valid_order() {
     let mut script = Script::default();
     let (mut version, mut last) = (0, script.create(1, 1));
     let made = last;

@@ -134,7 +134,7 @@ fn expired_session_cannot_change_nodes() {
 
 /// Simulates a request that the caller dropped, and that reaches the server after later changes of the same session.
 #[test]
-fn server_rejects_a_change_that_arrives_after_newer_changes_of_its_session() {
+fn server_rejects_a_change_that_arrives_after_a_newer_change() {
     let url = database();
     on_real(async |runtime| {
         let tree = open(&runtime, &url).await;
@@ -168,7 +168,7 @@ fn watch_fires_without_a_database_notification() {
 }
 
 #[test]
-fn session_ends_if_its_process_pauses_until_the_server_deletes_unread_events() {
+fn session_ends_if_the_server_deletes_its_unread_events() {
     let url = database();
     on_real(async |runtime| {
         let (paused, other) = (open(&runtime, &url).await, open(&runtime, &url).await);

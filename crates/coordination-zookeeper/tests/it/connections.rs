@@ -13,7 +13,7 @@ use crate::support::with_real_runtime;
 const LIMIT: Duration = Duration::from_secs(30);
 
 #[test]
-fn watches_survive_a_lost_connection_but_an_event_stream_reports_a_gap() {
+fn watches_and_event_streams_survive_a_lost_connection() {
     with_real_runtime(async |runtime| {
         let server = ([127, 0, 0, 1], zookeeper::shared().port(0)).into();
         let proxy = Proxy::start(server).unwrap();

@@ -60,7 +60,7 @@ async fn fill(tree: &dyn Tree, parent: &str) -> (usize, TreeError) {
 /// If a session had more ephemeral nodes than the limit allows, the end of the session would stop the ensemble
 /// repeatedly.
 #[test]
-fn ensemble_survives_the_end_of_a_session_with_the_maximum_number_of_nodes() {
+fn ensemble_survives_the_end_of_a_session_at_its_node_limit() {
     with_real_runtime(async |runtime| {
         let forest = Forest::new(runtime.clone(), ensemble());
         let (process, dying) = open(&forest, Duration::from_secs(8)).await;

@@ -39,8 +39,8 @@ pub(super) enum Members {
 pub(super) enum Naming {
     /// The node has a GUID in its name, as in Curator's `ProtectedUtils`.
     Protected,
-    /// The node is the last node that this session created below the parent. A process therefore creates only one such
-    /// node at a time.
+    /// The process recognises its node as the last node that this session created below the parent. A process with this
+    /// naming creates only one node below the parent at a time.
     Plain,
 }
 

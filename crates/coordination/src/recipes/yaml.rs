@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn yaml_decoder_reads_the_header_that_the_petting_zoo_library_writes() {
+    fn decoder_reads_the_header_that_the_petting_zoo_library_writes() {
         let text = "header:\n  metadata: {protocol: memcached, version: 1.0}\n  service_class: kestrel\nhost: localhost\nport: 22133\n";
         let read = decode(text.as_bytes()).unwrap();
         assert_eq!(
@@ -77,7 +77,7 @@ mod tests {
 
     /// A process that may write a node must not be able to crash the processes that read the node.
     #[test]
-    fn yaml_decoder_rejects_deep_nesting_and_exponentially_growing_aliases() {
+    fn yaml_decoder_rejects_a_document_that_could_crash_a_reader() {
         let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
         for level in 1..9 {
             let inner = format!("*a{}", level - 1);

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn event_stream_adds_no_event_after_a_gap_until_the_reader_receives_the_gap() {
+    fn event_stream_drops_events_until_the_reader_receives_the_gap() {
         let (mut sender, mut events) = Events::new();
         (0..Events::WAITING_MAX).for_each(|number| assert!(sender.send(event(number))));
         assert_eq!(events.try_next(), Some(event(0)));

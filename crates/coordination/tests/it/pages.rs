@@ -85,7 +85,7 @@ async fn read_lock_and_semaphore_can_have_several_holders() -> Result<(), Box<dy
 }
 
 #[tokio::test]
-async fn second_candidate_leads_after_the_first_candidate_leaves_the_queue() -> Result<(), Box<dyn Error>> {
+async fn second_candidate_leads_after_the_first_leaves_the_queue() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [leader-queue]
     use reveille_coordination::recipes::{LeaderQueue, Position};

@@ -44,7 +44,7 @@ mod simulated {
 }
 
 #[test]
-fn memory_engine_keeps_locks_and_bags_in_order_when_sequence_numbers_overflow() {
+fn locks_and_bags_stay_in_order_when_sequence_numbers_overflow() {
     for seed in 0..8 {
         let sim = Simulation::new(seed);
         sim.run_until(async {
@@ -131,7 +131,7 @@ fn at_most_one_process_leads_during_connection_cuts() {
 }
 
 #[test]
-fn leader_guard_is_invalid_after_a_pause_even_before_the_leader_is_notified() {
+fn leader_guard_becomes_invalid_before_the_leader_is_notified() {
     let mut unnotified = 0;
     for seed in 0..20 {
         let sim = Simulation::new(seed);

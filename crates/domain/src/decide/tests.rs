@@ -61,7 +61,7 @@ fn redrive_of(schedule: &Schedule, now: Timestamp) -> DueKey {
 }
 
 #[test]
-fn one_shot_schedule_created_after_its_nominal_instant_is_due_at_once() {
+fn one_shot_schedule_with_a_past_instant_is_due_at_once() {
     let schedule = schedule(When::At(CREATED_AT));
     let key = first(&schedule, after(5)).expect("a one-shot is always due");
     assert_eq!((key.position, key.occurrence.nominal), (after(5), CREATED_AT));
@@ -75,7 +75,7 @@ fn recurring_schedule_first_fires_one_interval_after_creation() {
 }
 
 #[test]
-fn scheduler_writes_the_next_due_row_when_a_recurring_occurrence_starts() {
+fn scheduler_writes_the_next_due_row_when_an_occurrence_starts() {
     let schedule = every_minute();
     let key = first_key(&schedule);
     let Start::Fire { advance: Some(next) } = at_start(&schedule, &key, CatchUp::Latest, after(60)) else {
@@ -145,7 +145,7 @@ fn redrive_fires_even_if_the_schedule_changed_or_ended() {
 }
 
 #[test]
-fn scheduler_drops_a_duplicate_due_row_of_an_ended_one_shot_schedule() {
+fn scheduler_drops_the_due_row_of_an_ended_schedule() {
     let mut schedule = once();
     let key = first_key(&schedule);
     schedule.status = Status::Ended;
@@ -153,7 +153,7 @@ fn scheduler_drops_a_duplicate_due_row_of_an_ended_one_shot_schedule() {
 }
 
 #[test]
-fn unreadable_cron_expression_defers_a_schedule_but_does_not_end_it() {
+fn unreadable_cron_expression_does_not_end_its_schedule() {
     let schedule = schedule(When::Cron(Cron::from_stored("0 9 * * FUNDAY", "UTC")));
     let key = due_row(&schedule, after(60), schedule.spec.target.key(), CREATED_AT);
     let start = at_start(&schedule, &key, CatchUp::Latest, after(60));
@@ -162,7 +162,7 @@ fn unreadable_cron_expression_defers_a_schedule_but_does_not_end_it() {
 }
 
 #[test]
-fn successful_run_ends_a_one_shot_schedule_but_not_a_recurring_schedule() {
+fn successful_run_ends_only_a_one_shot_schedule() {
     for (schedule, ends) in [(once(), true), (every_minute(), false)] {
         let outcome = after_attempt(&schedule, &first_key(&schedule), &SUCCESS, None, after(61), 0);
         assert_eq!(outcome, Outcome { state: RunState::Succeeded, then: None, ends });
@@ -186,7 +186,7 @@ fn scheduler_retries_a_failed_occurrence_up_to_the_attempt_limit() {
 }
 
 #[test]
-fn attempt_of_an_older_revision_neither_gets_a_retry_nor_ends_the_schedule() {
+fn attempt_of_an_older_revision_does_not_affect_its_schedule() {
     let mut schedule = once();
     let key = first_key(&schedule);
     schedule.revision = Revision(1);
@@ -207,7 +207,7 @@ fn schedule_ends_if_its_next_occurrence_is_after_year_9999() {
 
 proptest! {
     #[test]
-    fn scheduler_writes_no_due_row_in_the_past_and_retries_every_unfinished_run(
+    fn scheduler_never_writes_a_due_row_in_the_past(
         interval_millis in 1_u64..200_000,
         late_millis in 0_u64..400_000,
         attempt in 1_u16..8,

@@ -149,7 +149,7 @@ fn special_address_is_allowed_only_if_the_policy_names_its_class() {
 }
 
 #[test]
-fn allowed_address_class_never_includes_metadata_or_reserved_addresses() {
+fn no_address_class_contains_a_metadata_or_reserved_address() {
     for (addresses, expected) in [(METADATA, Kind::Metadata), (RESERVED, Kind::Reserved)] {
         for address in addresses {
             assert_eq!(kind(address), expected, "{address}");
@@ -172,7 +172,7 @@ fn allowed_address_class_never_includes_metadata_or_reserved_addresses() {
 }
 
 #[test]
-fn ipv6_address_is_allowed_only_if_its_embedded_ipv4_address_is_allowed() {
+fn egress_policy_checks_the_ipv4_address_inside_an_ipv6_address() {
     for inner in ["8.8.8.8", "127.0.0.1", "10.0.0.1", "169.254.169.254", "100.64.0.1"] {
         for outer in translations(inner) {
             assert_eq!(kind(&outer), Kind::Translated(inner.parse().unwrap()), "{outer}");

@@ -17,7 +17,7 @@ fn one_shot_schedule_has_exactly_one_instant() {
 }
 
 #[test]
-fn late_occurrence_does_not_shift_later_instants_of_an_interval_schedule() {
+fn late_occurrence_does_not_shift_the_later_instants() {
     let when = every(30_000);
     let late = CREATED_AT + Duration::from_millis(60_007);
     assert_eq!(when.next_after(CREATED_AT, CREATED_AT), Some(CREATED_AT + Duration::from_secs(30)));
@@ -56,7 +56,7 @@ fn recurring() -> impl Strategy<Value = When> {
 
 proptest! {
     #[test]
-    fn missed_instants_equal_the_instants_that_a_step_by_step_search_finds(
+    fn missed_instants_equal_the_results_of_a_step_by_step_search(
         when in recurring(),
         after_millis in 0_i64..40_000_000_000,
         late_millis in 0_u64..2_000_000_000,

@@ -5,7 +5,7 @@ use super::*;
 const LARGEST: u64 = u64::MAX;
 
 #[test]
-fn default_retry_policy_doubles_its_maximum_wait_from_one_to_eight_seconds() {
+fn default_backoff_doubles_from_one_to_eight_seconds() {
     let policy = RetryPolicy::default();
     let waits: Vec<u128> =
         (1..).map_while(|attempt| policy.wait(attempt, LARGEST, None)).map(|wait| wait.as_millis() + 1).collect();

@@ -44,7 +44,7 @@ fn spec_within_all_limits_has_no_violations() {
 }
 
 #[test]
-fn validation_rejects_headers_that_are_reserved_for_reveille_or_http() {
+fn validation_rejects_headers_that_reveille_or_http_reserves() {
     for name in ["Webhook-Id", "reveille-anything", "traceparent", "tracestate", "Host", "content-length", "te"] {
         let spec = with_http(|http| http.headers = vec![(name.to_owned(), "x".into())]);
         assert!(matches!(violations(&spec, &Limits::default(), NOW)[..], [Violation::HeaderReserved { .. }]), "{name}");
@@ -56,7 +56,7 @@ fn validation_rejects_headers_that_are_reserved_for_reveille_or_http() {
 }
 
 #[test]
-fn validation_rejects_an_instant_too_far_in_the_past_or_in_the_future() {
+fn validation_rejects_an_instant_too_far_in_the_past_or_future() {
     let Limits { past_max, horizon, .. } = Limits::default();
     let resolution = Duration::from_millis(1);
     for (at, expected) in [
@@ -73,7 +73,7 @@ fn validation_rejects_an_instant_too_far_in_the_past_or_in_the_future() {
 }
 
 #[test]
-fn validation_rejects_schedule_that_fires_more_often_than_interval_min() {
+fn validation_rejects_a_schedule_that_fires_too_often() {
     let limits = Limits { interval_min: Duration::from_secs(60), ..Limits::default() };
     let cron = |text| When::Cron(Cron::parse(text, "UTC").expect("a cron"));
     for (when, expected) in [
@@ -135,7 +135,7 @@ fn url_must_be_absolute_http_with_a_host_and_no_user_name() {
 }
 
 #[test]
-fn validation_rejects_the_methods_connect_and_trace_and_invalid_spellings() {
+fn validation_rejects_malformed_and_forbidden_methods() {
     for method in ["", "PO ST", "GET\r\n", "CONNECT", "TRACE", "É", &"X".repeat(10_000)] {
         assert_eq!(fields(&with_http(|http| http.method = method.to_owned())), [Field::Method], "{method}");
     }

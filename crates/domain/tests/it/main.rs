@@ -74,7 +74,7 @@ proptest! {
     }
 
     #[test]
-    fn incarnation_extracted_from_a_schedule_id_yields_the_same_schedule_id(text in "s[0-9a-z]{26}|[A-Za-z0-9_-]{27}") {
+    fn conversion_to_an_incarnation_and_back_preserves_a_schedule_id(text in "s[0-9a-z]{26}|[A-Za-z0-9_-]{27}") {
         let id = ScheduleId::new(&text).expect("the text has letters and digits only");
         if let Some(incarnation) = id.to_incarnation() {
             prop_assert_eq!(ScheduleId::from_incarnation(incarnation), id);

@@ -69,7 +69,7 @@ fn power_loss_during_any_disk_operation_loses_no_durable_entry() {
 }
 
 #[test]
-fn process_crash_or_power_loss_at_a_random_time_loses_no_durable_entry() {
+fn journal_loses_no_durable_entry_in_a_crash_or_power_loss() {
     let coverage = run_seeds("journal-kill", seeds(150), |sim| {
         let history = History::default();
         sim.run_until(async {
@@ -94,7 +94,7 @@ fn process_crash_or_power_loss_at_a_random_time_loses_no_durable_entry() {
 }
 
 #[test]
-fn failed_sync_or_write_stops_the_process_and_loses_no_durable_entry() {
+fn journal_loses_no_durable_entry_if_a_write_or_sync_fails() {
     let coverage = run_seeds("journal-sync", seeds(150), |sim| {
         let history = History::default();
         sim.run_until(async {

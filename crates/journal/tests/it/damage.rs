@@ -139,7 +139,7 @@ fn check_damage(damage: &Damage, path: &Path, offset: u64) {
 }
 
 #[test]
-fn opening_a_closed_journal_detects_a_flipped_bit_or_returns_all_entries() {
+fn opening_a_closed_journal_detects_each_harmful_bit_flip() {
     // The test flips a bit of each written byte, and of a sample of the zeros between written bytes.
     let tally = flip_each(true, |_, offset, byte| byte != 0 || offset % 4096 < 80 || offset % 37 == 0);
     assert_eq!(tally.torn, 0);
@@ -147,7 +147,7 @@ fn opening_a_closed_journal_detects_a_flipped_bit_or_returns_all_entries() {
 }
 
 #[test]
-fn recovery_treats_a_flipped_bit_as_a_torn_write_only_in_the_last_record() {
+fn recovery_treats_damage_as_a_torn_write_only_in_the_last_record() {
     let last = segment_path(SEGMENTS - 1);
     let tally = flip_each(false, |path, offset, byte| path != last && byte != 0 && offset % 23 == 0);
     assert_eq!(tally.torn, 0, "{tally:?}");
@@ -156,7 +156,7 @@ fn recovery_treats_a_flipped_bit_as_a_torn_write_only_in_the_last_record() {
 }
 
 #[test]
-fn journal_reports_a_shortened_segment_or_a_missing_middle_segment_as_damage() {
+fn journal_detects_a_shortened_segment_or_a_gap_between_segments() {
     for number in 1..=SEGMENTS {
         for cut in [None, Some(0), Some(4096), Some(5 * 4096)] {
             let (sim, history) = (Simulation::new(1), History::default());
@@ -195,7 +195,7 @@ async fn cut_file(sim: &Handle, path: PathBuf, length: Option<u64>) {
 }
 
 #[test]
-fn damage_error_states_the_offset_and_the_lost_entries_and_the_next_step() {
+fn damage_error_states_the_lost_entries_and_the_next_step() {
     let sim = Simulation::new(1);
     let message = sim.run_until(async {
         image(&sim, &History::default(), true).await;

@@ -139,7 +139,7 @@ fn journal_closes_after_its_consumer_is_dropped() {
 }
 
 #[test]
-fn slow_consumer_pauses_the_writer_and_the_queue_stays_within_its_limit() {
+fn queue_stays_within_its_limit_if_the_consumer_is_slow() {
     run_seeds("journal-slow", 0..20, |sim| {
         let a = sim.member("a");
         let work = async move {

@@ -62,7 +62,7 @@ async fn concurrent_writers_share_disk_syncs() {
 }
 
 #[tokio::test]
-async fn opening_an_open_journal_fails_and_the_error_states_the_next_step() {
+async fn opening_an_open_journal_returns_an_error_with_the_next_step() {
     let (dir, runtime, history) = (tempfile::tempdir().unwrap(), Runtime::real(), History::default());
     let tasks = TaskSet::new(&runtime);
     let journal = history.open(&runtime, &tasks, dir.path(), small()).await.unwrap();

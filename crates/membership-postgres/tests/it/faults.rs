@@ -120,7 +120,7 @@ async fn stalled(runtime: &Runtime, url: &str, tasks: &TaskSet, statement: &str)
 }
 
 #[test]
-fn session_renewal_succeeds_while_database_locks_make_claim_releases_fail() {
+fn member_renews_its_session_while_clients_lock_the_claims() {
     let url = database();
     on_real(async |runtime| {
         let tasks = TaskSet::new(&runtime);
@@ -204,7 +204,7 @@ fn claim_at_the_end_of_a_lease_waits_for_an_uncommitted_renewal() {
 
 /// The connections stay open but deliver no responses, as if the network dropped their packets.
 #[test]
-fn engine_replaces_silent_connection_even_if_calls_have_short_timeouts() {
+fn engine_replaces_a_silent_connection_despite_short_timeouts() {
     let url = database();
     on_real(async |runtime| {
         let coordination = open(&runtime, &url).await;
@@ -250,7 +250,7 @@ fn delayed_release_removes_no_claim_with_a_higher_sequence_number() {
 }
 
 #[test]
-fn member_loses_its_lease_on_time_although_the_database_server_is_paused() {
+fn member_loses_its_lease_on_time_while_the_database_is_paused() {
     on_real(async |runtime| {
         let (server, url) = own_server(&runtime).await;
         let lease_length = Duration::from_secs(2);

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clock_offset_assumes_that_the_engine_reads_its_clock_halfway_through_the_call() {
+    fn clock_offset_accounts_for_half_the_duration_of_the_call() {
         let at = Timestamp::from_millis;
         let offset = |engine_now| ClockOffset::of(Duration::from_millis(100), at(10_000), Renewed { engine_now });
         assert_eq!(offset(at(9_950)), ClockOffset { ahead_millis: 0, uncertainty: Duration::from_millis(51) });
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn clock_status_changes_only_after_a_sufficiently_certain_measurement() {
+    fn uncertain_measurement_does_not_change_the_clock_status() {
         let mut clock = Clock::new(Duration::from_millis(500));
         let mut measured = |ahead_millis, uncertainty| {
             let is_changed =

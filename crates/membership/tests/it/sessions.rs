@@ -76,7 +76,7 @@ fn membership_renews_its_session_and_keeps_its_claims() {
 }
 
 #[test]
-fn isolated_member_loses_its_lease_before_another_member_gets_its_claim() {
+fn isolated_member_loses_its_lease_before_its_claim_becomes_free() {
     for seed in 0..20 {
         let sim = Simulation::new(seed);
         sim.run_until(async {
@@ -246,7 +246,7 @@ fn shards_of_a_dead_member_are_free_when_its_lease_ends() {
 }
 
 #[test]
-fn membership_measures_the_offset_between_its_clock_and_the_engine_clock() {
+fn member_measures_its_clock_offset_from_the_engine_clock() {
     for (ahead, is_off) in [(0, false), (400, false), (2_000, true), (-2_000, true)] {
         let sim = Simulation::new(9);
         sim.run_until(async {

@@ -21,7 +21,7 @@ fn moves(scheme: MoveKind) -> Vec<MeasuredMove> {
 }
 
 #[test]
-fn mastership_moves_within_three_round_trips_if_the_master_consents() {
+fn move_by_consent_takes_at_most_three_round_trips() {
     // The members first decide the slots that the master has already proposed. Then the consent, the promises and the
     // first entry each take one round trip.
     for one in moves(MoveKind::Consents) {
@@ -30,7 +30,7 @@ fn mastership_moves_within_three_round_trips_if_the_master_consents() {
 }
 
 #[test]
-fn mastership_moves_to_another_node_soon_after_a_shortened_lease_ends() {
+fn mastership_moves_soon_after_a_shortened_lease_ends() {
     for one in moves(MoveKind::Shortens) {
         assert!(one.took >= 500_000 && one.took <= 500_000 + 3 * ROUND + LATE, "{one:?}");
         assert!(one.gap <= 2 * ROUND + LATE, "{one:?}");
@@ -38,7 +38,7 @@ fn mastership_moves_to_another_node_soon_after_a_shortened_lease_ends() {
 }
 
 #[test]
-fn paxos_group_soon_has_a_new_master_if_a_move_waits_for_the_lease_to_end() {
+fn mastership_moves_soon_after_an_unshortened_lease_ends() {
     for one in moves(MoveKind::Waits) {
         assert!(one.took >= 2_000_000 && one.took <= 2_000_000 + 3 * ROUND + LATE, "{one:?}");
         assert!(one.gap <= 2 * ROUND + LATE, "{one:?}");
@@ -46,7 +46,7 @@ fn paxos_group_soon_has_a_new_master_if_a_move_waits_for_the_lease_to_end() {
 }
 
 #[test]
-fn another_node_becomes_master_when_the_lease_of_a_crashed_master_ends() {
+fn another_node_replaces_a_crashed_master_after_its_lease_ends() {
     // Each candidate delays its campaign by up to 20 ms, so that candidates do not compete.
     let latest = 2_000_000 + 3 * ROUND + LATE + 20_000;
     for one in moves(MoveKind::Crashes) {

@@ -59,7 +59,7 @@ fn caught<D: Driver>() -> Rule {
 }
 
 #[test]
-fn simulation_detects_a_node_that_sends_its_vote_before_the_vote_is_on_disk() {
+fn simulation_detects_a_vote_sent_before_the_disk_sync() {
     struct Hasty;
     impl Driver for Hasty {
         const SENDS_EARLY: Option<MessageType> = Some(MessageType::MsgRequestVoteResponse);

@@ -188,8 +188,8 @@ impl Cluster {
         steps.extend(unaware.map(|node| Step::LearnOver { node }));
     }
 
-    /// Returns true if the mastership `uncommitted` does not depend on a liveness, or if one of `nodes` knows that this
-    /// liveness has expired.
+    /// Returns true if the mastership in `uncommitted` does not depend on a liveness epoch, or if one of `nodes` knows
+    /// that this liveness epoch has expired.
     fn is_over(&self, state: &State, uncommitted: Mastership, nodes: &[usize]) -> bool {
         !uncommitted.lives || !self.rules.liveness_blocks || nodes.iter().any(|&node| state.liveness.knows_over[node])
     }

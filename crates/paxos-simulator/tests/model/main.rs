@@ -74,7 +74,7 @@ fn three_takeovers_are_safe() {
 }
 
 #[test]
-fn clock_drift_is_safe_if_nodes_wait_one_tick_longer_than_the_lease() {
+fn clock_drift_is_safe_if_nodes_wait_longer_than_the_lease() {
     let bounds = Bounds { skews: 1, wait: LEASE + 1, ..MASTERED };
     holds(bounds, &[WAITED, VOID], [171_455, 197_546, 251_693]);
 }
@@ -95,12 +95,12 @@ fn late_or_missing_write_on_the_first_masters_disk_is_safe() {
 }
 
 #[test]
-fn master_safely_renews_its_lease_through_the_liveness_epoch_of_its_node() {
+fn lease_renewal_through_a_liveness_epoch_is_safe() {
     holds(LIVING, &[WAITED, VOID], [949_721, 964_831, 1_169_133]);
 }
 
 #[test]
-fn consent_to_a_takeover_is_safe_if_the_master_uses_a_liveness_epoch() {
+fn consent_to_a_takeover_is_safe_with_a_liveness_epoch() {
     let bounds = Bounds { consents: 1, ballots: 2, ..LIVING };
     assert_eq!(all_states(Rules::BOTH, bounds, &[WAITED, CONSENTED]), 807_170);
 }
@@ -113,7 +113,7 @@ fn takeover_is_safe_if_the_logs_of_two_nodes_differ() {
 /// If the pulled entries make a leader's claim void, the leader need not propose this claim. It may make a new claim
 /// that the rules allow for its log with the pulled entries.
 #[test]
-fn leader_safely_replaces_a_claim_to_mastership_that_became_invalid() {
+fn leader_safely_replaces_its_invalid_claim_to_mastership() {
     let rules = Rules { claim_by: ClaimBy::CandidateAndLeader, ..Rules::LOG };
     assert_eq!(all_states(rules, Bounds { slots: 4, ..MASTERED }, &[WAITED, VOID]), 155_067);
 }
@@ -140,7 +140,7 @@ fn protocol_without_lease_waits_and_log_checks_allows_two_masters() {
 /// In the first design, every decided slot renewed the lease. However, a node that applied a `BeMaster` entry compared
 /// the claim in this entry only with the last `BeMaster` entry before it, and not with later slots.
 #[test]
-fn node_that_compares_only_the_epochs_of_mastership_claims_allows_two_masters() {
+fn node_that_compares_only_epochs_of_claims_allows_two_masters() {
     let rules = Rules { compare: Compare::Epoch, ..Rules::LOG };
     breaks(ONE_MASTER, rules, MASTERED);
     let claim = Claim::Waited { term: Term { epoch: 1, ballot: 1 }, lease_slot: 1 };
@@ -162,7 +162,7 @@ fn node_that_compares_only_the_epochs_of_mastership_claims_allows_two_masters() 
 /// With only the line of defence of the log, the model found two masters at a time. The cause is that the logs of two
 /// nodes may contain different masterships with the same epoch and the same last slot.
 #[test]
-fn node_that_does_not_compare_ballots_of_mastership_claims_allows_two_masters() {
+fn node_that_ignores_the_ballots_of_claims_allows_two_masters() {
     let rules = Rules { compare: Compare::LeaseSlot, ..Rules::LOG };
     let bounds = Bounds { slow_disk: true, ..EMPTY };
     breaks(ONE_MASTER, rules, bounds);
@@ -198,7 +198,7 @@ fn node_that_does_not_compare_ballots_of_mastership_claims_allows_two_masters() 
 /// The model found this bug even with both lines of defence: a leader consented to a takeover before its own `BeMaster`
 /// entry was decided. Its consent then ended another node's mastership, which had the same epoch.
 #[test]
-fn leader_that_consents_before_its_own_claim_is_decided_allows_two_masters() {
+fn consent_before_the_leaders_claim_is_decided_allows_two_masters() {
     let rules = Rules { compare: Compare::LeaseSlot, consenter: Consenter::Proposed, ..Rules::BOTH };
     let bounds = Bounds { consents: 1, ..EMPTY };
     breaks(ONE_MASTER, rules, bounds);
@@ -226,7 +226,7 @@ fn leader_that_consents_before_its_own_claim_is_decided_allows_two_masters() {
 /// Each of two corrections alone prevents two masters: the log compares ballots, or a leader consents only after its
 /// `BeMaster` entry is decided.
 #[test]
-fn either_ballot_comparison_or_delayed_consent_suffices_to_prevent_two_masters() {
+fn ballot_comparison_or_delayed_consent_prevents_two_masters() {
     let bounds = Bounds { consents: 1, ..EMPTY };
     let named = Rules { consenter: Consenter::Proposed, ..Rules::BOTH };
     assert_eq!(all_states(named, bounds, &[CONSENTED]), 246_453);
@@ -235,17 +235,17 @@ fn either_ballot_comparison_or_delayed_consent_suffices_to_prevent_two_masters()
 }
 
 #[test]
-fn lease_counted_from_the_decision_instead_of_the_proposal_allows_two_masters() {
+fn lease_that_begins_at_the_decision_allows_two_masters() {
     breaks(ONE_MASTER, Rules { lease_from: LeaseFrom::Decided, ..Rules::BOTH }, MASTERED);
 }
 
 #[test]
-fn takeover_without_consent_before_the_lease_ends_allows_two_masters() {
+fn takeover_without_consent_during_a_lease_allows_two_masters() {
     breaks(ONE_MASTER, Rules { takeover_needs_consent: false, ..Rules::BOTH }, MASTERED);
 }
 
 #[test]
-fn master_that_serves_after_its_consent_to_a_takeover_allows_two_masters() {
+fn master_that_serves_after_its_consent_allows_two_masters() {
     let bounds = Bounds { consents: 1, ..MASTERED };
     breaks(ONE_MASTER, Rules { consent_binds: false, ..Rules::BOTH }, bounds);
 }
@@ -265,24 +265,24 @@ fn master_that_serves_right_after_its_restart_allows_two_masters() {
 }
 
 #[test]
-fn leader_that_claims_by_received_entries_without_a_lease_wait_allows_two_masters() {
+fn leader_that_claims_without_a_lease_wait_allows_two_masters() {
     breaks(ONE_MASTER, Rules { claim_by: ClaimBy::Unwaited, ..Rules::LOG }, MASTERED);
 }
 
 #[test]
-fn leader_that_ignores_the_age_of_received_entries_allows_two_masters() {
+fn leader_that_ignores_the_age_of_entries_allows_two_masters() {
     breaks(ONE_MASTER, Rules { pulled_waits: false, ..Rules::LOG }, Bounds { slots: 4, ..MASTERED });
 }
 
 #[test]
-fn clock_drift_allows_two_masters_if_nodes_wait_no_longer_than_the_lease() {
+fn clock_drift_allows_two_masters_if_the_wait_equals_the_lease() {
     breaks(ONE_MASTER, Rules::BOTH, Bounds { skews: 1, ..MASTERED });
 }
 
 /// The test covers the history of Figure 8 in the Raft paper. The history needs four ballots, and the first two ballots
 /// are part of the start state.
 #[test]
-fn leader_that_counts_entries_of_old_ballots_allows_two_values_per_slot() {
+fn leader_that_counts_entries_of_old_ballots_allows_two_values() {
     breaks(ONE_VALUE, Rules { own_ballot_decides: false, ..Rules::BOTH }, Bounds { symmetric: false, ..FORKED });
 }
 
@@ -292,7 +292,7 @@ fn takeover_that_ignores_the_masters_liveness_allows_two_masters() {
 }
 
 #[test]
-fn liveness_epoch_that_expires_before_the_lease_ends_allows_two_masters() {
+fn liveness_epoch_that_ends_before_the_lease_allows_two_masters() {
     breaks(ONE_MASTER, Rules { expiry_waits: false, ..Rules::BOTH }, LIVING);
 }
 
@@ -300,7 +300,7 @@ fn liveness_epoch_that_expires_before_the_lease_ends_allows_two_masters() {
 /// master's last `BeMaster` entry does not name the liveness epoch. The bug occurs with both lines of defence and with
 /// each of them alone.
 #[test]
-fn master_whose_last_claim_does_not_name_its_liveness_epoch_allows_two_masters() {
+fn lease_renewal_by_an_unnamed_liveness_epoch_allows_two_masters() {
     for rules in [Rules::BOTH, Rules::ACCEPTORS, Rules::LOG] {
         breaks(ONE_MASTER, Rules { uncommitted_lives: false, ..rules }, LIVING);
     }

@@ -73,7 +73,7 @@ fn balancer_moves_only_the_masters_of_a_drained_node() {
 }
 
 #[test]
-fn balancer_moves_load_through_a_third_node_if_the_free_node_has_no_replica() {
+fn balancer_moves_load_through_a_third_node_if_necessary() {
     // Node 3 has free capacity, but is not a replica of the paxos groups that node 1 has in excess. Node 2 takes one of
     // these paxos groups, and gives another paxos group to node 3.
     let mut groups: Vec<Load> = (1..=4).map(|group| load(group, 1, &[1, 2])).collect();
@@ -104,7 +104,7 @@ fn member_with_twice_the_capacity_carries_twice_the_load() {
 }
 
 #[test]
-fn balancer_reduces_imbalance_only_above_start_percent_and_down_to_goal_percent() {
+fn balancer_ignores_an_imbalance_below_its_start_threshold() {
     let groups = alike(40, 4);
     let spread = |counts: [u32; 4]| -> Distribution {
         let nodes = (1..=4).flat_map(|node| (0..counts[node as usize - 1]).map(move |_| NodeId(node)));
@@ -211,7 +211,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn ideal_distribution_of_equal_weights_has_least_cost_and_fewest_moves(
+    fn ideal_distribution_of_equal_weights_has_the_least_cost(
         case in case(4, 7, 5..6, true), goal_percent in 0..30_u8,
     ) {
         let tolerance = Tolerance { start_percent: 0, goal_percent };
@@ -268,7 +268,7 @@ proptest! {
     }
 
     #[test]
-    fn balancer_moves_no_eligible_master_if_all_loads_are_within_the_tolerance(case in case(5, 20, 0..50, true), goal in 0..30_u8) {
+    fn balancer_keeps_eligible_masters_if_loads_are_within_tolerance(case in case(5, 20, 0..50, true), goal in 0..30_u8) {
         let tolerance = Tolerance { start_percent: 255, goal_percent: goal };
         let mut plan = Plan::new(&case.members, &case.groups, &case.present, goal);
         plan.place_unassigned();
@@ -293,7 +293,7 @@ proptest! {
     }
 
     #[test]
-    fn balancer_moves_masters_only_to_an_added_member_or_from_a_removed_member(count in 2..9_u32, groups in 1..120_u32) {
+    fn balancer_moves_no_master_between_remaining_members(count in 2..9_u32, groups in 1..120_u32) {
         let loads = alike(groups, count + 1);
         let few = ideal(&nodes(count), &loads, &Distribution::new(), EXACT);
         let many = ideal(&nodes(count + 1), &loads, &few, EXACT);

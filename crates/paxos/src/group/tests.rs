@@ -213,7 +213,7 @@ fn nodes_agree_on_values_and_masters_despite_faults() {
 }
 
 #[test]
-fn nodes_agree_and_make_progress_although_they_receive_only_due_ticks() {
+fn nodes_make_progress_if_they_receive_only_due_ticks() {
     run_seeds(Ticks::WhenDue);
 }
 
@@ -241,7 +241,7 @@ fn repeated_or_outdated_consent_does_not_start_another_takeover() {
 /// become master while the master's node is alive. If the master did not abandon its mastership, no node would ever
 /// serve.
 #[test]
-fn master_abandons_its_mastership_if_another_node_leads_the_paxos_group() {
+fn master_abandons_its_mastership_if_another_node_leads() {
     let mut world = World::new(1, Ticks::WhenDue);
     let [master, leader, _] = NODES;
     // The `BeMaster` entry of the leader is void, because its claim does not name the mastership of the present master.

@@ -133,7 +133,7 @@ fn check(output: &str, expected: &Expect) {
 }
 
 #[test]
-fn mover_begins_each_step_of_a_move_only_after_the_previous_step_ends() {
+fn mover_begins_each_step_after_the_previous_step_ends() {
     let mut harness = Harness::new(&[A, A, A, B]);
     let mut output = harness.pass(500);
     output += &harness.prepared(1, Preparation::SyncOffsets);
@@ -157,7 +157,7 @@ fn mover_begins_each_step_of_a_move_only_after_the_previous_step_ends() {
 }
 
 #[test]
-fn move_fails_if_the_master_neither_consents_nor_lets_its_lease_end() {
+fn move_fails_if_the_master_keeps_its_mastership() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.prepare(1);
     // The mover must begin no other move before the end of the failed move.
@@ -197,7 +197,7 @@ fn move_fails_if_the_master_neither_consents_nor_lets_its_lease_end() {
 }
 
 #[test]
-fn mover_waits_for_the_lease_to_end_after_a_node_rejects_a_hand_over_by_consent() {
+fn mover_waits_for_the_lease_to_end_after_a_rejected_hand_over() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.prepare(1);
     let mut output = harness.pass(200);
@@ -223,7 +223,7 @@ fn mover_waits_for_the_lease_to_end_after_a_node_rejects_a_hand_over_by_consent(
 
 /// If decisions take longer than the lease of the token, the holder of the token must not begin a step.
 #[test]
-fn mover_ends_a_move_if_the_next_step_is_not_decided_within_the_token_lease() {
+fn mover_ends_a_move_if_the_next_step_is_not_decided_in_time() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.decides = false;
     let mut output = harness.pass(500);
@@ -360,7 +360,7 @@ fn mover_moves_no_master_to_a_lagging_or_unreachable_node() {
 }
 
 #[test]
-fn mover_takes_over_a_token_that_its_holder_has_not_renewed_in_time() {
+fn mover_takes_over_a_token_that_its_holder_does_not_renew() {
     let mut harness = Harness::new(&[A, A, A]);
     let (group, epoch) = (GroupId(3), Epoch(5));
     let precondition = (Fence(0), Slot(0));
@@ -468,7 +468,7 @@ fn mover_runs_only_at_the_master_of_the_system_group() {
 }
 
 #[test]
-fn mover_ends_a_move_if_its_target_is_drained_or_the_master_changes() {
+fn mover_ends_a_move_that_is_no_longer_valid() {
     let mut harness = Harness::new(&[A, A, A]);
     harness.pass(300);
     harness.decide(&Record::Drain { node: B, draining: true });
@@ -489,7 +489,7 @@ fn mover_ends_a_move_if_its_target_is_drained_or_the_master_changes() {
 }
 
 #[test]
-fn mover_ignores_a_small_imbalance_and_reduces_a_large_one_to_goal_percent() {
+fn mover_moves_masters_only_if_the_imbalance_is_large() {
     // The share of each node is 13.3 masters. The loads 11 and 15 differ from the share by less than a fifth of the
     // share, and the load 17 by more. After the moves, the loads 14 and 12 differ from the share by at most a tenth.
     let masters = |counts: [usize; 3]| -> Vec<NodeId> {

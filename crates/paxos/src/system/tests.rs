@@ -329,7 +329,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_that_the_decoder_accepts_equal_the_encoding_of_the_decoded_value(bytes in prop::collection::vec(prop_oneof![0..12_u8, any::<u8>()], 0..60)) {
+    fn encoder_reproduces_the_bytes_that_the_decoder_accepts(bytes in prop::collection::vec(prop_oneof![0..12_u8, any::<u8>()], 0..60)) {
         for version in [&[][..], &[1]] {
             let bytes = [version, &bytes].concat();
             if let Ok(record) = Record::decode(&bytes) {

@@ -334,7 +334,7 @@ fn mover_moves_a_mastership_away_from_an_overloaded_node() {
 }
 
 #[test]
-fn mover_moves_masters_by_shortening_a_lease_or_by_waiting_for_its_end() {
+fn master_hands_over_before_or_at_the_end_of_its_lease() {
     for (scheme, expected) in [
         (
             Scheme::Shorten,
@@ -363,7 +363,7 @@ fn mover_moves_masters_by_shortening_a_lease_or_by_waiting_for_its_end() {
 }
 
 #[test]
-fn master_keeps_its_mastership_if_the_preparation_of_a_move_never_finishes() {
+fn master_keeps_its_mastership_if_a_preparation_never_finishes() {
     let mut cluster = spread(Options::default());
     let node = drain(&mut cluster);
     cluster.idle.insert(node);
@@ -389,7 +389,7 @@ fn node_ignores_orders_that_arrive_after_their_time_limit() {
 
 /// For a move, a master stops renewing its lease only if the lease ends before the orders. Else moves could overlap.
 #[test]
-fn master_keeps_its_mastership_if_move_orders_expire_before_its_lease_ends() {
+fn master_ignores_move_orders_that_expire_before_its_lease() {
     let (mut cluster, ..) = hand_over();
     // The orders arrive after 15.5 s and expire after 20 s. The remaining 4.5 s are shorter than the lease of 5 s.
     cluster.orders_delay = Duration::from_millis(15_500);
@@ -402,7 +402,7 @@ fn master_keeps_its_mastership_if_move_orders_expire_before_its_lease_ends() {
 }
 
 #[test]
-fn mover_does_not_repeat_orders_for_a_move_that_has_become_unnecessary() {
+fn mover_does_not_repeat_orders_for_an_unnecessary_move() {
     let (mut cluster, node, holder) = hand_over();
     // The report of the present master arrives only after the test has also drained the target node of the move.
     cluster.cut.insert((node.min(holder), node.max(holder)));
@@ -437,7 +437,7 @@ fn system_master_sends_no_orders_after_an_outdated_report() {
 
 #[test]
 #[should_panic(expected = "the options leave a master enough time to hand over before its orders expire")]
-fn node_start_panics_if_the_lease_is_as_long_as_the_time_limit_of_a_move() {
+fn node_panics_if_its_lease_leaves_no_time_for_a_move() {
     drop(Cluster::new(1, Options { lease: Duration::from_secs(20), ..Options::default() }));
 }
 
@@ -475,7 +475,7 @@ fn next_token_holder_continues_the_move_of_a_stopped_holder() {
 }
 
 #[test]
-fn node_with_failed_storage_rejects_proposals_and_sends_no_messages() {
+fn node_sends_no_messages_after_its_storage_fails() {
     let mut cluster = spread(Options::default());
     let failed = drain(&mut cluster);
     cluster.run(110);
@@ -503,7 +503,7 @@ fn node_with_failed_storage_rejects_proposals_and_sends_no_messages() {
 
 /// Node 3 is master of the system group and of paxos group 1. It reaches node 2, but not node 4, the next master.
 #[test]
-fn master_hands_over_its_mastership_while_it_reaches_only_one_other_node() {
+fn master_hands_over_while_it_reaches_only_one_other_node() {
     let mut cluster = Cluster::of(vec![vec![1, 2, 3], vec![1, 3, 4]], Options::default());
     cluster.run(10_000);
     let master = NodeId(3);
@@ -520,7 +520,7 @@ fn master_hands_over_its_mastership_while_it_reaches_only_one_other_node() {
 }
 
 #[test]
-fn system_group_drops_invalid_records_and_duplicates_of_pending_records() {
+fn system_group_drops_invalid_and_duplicate_records() {
     let mut cluster = spread(Options::default());
     let master = cluster.master(GroupId::SYSTEM).unwrap();
     let last =
@@ -548,7 +548,7 @@ fn system_group_drops_invalid_records_and_duplicates_of_pending_records() {
 /// Random reports and orders may cause moves to fail. But a paxos group never has two masters, and each paxos group has
 /// a master in the end.
 #[test]
-fn paxos_group_never_has_two_masters_despite_random_reports_and_orders() {
+fn paxos_group_never_has_two_masters_despite_random_orders() {
     const STEPS: [Step; 5] = [
         Step::FIRST,
         Step::Prepare(Preparation::NotifyProducers),

@@ -23,7 +23,7 @@ fn written() -> HeaderMap {
 }
 
 #[test]
-fn request_head_passes_verification_only_with_the_secret_of_its_sender() {
+fn request_head_is_valid_only_with_the_secret_of_its_sender() {
     let read = || Head::read(&written()).unwrap();
     assert_eq!(read().verified(&secret()), Some(head()));
     assert_eq!(read().verified(&ClusterSecret::new(&[4; 32])), None);

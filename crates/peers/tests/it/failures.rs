@@ -47,7 +47,7 @@ async fn request_fails_at_once_after_a_truncated_or_invalid_response() {
 }
 
 #[tokio::test]
-async fn client_accepts_a_slow_response_only_if_it_ends_before_the_timeout() {
+async fn client_accepts_a_slow_response_only_within_the_timeout() {
     let server = TestMember::echoing().await;
     let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = Member { address: between.local_addr().unwrap().to_string(), ..member(server.address) };

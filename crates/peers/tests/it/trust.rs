@@ -173,7 +173,7 @@ async fn rejection_of_unauthenticated_request_has_no_details() {
 }
 
 #[tokio::test]
-async fn listener_closes_unauthenticated_connection_after_the_read_timeout() {
+async fn listener_closes_a_connection_that_never_authenticates() {
     let options = ListenerOptions { read_timeout: Duration::from_millis(50), ..ListenerOptions::default() };
     let server = TestMember::start(Setup { options, ..Setup::default() }, echo);
     let server = server.await;

@@ -20,7 +20,7 @@ fn concurrent_callers_can_create_the_callback_table() {
 }
 
 #[test]
-fn callback_is_a_duplicate_only_after_a_transaction_with_its_id_commits() {
+fn callback_is_a_duplicate_only_after_its_id_is_committed() {
     on_real(async |_| {
         let pool = pool().await;
         let mut connection = pool.get().await.unwrap();
@@ -36,7 +36,7 @@ fn callback_is_a_duplicate_only_after_a_transaction_with_its_id_commits() {
 }
 
 #[test]
-fn receiver_deletes_only_callbacks_that_are_older_than_the_given_age() {
+fn receiver_deletes_only_callbacks_older_than_the_given_age() {
     on_real(async |_| {
         let pool = pool().await;
         let connection = pool.get().await.unwrap();

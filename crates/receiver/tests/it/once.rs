@@ -81,7 +81,7 @@ fn duplicate_receives_200_without_a_handler_call() {
 }
 
 #[test]
-fn concurrent_duplicate_waits_for_the_first_callback_and_receives_200() {
+fn concurrent_duplicate_waits_for_the_first_callback() {
     on_real(async |runtime| {
         let pool = pool().await;
         let gate = Gate::new();
@@ -106,7 +106,7 @@ fn concurrent_duplicate_waits_for_the_first_callback_and_receives_200() {
 }
 
 #[test]
-fn middleware_calls_handler_for_duplicate_after_first_callback_fails() {
+fn handler_receives_the_duplicate_if_the_first_callback_fails() {
     on_real(async |runtime| {
         let pool = pool().await;
         let gate = Gate::new();
@@ -183,7 +183,7 @@ fn middleware_rolls_back_transaction_of_failed_handler() {
 }
 
 #[test]
-fn middleware_rolls_back_the_transaction_if_the_handler_ignores_an_error() {
+fn middleware_rolls_back_if_the_handler_ignores_an_error() {
     on_real(async |runtime| {
         let pool = pool().await;
         let calls = Arc::new(AtomicU32::new(0));
@@ -202,7 +202,7 @@ fn middleware_rolls_back_the_transaction_if_the_handler_ignores_an_error() {
 }
 
 #[test]
-fn middleware_rolls_back_if_the_handler_keeps_its_transaction_after_it_returns() {
+fn middleware_rolls_back_if_the_handler_keeps_its_transaction() {
     on_real(async |runtime| {
         let pool = pool().await;
         let (keep, kept) = tokio::sync::mpsc::unbounded_channel();

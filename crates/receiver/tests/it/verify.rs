@@ -29,7 +29,7 @@ fn verdict(verifier: &Verifier, headers: &HeaderMap) -> Result<(), Rejection> {
 }
 
 #[test]
-fn verified_callback_contains_the_headers_and_payload_of_its_request() {
+fn verifier_returns_the_headers_and_payload_of_a_callback() {
     let mut headers = signed_by(&KEY, "run", NOW_S, BODY);
     headers.insert("reveille-schedule-id", "invoice-4711".parse().unwrap());
     headers.insert("reveille-attempt", "3".parse().unwrap());
@@ -146,7 +146,7 @@ fn verifier_rejects_id_with_a_dot_despite_a_matching_signature() {
 }
 
 #[test]
-fn secret_parser_trims_white_space_and_its_errors_contain_no_secret() {
+fn secret_parser_rejects_an_invalid_secret() {
     assert!(format!(" {}\n", secret(&KEY)).parse::<Secret>().is_ok());
     let error = |text: &str| text.parse::<Secret>().unwrap_err();
     assert_eq!(error("k1.abcdef"), SecretError::Prefix);

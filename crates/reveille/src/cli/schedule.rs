@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cli_description_of_retries_states_the_maximum_waits_between_attempts() {
+    fn description_of_retries_states_the_maximum_waits() {
         let described = |attempts_max, backoff: &str, backoff_max: &str| {
             attempts(&Retry { attempts_max, backoff: backoff.to_owned(), backoff_max: backoff_max.to_owned() })
         };

@@ -39,7 +39,7 @@ fn each_revision_of_a_schedule_has_its_own_request_span() {
 }
 
 #[test]
-fn endpoint_parser_appends_the_traces_path_to_the_url_of_the_collector() {
+fn endpoint_parser_appends_the_traces_path_to_the_url() {
     let endpoint = |text: &str| text.parse::<Endpoint>().map(|endpoint| endpoint.to_string());
     for (text, uri) in [
         ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),

@@ -33,7 +33,7 @@ fn quota_change_bench_finds_no_lost_or_duplicate_callback() {
 }
 
 #[test]
-fn election_bench_compares_reveille_to_curator_and_counts_replica_requests() {
+fn election_bench_compares_reveille_to_curator() {
     let url = format!("zookeeper://{}", test_servers::zookeeper::shared().addresses());
     let sizes = ["--rounds", "1", "--warm-up", "0", "--session-millis", "2000"];
     let requests = ["--replicas", "2,6", "--rest", "1", "--period-millis", "100", "--counted", "1"];

@@ -192,7 +192,7 @@ fn share_the_work(cluster: &TestCluster) {
 }
 
 #[test]
-fn killed_member_delays_callbacks_by_at_most_its_lease_plus_one_second() {
+fn killed_member_delays_callbacks_by_little_more_than_its_lease() {
     kill_a_member(&TestCluster::new());
 }
 
@@ -232,7 +232,7 @@ fn kill_a_member(cluster: &TestCluster) {
 }
 
 #[test]
-fn api_member_owns_no_shards_and_poller_member_rejects_api_requests() {
+fn member_does_only_the_work_of_its_roles() {
     let cluster = TestCluster::new();
     let receiver = Receiver::start();
     let mut api = cluster.serve("api");
@@ -401,7 +401,7 @@ fn export_and_import_preserve_schedules_and_runs() {
 }
 
 #[test]
-fn member_applies_inbox_requests_only_after_their_transaction_commits() {
+fn member_applies_an_inbox_request_only_after_its_commit() {
     let cluster = TestCluster::new();
     let receiver = Receiver::start();
     let server = cluster.start("a");
@@ -519,7 +519,7 @@ fn at_both(members: [&Server; 2], header: (&str, &str), method: &str, path: &str
 }
 
 #[test]
-fn shard_owner_checks_preconditions_of_requests_that_any_member_receives() {
+fn shard_owner_checks_the_preconditions_of_forwarded_requests() {
     let cluster = TestCluster::new();
     let receiver = Receiver::start();
     let (a, b) = (cluster.start("a"), cluster.start("b"));

@@ -18,7 +18,7 @@ fn code_and_text(output: &Output) -> (Option<i32>, String) {
 }
 
 #[test]
-fn flags_override_environment_variables_which_override_the_configuration_file() {
+fn flags_override_the_environment_and_the_configuration_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("reveille.toml");
     let text =
@@ -43,7 +43,7 @@ fn flags_override_environment_variables_which_override_the_configuration_file() 
 }
 
 #[test]
-fn server_rejects_invalid_configuration_file_before_it_creates_data() {
+fn server_rejects_an_invalid_configuration_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("reveille.toml");
     let data = folder.path().join("data");

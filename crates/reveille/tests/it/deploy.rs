@@ -58,7 +58,7 @@ fn seconds(text: &str) -> u64 {
 }
 
 #[test]
-fn systemd_accepts_the_service_unit_and_rates_its_security_exposure_as_low() {
+fn systemd_accepts_the_service_unit() {
     let folder = tempfile::tempdir().unwrap();
     let unit = folder.path().join("reveille.service");
     std::fs::write(&unit, UNIT.replace("/usr/local/bin/reveille", BINARY)).unwrap();
@@ -90,7 +90,7 @@ fn systemd_and_compose_wait_long_enough_for_a_graceful_stop() {
 }
 
 #[test]
-fn shipped_configuration_file_is_valid_and_shows_the_default_values() {
+fn shipped_configuration_file_shows_the_default_values() {
     let effective = values(&shown(CONFIGURATION));
     assert!(effective.contains(&("no-receiver".to_owned(), "true".to_owned())));
     let lines = || CONFIGURATION.lines().filter_map(|line| line.strip_prefix('#'));

@@ -41,7 +41,7 @@ fn server_raises_its_limit_of_open_files() {
 }
 
 #[test]
-fn server_with_few_file_descriptors_serves_clients_and_sends_callbacks() {
+fn server_with_few_file_descriptors_sends_all_callbacks() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start_by(limited(&["-n 128"], &data), &data);

@@ -216,7 +216,7 @@ fn check_with_server(name: &str, document: &str, more: Replacements<'_>) -> Vec<
 }
 
 #[test]
-fn readme_commands_succeed_and_their_callbacks_have_valid_signatures() {
+fn callbacks_of_the_readme_commands_have_valid_signatures() {
     let folder = tempfile::tempdir().unwrap();
     let secret = folder.path().join("secret");
     let document = include_str!("../../../../README.md");
@@ -302,7 +302,7 @@ fn document_test_reports_a_failure_and_runs_later_commands() {
 }
 
 #[test]
-fn document_test_rejects_an_unknown_comment_and_a_document_without_commands() {
+fn document_test_rejects_documents_that_it_cannot_run() {
     assert!(script("a", "<!-- mistaken -->\n\n    true\n").is_err());
     assert!(failures("a", "    echo 'a\n", &[]).contains("a: the script stops before"));
     assert!(script("a", "<!-- not run: all of it -->\n\n    true\n").is_err());

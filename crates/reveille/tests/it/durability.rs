@@ -141,7 +141,7 @@ fn violations(events: &[Event<'_>], marks: &[String], data: &Path) -> Vec<String
 }
 
 #[test]
-fn durability_check_finds_responses_that_precede_the_sync_of_their_data() {
+fn durability_check_finds_responses_that_precede_the_sync() {
     let write = r#"7 pwrite64(5</d/j>, "\1\2mark-x-end\0", 64, 0) = 64"#;
     let sync = "7 fdatasync(5</d/j>) = 0";
     let response = r#"9 sendto(8<socket:[1]>, "HTTP/1.1 201 Created\r\n{\"id\":\"mark-x-end\"}", 90) = 90"#;

@@ -11,7 +11,7 @@ use crate::server::{BINARY, Server, serve};
 use crate::{now_millis, until};
 
 #[test]
-fn server_ignores_proxy_environment_variables_when_it_sends_callbacks() {
+fn server_ignores_proxy_variables_when_it_sends_callbacks() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();
@@ -28,7 +28,7 @@ fn server_ignores_proxy_environment_variables_when_it_sends_callbacks() {
 }
 
 #[test]
-fn server_on_public_address_sends_no_callbacks_to_loopback_by_default() {
+fn server_on_a_public_address_sends_no_callbacks_to_loopback() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();

@@ -84,7 +84,7 @@ fn discount_example_turns_a_discount_on_and_off_exactly_once() {
 }
 
 #[test]
-fn campaign_example_notifies_each_customer_once_unless_the_customer_opted_out() {
+fn campaign_example_notifies_each_customer_at_most_once() {
     let example = run("campaign");
     example.printed("49 notifications went to 49 customers");
     assert_eq!(
@@ -95,7 +95,7 @@ fn campaign_example_notifies_each_customer_once_unless_the_customer_opted_out() 
 }
 
 #[test]
-fn payment_example_queries_a_bank_repeatedly_and_refunds_a_payment_once() {
+fn payment_example_refunds_a_payment_exactly_once() {
     let example = run("payment");
     example.printed("payment N is refunded");
     let statuses = example.query("select status, count(*) from queries group by status order by status desc");
@@ -106,7 +106,7 @@ fn payment_example_queries_a_bank_repeatedly_and_refunds_a_payment_once() {
 }
 
 #[test]
-fn activation_example_activates_a_rescheduled_product_once_at_its_new_time() {
+fn activation_example_activates_a_rescheduled_product_once() {
     let example = run("activation");
     example.printed("style N is in the shop's listing; number of activations: 1");
     let on_day_4 =

@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::server::{BINARY, Server};
 
 #[test]
-fn server_prints_a_curl_command_and_the_callback_that_the_command_causes() {
+fn curl_command_that_the_server_prints_causes_a_callback() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let mut command = Command::new(BINARY);

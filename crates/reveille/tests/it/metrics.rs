@@ -98,7 +98,7 @@ fn of_members() -> BTreeSet<String> {
 }
 
 #[test]
-fn metrics_table_of_operating_document_lists_exactly_the_exported_metrics() {
+fn operating_document_lists_exactly_the_exported_metrics() {
     let (alone, text) = of_one_process();
     let members = of_members();
     let mut exported: Metrics = BTreeMap::new();

@@ -62,7 +62,7 @@ fn graceful_stop_waits_for_callbacks_in_flight() {
 }
 
 #[test]
-fn second_sigterm_ends_the_notice_period_of_a_stopping_server_early() {
+fn second_sigterm_ends_the_notice_period_of_a_stopping_server() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();
@@ -109,7 +109,7 @@ fn server_notifies_service_manager_of_readiness_and_stop_timeout() {
 }
 
 #[test]
-fn server_reports_that_a_change_is_too_late_for_a_callback_in_flight() {
+fn server_reports_a_change_as_too_late_for_a_callback_in_flight() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();
@@ -140,7 +140,7 @@ fn server_reports_that_a_change_is_too_late_for_a_callback_in_flight() {
 }
 
 #[test]
-fn server_names_invalid_flag_in_its_error_and_creates_no_data_folder() {
+fn server_names_an_invalid_flag_in_its_error() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     for (flag, value) in

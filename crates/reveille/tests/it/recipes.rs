@@ -138,7 +138,7 @@ fn access_to_nodes_requires_the_credentials_of_their_creator() {
 }
 
 #[test]
-fn discover_command_shows_service_instances_and_the_roles_command_shows_jobs() {
+fn discover_and_roles_commands_show_the_contents_of_the_tree() {
     let url = zookeeper();
     let yaml = "header: {service_class: kestrel}\nhost: 10.0.0.1\n";
     stdout_of(&url, &["tree", "set", "/discovery/kestrel/platform/one", yaml, "--create"]);

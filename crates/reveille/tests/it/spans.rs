@@ -195,7 +195,7 @@ fn one<'a>(spans: &'a [Span], name: &str, matches: impl Fn(&Span) -> bool) -> &'
 }
 
 #[test]
-fn trace_of_a_run_links_to_the_last_request_that_wrote_its_schedule() {
+fn trace_of_a_run_links_to_the_last_write_of_its_schedule() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let (collector, receiver) = (Receiver::start(), Receiver::start());
@@ -257,7 +257,7 @@ fn trace_of_a_run_links_to_the_last_request_that_wrote_its_schedule() {
 }
 
 #[test]
-fn server_drops_spans_but_fires_schedules_if_the_trace_collector_is_unreachable() {
+fn server_fires_schedules_without_a_reachable_trace_collector() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let receiver = Receiver::start();

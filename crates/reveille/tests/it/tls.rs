@@ -84,7 +84,7 @@ fn write(folder: &Path, (certificate, key): &(String, String)) {
 }
 
 #[test]
-fn server_offers_http_1_and_2_over_tls_with_a_valid_certificate_chain() {
+fn server_offers_http_1_and_2_over_tls() {
     let secured = Secured::start();
     let root = secured.authority.root.clone();
     assert_eq!(secured.version_and_status(&root, &["--http1.1"]), "1.1 200");
@@ -124,7 +124,7 @@ fn client_commands_require_the_root_certificate_of_the_server() {
 /// By default, `openssl req -x509` creates the certificate of a certificate authority. A client must reject such a
 /// certificate from a server.
 #[test]
-fn client_that_rejects_the_ca_certificate_of_a_server_names_an_openssl_option() {
+fn client_that_rejects_a_ca_certificate_names_an_openssl_option() {
     let folder = tempfile::tempdir().unwrap();
     let mut parameters = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
     parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -145,7 +145,7 @@ fn client_that_rejects_the_ca_certificate_of_a_server_names_an_openssl_option() 
 }
 
 #[test]
-fn server_uses_renewed_certificate_but_ignores_an_invalid_certificate_file() {
+fn server_uses_a_renewed_certificate_without_a_restart() {
     let secured = Secured::start();
     let (old, new) = (secured.authority.root.clone(), Authority::new(secured.folder.path(), "new"));
     assert!(secured.is_trusted_by(&old) && !secured.is_trusted_by(&new.root));

@@ -133,7 +133,7 @@ fn blocking_task_does_not_stop_timers() {
 }
 
 #[test]
-fn disk_keeps_written_bytes_and_file_names_and_rejects_a_second_lock() {
+fn disk_keeps_written_bytes_and_file_names() {
     on_tokio(async |runtime| {
         let folder = tempfile::tempdir().unwrap();
         let disk = runtime.disk();

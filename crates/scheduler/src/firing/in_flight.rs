@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn release_of_a_shard_returns_its_started_attempts_and_prevents_new_ones() {
+    fn release_of_a_shard_returns_its_started_attempts() {
         let in_flight = InFlight::default();
         let until = Timestamp::from_millis(100);
         let (leaving, staying) = (poller(0), poller(1));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn attempt_does_not_start_under_an_old_term_or_if_an_earlier_owner_started_it() {
+    fn attempt_does_not_start_under_an_old_term() {
         let in_flight = InFlight::default();
         let (until, occurrence) = (Timestamp::from_millis(100), key(1, 5).occurrence);
         in_flight.add(poller(0), key(1, 5), Term(1));

@@ -260,7 +260,7 @@ fn members_lose_no_run_while_they_discover_new_pollers() {
 }
 
 #[test]
-fn member_reads_the_tenant_list_at_once_if_a_request_has_an_unknown_tenant() {
+fn member_accepts_requests_of_a_new_tenant_without_delay() {
     both_engines(async |sim, options| {
         let cluster = TestCluster::new(sim, options, quick).await;
         let (a, b) = (cluster.join("a").await, cluster.join("b").await);
@@ -280,7 +280,7 @@ fn member_reads_the_tenant_list_at_once_if_a_request_has_an_unknown_tenant() {
 }
 
 #[test]
-fn many_requests_for_the_same_ids_do_not_delay_the_hand_over_of_shards() {
+fn requests_for_the_same_ids_do_not_delay_the_hand_over_of_shards() {
     both_engines(async |sim, mut options| {
         options.latency = Some(Duration::ZERO..=Duration::from_millis(10));
         let cluster = TestCluster::new(sim, options, quick).await;
@@ -364,7 +364,7 @@ fn every_shard_gets_an_owner_despite_intermittent_store_failures() {
 }
 
 #[test]
-fn no_cancellation_succeeds_during_the_hand_over_of_an_attempt_in_flight() {
+fn member_cancels_no_attempt_in_flight_during_a_hand_over() {
     for_each_seed(6, async |sim| {
         let slower = |_: &Delivery| (Duration::from_secs(4), AttemptResult::Answered(200));
         let cluster = TestCluster::new(sim, slow_store(), slower).await;
@@ -413,7 +413,7 @@ fn member_that_stops_during_a_hand_over_repeats_no_attempt() {
 }
 
 #[test]
-fn next_owner_applies_a_cancellation_that_arrives_during_the_hand_over() {
+fn cancellation_during_a_hand_over_prevents_every_callback() {
     for_each_seed(10, async |sim| {
         let cluster = TestCluster::new(sim, slow_store(), quick).await;
         let (a, b, c) = (cluster.join("a").await, cluster.join("b").await, cluster.join("c").await);

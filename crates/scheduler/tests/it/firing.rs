@@ -84,7 +84,7 @@ fn metric_counts_the_active_schedules_of_all_tenants() {
 }
 
 #[test]
-fn run_whose_attempts_all_fail_becomes_a_dead_letter_that_can_be_redriven() {
+fn run_whose_attempts_all_fail_becomes_a_dead_letter() {
     simulate(|runtime| async move {
         let behaviour = |delivery: &scheduler::Delivery| match delivery.occurrence.replay {
             0 => (Duration::from_millis(3), AttemptResult::Answered(500)),
@@ -115,7 +115,7 @@ fn run_whose_attempts_all_fail_becomes_a_dead_letter_that_can_be_redriven() {
 }
 
 #[test]
-fn cancellation_prevents_every_attempt_that_is_not_already_in_flight() {
+fn cancellation_prevents_all_attempts_that_are_not_in_flight() {
     simulate(|runtime| async move {
         let slow = |_: &scheduler::Delivery| (Duration::from_secs(2), AttemptResult::Answered(500));
         let harness = Harness::open(runtime, Options::default(), slow).await;

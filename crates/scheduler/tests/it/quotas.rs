@@ -148,7 +148,7 @@ fn quota_change_neither_loses_nor_repeats_runs_of_pending_rows() {
             let before = tenant(TENANT);
             let changed = harness.set_quotas(version, quotas).await;
             for of in [changed, before] {
-                // A member that does not know the new quotas yet creates schedules in pollers of the old generation.
+                // A member creates schedules in pollers of the old generation until it knows the new quotas.
                 let from = harness.in_ms(500);
                 harness.create_spread(&of, from, Duration::from_millis(7), 500, "http://receiver.test/a").await;
                 pending += 500;

@@ -30,7 +30,7 @@ fn panicking_attempt_fails_and_the_next_run_fires() {
 }
 
 #[test]
-fn runs_that_become_due_during_a_store_outage_fire_after_the_outage() {
+fn scheduler_fires_overdue_runs_after_a_store_outage() {
     simulate(|runtime| async move {
         let harness = Harness::open(runtime, Options::default(), ok).await;
         for n in 0..200 {

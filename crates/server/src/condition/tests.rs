@@ -40,7 +40,7 @@ fn parser_accepts_every_valid_form_of_a_tag_list() {
 }
 
 #[test]
-fn weak_tag_matches_the_if_none_match_header_but_not_the_if_match_header() {
+fn weak_tag_matches_only_in_an_if_none_match_header() {
     let weak = format!("W/{TAG}");
     assert_eq!(matching(&[&weak]), Some(Some(Tags::These(Vec::new()))));
     let condition = read(&IF_NONE_MATCH, &[weak.as_bytes()]).unwrap();

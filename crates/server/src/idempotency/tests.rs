@@ -13,7 +13,7 @@ fn read(values: &[&[u8]]) -> Result<Option<Key>, String> {
 }
 
 #[test]
-fn idempotency_key_parser_accepts_visible_ascii_with_or_without_quotes() {
+fn key_parser_accepts_visible_ascii_with_or_without_quotes() {
     let key = |text: &str| Ok(Some(Key(text.to_owned())));
     assert_eq!(read(&[]), Ok(None));
     for (sent, expected) in [
@@ -49,7 +49,7 @@ fn idempotency_key_parser_accepts_visible_ascii_with_or_without_quotes() {
 
 /// A request that is repeated after an upgrade must find the schedule of the first request.
 #[test]
-fn idempotency_key_of_a_tenant_always_produces_the_same_schedule_id() {
+fn key_of_a_tenant_always_produces_the_same_schedule_id() {
     let key = Key("8e03978e-40d5-43dd-bc93-6894a57f9324".to_owned());
     let id = key.id(TenantId(1));
     assert_ne!(id, key.id(TenantId(2)));

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metrics_conversion_adds_suffix_total_to_counters_and_removes_unit_lines() {
+    fn conversion_turns_open_metrics_into_the_plain_text_format() {
         let text = "# HELP a_runs Runs of a.\n# TYPE a_runs counter\na_runs_total{state=\"ok\"} 1\n\
                     # HELP a_bytes Size.\n# TYPE a_bytes gauge\n# UNIT a_bytes bytes\na_bytes 2\n# EOF\n";
         let plain = "# HELP a_runs_total Runs of a.\n# TYPE a_runs_total counter\na_runs_total{state=\"ok\"} 1\n\

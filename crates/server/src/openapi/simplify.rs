@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn simplification_merges_alternative_string_constants_into_one_enum() {
+    fn simplification_merges_string_constants_into_one_enum() {
         let schema = json!({ "description": "State.", "oneOf": [
             { "type": "string", "enum": ["active"] },
             { "type": "string", "const": "ended", "description": "It is over." },
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn simplification_turns_schema_true_into_an_empty_schema_and_const_into_enum() {
+    fn simplification_replaces_true_and_const_with_equivalent_schemas() {
         let schema =
             json!({ "properties": { "payload": true, "dead": { "const": "true" } }, "additionalProperties": false });
         let expected =
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn simplification_keeps_the_first_paragraph_of_a_description_without_links() {
+    fn simplification_shortens_a_description_to_its_first_paragraph() {
         let schema =
             json!({ "description": "A patch of a [`Request`](crate::Request) with\n[`Time`].\n\nIts `Debug` form." });
         assert_eq!(simplified(schema), json!({ "description": "A patch of a `Request` with `Time`." }));

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn conversion_puts_a_reference_with_a_description_into_an_all_of_list() {
+    fn conversion_keeps_the_description_next_to_a_reference() {
         let schema = json!({ "$ref": "#/a", "description": "text", "examples": ["x"] });
         let expected = json!({ "allOf": [{ "$ref": "#/a" }], "description": "text", "example": "x" });
         assert_eq!(rendered(schema), expected);

@@ -53,7 +53,7 @@ async fn spool_moves_unread_results_to_a_file_and_returns_them_in_order() {
 }
 
 #[tokio::test]
-async fn writer_waits_for_the_reader_if_the_spool_files_reach_their_limit() {
+async fn writer_waits_for_the_reader_while_the_spool_files_are_full() {
     let runtime = Runtime::real();
     let spools = spools(&runtime, 100, 250);
     let (writer, reader) = spools.open();

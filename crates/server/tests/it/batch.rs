@@ -98,7 +98,7 @@ async fn server_rejects_too_long_batch_line_and_accepts_the_next_line() {
 }
 
 #[tokio::test]
-async fn server_ends_a_batch_with_too_many_lines_at_the_first_excess_line() {
+async fn server_ends_a_batch_at_the_first_line_above_the_limit() {
     let world = World::start_with(Options { batch_lines_max: 3, ..Options::default() }).await;
     let batch: String = (0..10).map(|_| body("") + "\n").collect();
     let response = world.send("POST", "/v1/schedules:batch", &batch).await;
@@ -190,7 +190,7 @@ async fn batch_ends_when_its_api_key_is_revoked_or_expires() {
 }
 
 #[tokio::test]
-async fn server_ends_a_stalled_batch_after_it_processed_the_complete_lines() {
+async fn server_processes_the_complete_lines_of_a_stalled_batch() {
     let options = Options { body_timeout: Duration::from_millis(50), ..Options::default() };
     let world = World::start_with(options).await;
     let mut connection = world.connect().await;
@@ -314,7 +314,7 @@ async fn server_ends_a_batch_if_it_cannot_store_the_unread_results() {
 }
 
 #[tokio::test]
-async fn repeated_batch_with_an_idempotency_key_creates_each_schedule_once() {
+async fn batch_with_an_idempotency_key_creates_no_schedule_twice() {
     let world = World::start().await;
     let key = [("idempotency-key", "import-1"), ("content-type", "application/x-ndjson")];
     let line = |number: usize| body(&format!(r#","labels":{{"n":"{number}"}}"#)) + "\n";

@@ -80,7 +80,7 @@ async fn recurring_schedule_keeps_its_etag_when_it_fires() {
 }
 
 #[tokio::test]
-async fn change_succeeds_only_if_its_if_match_header_has_the_current_version() {
+async fn server_rejects_a_change_with_an_outdated_if_match_header() {
     let world = World::start().await;
     let first = create_schedule(&world).await;
     let second = etag(&world.send_if("PUT", PATH, &[("if-match", &first)], &body("")).await);
@@ -107,7 +107,7 @@ async fn change_succeeds_only_if_its_if_match_header_has_the_current_version() {
 }
 
 #[tokio::test]
-async fn server_follows_rfc_9110_for_a_precondition_on_a_missing_schedule() {
+async fn server_follows_rfc_9110_for_if_match_on_a_missing_schedule() {
     let world = World::start().await;
     for method in ["GET", "PATCH", "DELETE"] {
         let response = world.send_if(method, PATH, &[("if-match", "*")], "{}").await;
@@ -137,7 +137,7 @@ async fn server_follows_rfc_9110_for_a_precondition_on_a_missing_schedule() {
 }
 
 #[tokio::test]
-async fn put_with_if_none_match_header_creates_schedule_only_if_its_id_is_unused() {
+async fn put_with_if_none_match_star_replaces_no_active_schedule() {
     let world = World::start().await;
     let only_new = [("if-none-match", "*")];
     let sent = body("");
@@ -294,7 +294,7 @@ async fn patch_of_an_ended_schedule_requires_a_new_timing() {
 }
 
 #[tokio::test]
-async fn patch_of_an_overdue_one_shot_schedule_returns_the_code_schedule_over() {
+async fn server_rejects_a_patch_of_an_overdue_one_shot_schedule() {
     let world = World::start().await;
     create_schedule(&world).await;
     let tenant = world.store.tenants().await.unwrap().into_iter().find(|tenant| tenant.name == "tenant-1").unwrap();

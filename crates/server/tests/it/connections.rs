@@ -109,7 +109,7 @@ async fn server_stops_without_waiting_for_idle_connections() {
 }
 
 #[tokio::test]
-async fn stopping_server_closes_a_busy_connection_after_the_drain_timeout() {
+async fn stopping_server_closes_a_busy_connection_after_a_timeout() {
     let world = World::start_with(Options { drain_timeout: Duration::from_millis(50), ..Options::default() }).await;
     let mut connection = world.connect().await;
     let head = format!(
@@ -122,7 +122,7 @@ async fn stopping_server_closes_a_busy_connection_after_the_drain_timeout() {
 }
 
 #[tokio::test]
-async fn connection_above_the_limit_waits_until_another_connection_closes() {
+async fn connection_above_the_limit_waits_until_another_one_closes() {
     let world = World::start_with(Options { connections_max: 1, ..Options::default() }).await;
     let mut first = world.connect().await;
     assert_eq!(first.status_with_key().await, 200);
@@ -138,7 +138,7 @@ async fn connection_above_the_limit_waits_until_another_connection_closes() {
 }
 
 #[tokio::test]
-async fn server_at_its_connection_limit_closes_idle_connections_that_sent_no_key() {
+async fn server_at_its_limit_closes_idle_connections_without_a_key() {
     let proxies = ["127.0.0.0/8".parse().unwrap()];
     for trusted_proxies in [proxies.to_vec(), Vec::new()] {
         let world = World::start_with(Options { connections_max: 50, trusted_proxies, ..Options::default() }).await;

@@ -121,7 +121,7 @@ async fn rejection_of_a_query_contains_error_code_and_parameter() {
 }
 
 #[tokio::test]
-async fn count_route_returns_the_number_of_a_tenants_schedules_in_each_state() {
+async fn server_counts_the_schedules_of_a_tenant_in_each_state() {
     let world = World::start().await;
     let count = async |key| world.send_as(key, "GET", "/v1/schedules:count", "").await.body;
     let nothing = r#"{"active":0,"ended":0,"cancelled":0}"#;

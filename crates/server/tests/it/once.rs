@@ -26,7 +26,7 @@ fn is_replayed(response: &Response) -> bool {
 }
 
 #[tokio::test]
-async fn repeated_request_with_same_idempotency_key_gets_the_same_response() {
+async fn server_returns_the_first_response_to_a_repeated_request() {
     let world = World::start().await;
     let sent = r#"{"every":"1h","target":{"http":{"url":"http://127.0.0.1:9/200"}}}"#;
     let first = post(&world, "key-1", sent).await;
@@ -73,7 +73,7 @@ async fn server_accepts_a_repeated_request_whose_instant_is_now_too_old() {
 }
 
 #[tokio::test]
-async fn server_rejects_the_reuse_of_an_idempotency_key_with_another_body() {
+async fn server_rejects_another_body_with_a_used_idempotency_key() {
     let world = World::start().await;
     let first = post(&world, "key-1", &body("")).await;
     for other in [body(r#","labels":{}"#), body(" "), "{}".to_owned(), "no JSON".to_owned(), String::new()] {
@@ -88,7 +88,7 @@ async fn server_rejects_the_reuse_of_an_idempotency_key_with_another_body() {
 }
 
 #[tokio::test]
-async fn concurrent_requests_with_one_idempotency_key_create_one_schedule() {
+async fn requests_that_share_an_idempotency_key_create_one_schedule() {
     let world = World::start().await;
     for round in 0..5 {
         let (key, sent) = (format!("key-{round}"), body(""));
@@ -110,7 +110,7 @@ async fn concurrent_requests_with_one_idempotency_key_create_one_schedule() {
 }
 
 #[tokio::test]
-async fn server_with_a_full_disk_repeats_the_response_to_a_repeated_request() {
+async fn server_with_a_full_disk_still_answers_a_repeated_request() {
     let world = World::start().await;
     let first = post(&world, "key-1", &body("")).await;
     let path = first.header("location").unwrap();
@@ -123,7 +123,7 @@ async fn server_with_a_full_disk_repeats_the_response_to_a_repeated_request() {
 }
 
 #[tokio::test]
-async fn dry_run_with_used_idempotency_key_shows_schedule_of_first_request() {
+async fn dry_run_of_a_repeated_request_shows_the_original_schedule() {
     let world = World::start().await;
     let sent = r#"{"every":"1h","target":{"http":{"url":"http://127.0.0.1:9/200"}},"labels":{"a":"1"}}"#;
     let first = post(&world, "key-1", sent).await;

@@ -62,7 +62,7 @@ fn references<'a>(value: &'a Value, found: &mut BTreeSet<&'a str>) {
 }
 
 #[tokio::test]
-async fn openapi_document_is_complete_and_contains_limits_and_problem_codes() {
+async fn openapi_document_contains_schemas_limits_and_problem_codes() {
     let world = World::start().await;
     let document = document(&world).await;
     let mut found = BTreeSet::new();
@@ -100,7 +100,7 @@ async fn openapi_document_is_complete_and_contains_limits_and_problem_codes() {
 }
 
 #[tokio::test]
-async fn api_page_shows_openapi_document_and_loads_no_file_from_other_hosts() {
+async fn api_page_loads_no_file_from_other_hosts() {
     let world = World::start().await;
     let page = get(&world, "/docs").await;
     assert_eq!((page.status, page.header("content-type")), (200, Some("text/html; charset=utf-8")));

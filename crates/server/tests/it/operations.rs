@@ -31,7 +31,7 @@ async fn server_with_a_closed_store_is_not_ready() {
 }
 
 #[tokio::test]
-async fn server_that_is_stopping_reports_not_ready_and_still_serves_requests() {
+async fn stopping_server_serves_requests_while_it_reports_not_ready() {
     let world = World::start().await;
     let mut kept = world.connect().await;
     assert_eq!(kept.request("GET", "/readyz", "", b"").await.status, 200);

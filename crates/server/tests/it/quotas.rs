@@ -47,7 +47,7 @@ async fn admin_sets_quotas_up_to_the_operators_ceilings() {
 }
 
 #[tokio::test]
-async fn server_rejects_invalid_quotas_and_callers_that_lack_the_required_role() {
+async fn server_rejects_an_invalid_or_unauthorized_quota_change() {
     let world = World::start().await;
     for wrong in
         ["{\"callbacks\":1}", "{\"pending_max\":-1}", "{\"pending_max\":\"1\"}", "{\"pending_max\":5e9}", "[1]"]

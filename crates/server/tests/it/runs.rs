@@ -123,7 +123,7 @@ async fn client_reads_a_run_by_its_webhook_id() {
 }
 
 #[tokio::test]
-async fn client_can_read_a_run_after_a_new_schedule_reuses_the_old_schedule_id() {
+async fn client_can_read_a_run_after_its_schedule_id_is_reused() {
     let world = World::start().await;
     let body = format!(
         r#"{{"id":"bad","at":"{}","target":{{"http":{{"url":"http://127.0.0.1:9/500"}}}},"retry":{{"backoff":"1h","backoff_max":"1h"}}}}"#,

@@ -65,7 +65,7 @@ async fn api_creates_reads_replaces_and_cancels_a_schedule() {
 }
 
 #[tokio::test]
-async fn server_returns_all_fields_of_a_schedule_but_redacts_header_values() {
+async fn server_returns_a_schedule_with_redacted_header_values() {
     let world = World::start().await;
     let request = r#"{
         "id": "nightly-report", "cron": "30 2 * * *", "zone": "Europe/Berlin",

@@ -94,7 +94,7 @@ async fn server_limits_the_bytes_of_unread_responses_on_one_connection() {
 }
 
 #[tokio::test]
-async fn tenant_with_unread_responses_does_not_block_responses_to_other_tenants() {
+async fn tenant_with_unread_responses_does_not_block_other_tenants() {
     // Each tenant has a budget of 1 MiB, and each page of this tenant has about 1 MiB.
     let world = World::start_with(Options { response_bytes_max: 4 << 20, ..Options::default() }).await;
     let _bytes = create_page(&world).await;
@@ -113,7 +113,7 @@ async fn tenant_with_unread_responses_does_not_block_responses_to_other_tenants(
 }
 
 #[tokio::test]
-async fn server_rejects_large_reads_while_unread_responses_use_up_its_byte_limit() {
+async fn server_rejects_large_reads_while_too_many_bytes_are_unread() {
     let world = World::start_with(Options { response_bytes_max: 1 << 20, ..Options::default() }).await;
     let _bytes = create_page(&world).await;
     let mut client = SlowClient::connect(&world).await;
@@ -131,7 +131,7 @@ async fn server_rejects_large_reads_while_unread_responses_use_up_its_byte_limit
 }
 
 #[tokio::test]
-async fn further_requests_do_not_extend_the_time_limit_for_reading_a_response() {
+async fn new_requests_do_not_extend_the_time_to_read_a_response() {
     let options = Options { idle_timeout: Duration::from_millis(200), ..Options::default() };
     let world = World::start_with(options).await;
     let _bytes = create_page(&world).await;
@@ -160,7 +160,7 @@ async fn server_renders_metrics_at_most_once_per_second() {
 }
 
 #[tokio::test]
-async fn server_with_a_metrics_address_serves_metrics_only_at_that_address() {
+async fn server_serves_metrics_only_at_the_metrics_address() {
     let options = Options { metrics_listen: Some(([127, 0, 0, 1], 0).into()), ..Options::default() };
     let world = World::start_with(options).await;
     assert_eq!(world.send("GET", "/metrics", "").await.status, 404);

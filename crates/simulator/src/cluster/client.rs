@@ -188,7 +188,7 @@ impl<'a> Client<'a> {
     async fn create_again(&mut self) {
         let Some((id, _)) = self.pick() else { return };
         if let CreateResult::Created(created) = self.create(self.request(Some(id.clone()))).await {
-            panic!("lost: the creation of {id} was acknowledged, but a member created it again, as {created:?}");
+            panic!("a member lost the acknowledged schedule {id}, and created the schedule again as {created:?}");
         }
     }
 
@@ -204,7 +204,7 @@ impl<'a> Client<'a> {
         let request = self.request(Some(id.clone()));
         match self.cluster.call(&member, |scheduler| async move { scheduler.put(request).await }).await {
             Some(Ok(Ok(response))) => {
-                assert!(!response.created, "lost: the creation of {id} was acknowledged, but a put found no schedule");
+                assert!(!response.created, "a member lost the acknowledged schedule {id}: a put found no schedule");
                 if response.too_late {
                     // The attempt in flight may reach its receiver after this response. The history rejects an attempt
                     // that starts after a reported change, so the client waits before it reports the change.
@@ -232,7 +232,7 @@ impl<'a> Client<'a> {
                 history.cancelled_too_late(incarnation);
             }
             Some(Ok(CancelResponse::NotFound)) => {
-                panic!("lost: the creation of {id} was acknowledged, but a cancellation did not find it")
+                panic!("a member lost the acknowledged schedule {id}: a cancellation did not find the schedule")
             }
             Some(Ok(CancelResponse::Pending { decided_by })) => {
                 // The instant `decided_by` refers to the clock of the member that handled the request.

@@ -10,7 +10,7 @@ fn run_seeds_of(name: &str, kind: StoreKind) -> Coverage {
 }
 
 #[test]
-fn cluster_passes_all_checks_on_a_store_with_the_weakest_guarantees() {
+fn cluster_passes_all_checks_on_a_store_with_weak_guarantees() {
     let coverage = run_seeds_of("cluster-weak", StoreKind::Weak);
     coverage.assert_happened(&[Incident::Crash, Incident::Kill, Incident::Pause, Incident::ClockJump]);
 }
@@ -35,7 +35,7 @@ fn checkers_detect_store_that_ignores_terms() {
 }
 
 #[test]
-fn cluster_checkers_detect_creator_that_reads_the_closed_timestamp_too_early() {
+fn checkers_detect_a_too_early_read_of_the_closed_timestamp() {
     assert_mutant_caught(Mutant::ReadsClosedBeforeItsRow, StoreKind::Weak, "lost");
 }
 

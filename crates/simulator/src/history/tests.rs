@@ -97,7 +97,7 @@ fn verdict_accepts_callback_on_time_with_an_outcome() {
 }
 
 #[test]
-fn verdict_reports_acknowledged_occurrence_without_an_outcome_as_lost() {
+fn verdict_reports_an_occurrence_without_an_outcome_as_lost() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.breaks(|found| *found == Violation::Lost { occurrence: occurrence(once()), callbacks: 0 });
@@ -172,7 +172,7 @@ fn verdict_reports_callback_after_a_durable_success_as_duplicate() {
 }
 
 #[test]
-fn verdict_accepts_retry_only_after_failure_and_with_higher_attempt_number() {
+fn verdict_accepts_a_retry_only_with_a_higher_attempt_number() {
     let then = |accepted: bool, attempt: u16| {
         let fixture = Fixture::new();
         fixture.until(10);
@@ -187,7 +187,7 @@ fn verdict_accepts_retry_only_after_failure_and_with_higher_attempt_number() {
 }
 
 #[test]
-fn verdict_accepts_a_cancellation_after_a_crash_interrupts_an_attempt() {
+fn verdict_accepts_a_cancellation_after_an_interrupted_attempt() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.history.callback_began("a", occurrence(once()), 1);
@@ -231,7 +231,7 @@ fn callback_that_starts_after_a_cancellation_is_a_violation() {
 }
 
 #[test]
-fn success_response_to_a_cancellation_during_an_attempt_is_a_violation() {
+fn successful_cancellation_during_an_attempt_is_a_violation() {
     let cancel_in_flight = |cancel: fn(&History, Incarnation)| {
         let fixture = Fixture::new();
         fixture.until(10);
@@ -253,7 +253,7 @@ fn success_response_to_a_cancellation_during_an_attempt_is_a_violation() {
 }
 
 #[test]
-fn occurrence_with_a_callback_needs_an_outcome_even_after_a_cancellation() {
+fn cancelled_occurrence_with_a_callback_needs_an_outcome() {
     let fixture = Fixture::new();
     fixture.until(10);
     fixture.call(occurrence(once()), 1, false);
@@ -303,7 +303,7 @@ fn callback_at_an_instant_outside_the_schedule_is_a_violation() {
 }
 
 #[test]
-fn verdict_accepts_unknown_schedule_only_if_a_create_request_got_no_response() {
+fn verdict_rejects_a_schedule_that_no_client_requested() {
     let fixture = Fixture::empty();
     fixture.until(10);
     fixture.succeed(occurrence(once()));
@@ -313,7 +313,7 @@ fn verdict_accepts_unknown_schedule_only_if_a_create_request_got_no_response() {
 }
 
 #[test]
-fn verdict_requires_outcomes_only_up_to_the_expected_end_of_a_series() {
+fn verdict_requires_no_outcome_after_the_end_of_a_series() {
     let fixture = Fixture::series();
     for second in 1..=6 {
         fixture.until(second);
@@ -337,7 +337,7 @@ fn verdict_rejects_a_callback_and_a_success_of_a_missed_occurrence() {
 }
 
 #[test]
-fn verdict_accepts_a_missed_outcome_for_an_occurrence_in_flight_at_a_crash() {
+fn verdict_accepts_an_interrupted_occurrence_as_missed() {
     let fixture = Fixture::series();
     fixture.until(3);
     fixture.history.callback_began("a", occurrence(3), 1);
@@ -363,7 +363,7 @@ fn acknowledged_change_replaces_the_expected_instants() {
 }
 
 #[test]
-fn verdict_accepts_new_revision_after_a_schedule_change_without_response() {
+fn verdict_accepts_a_revision_from_a_change_without_response() {
     let fixture = Fixture::new();
     fixture.history.change_without_response(SCHEDULE);
     fixture.until(10);

@@ -10,7 +10,7 @@ fn run_seeds_of(name: &str, kind: EngineKind) -> crate::Coverage {
 }
 
 #[test]
-fn single_node_passes_all_checks_on_a_store_with_the_weakest_guarantees() {
+fn single_node_passes_all_checks_on_a_store_with_weak_guarantees() {
     let coverage = run_seeds_of("spine-weak", EngineKind::Weak);
     coverage.assert_happened(&[Incident::Crash, Incident::Kill, Incident::Pause, Incident::ClockJump]);
 }
@@ -46,7 +46,7 @@ fn checkers_detect_owner_that_skips_the_second_read_of_a_range() {
 }
 
 #[test]
-fn checkers_detect_creator_that_reads_the_closed_timestamp_too_early() {
+fn checkers_detect_a_premature_read_of_the_closed_timestamp() {
     assert_mutant_caught(Mutant::ReadsClosedBeforeItsRow, EngineKind::Weak, "lost");
 }
 

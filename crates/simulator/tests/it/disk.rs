@@ -94,7 +94,7 @@ fn torn_write_may_lose_a_sector_and_keep_a_later_sector() {
 }
 
 #[test]
-fn truncated_part_of_a_file_reads_as_zeros_after_the_file_grows_again() {
+fn truncated_bytes_of_a_file_become_zeros_when_it_grows_again() {
     let sim = Simulation::new(0);
     sim.run_until(async {
         let file = durable_file(&sim.member("a"), LOG).await;
@@ -117,7 +117,7 @@ fn later_unsynced_write_may_survive_without_an_earlier_write() {
 }
 
 #[test]
-fn unsynced_writes_survive_a_process_kill_but_a_later_crash_may_lose_them() {
+fn unsynced_writes_survive_a_process_kill_until_a_later_crash() {
     for seed in 0..20 {
         let sim = Simulation::new(seed);
         sim.run_until(async {
@@ -323,7 +323,7 @@ fn simulator_cuts_the_power_during_the_chosen_disk_operation() {
 }
 
 #[test]
-fn file_lock_excludes_other_handles_until_guard_drops_or_member_crashes() {
+fn file_lock_lasts_until_its_guard_drops_or_its_member_crashes() {
     let sim = Simulation::new(0);
     sim.run_until(async {
         let disk = sim.member("a").disk();

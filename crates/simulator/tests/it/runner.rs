@@ -36,7 +36,7 @@ fn failure_prints_its_replay_command_and_the_last_events() {
 }
 
 #[test]
-fn assert_caught_requires_failure_message_that_contains_the_symptom() {
+fn assert_caught_requires_a_failure_with_the_expected_symptom() {
     let caught = assert_caught("LosesAddition", "an addition was lost", 0..100, race);
     assert!(caught.runs <= 100);
     let unnoticed = std::panic::catch_unwind(|| assert_caught("Nothing", "", 0..10, |_| {}));

@@ -189,7 +189,7 @@ proptest! {
     }
 
     #[test]
-    fn decoding_an_encoded_state_row_of_a_schedule_returns_the_same_row(schedule in schedule(), row in any::<u128>()) {
+    fn decoding_an_encoded_state_row_returns_the_same_row(schedule in schedule(), row in any::<u128>()) {
         let changed = Changed { state: Head::of(&schedule).state, row: Incarnation(row) };
         prop_assert_eq!(Changed::decode(&changed.encode()), Ok(changed));
     }
@@ -244,7 +244,7 @@ proptest! {
     }
 
     #[test]
-    fn decoded_journal_entry_of_a_hand_over_contains_the_encoded_attempts(
+    fn decoded_journal_entry_contains_the_handed_over_attempts(
         attempts in vec((poller(), due(), timestamp()), 0..4), cut in any::<prop::sample::Index>()
     ) {
         let attempts = attempts.into_iter().map(|(poller, key, until)| HandedOver { poller, key, until }).collect();

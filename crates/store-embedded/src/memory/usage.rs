@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn usage_row_of_an_earlier_build_marks_the_usage_numbers_as_outdated() {
+    fn usage_row_of_an_earlier_build_marks_the_usage_as_outdated() {
         let mut usages = Usages::default();
         usages.take_row(&[key::USAGE], &[VERSION]).unwrap();
         assert!(usages.is_complete && !usages.is_outdated);

@@ -21,7 +21,7 @@ fn acknowledged_writes_survive_a_restart_with_map_index() {
 }
 
 #[test]
-fn acknowledged_writes_survive_a_restart_if_only_part_of_the_index_is_flushed() {
+fn writes_survive_a_restart_with_a_partly_flushed_index() {
     // The store flushes the family `rows` many times and the other families never. When a replay applies an entry, the
     // index may therefore already contain rows of later entries.
     let options = Options { memtable_bytes: 20_000, checkpoint_bytes: 1 << 30, ..small(IndexKind::Lsm) };

@@ -144,7 +144,7 @@ fn history_sweep_deletes_old_schedules_and_keeps_other_schedules() {
 }
 
 #[test]
-fn history_sweep_deletes_an_old_schedule_but_keeps_a_new_one_with_the_same_id() {
+fn history_sweep_keeps_a_new_schedule_that_reuses_an_old_id() {
     simulate(async |runtime| {
         let owned = Owned::open(&runtime).await;
         let first = owned.insert(1, Some("name")).await;
@@ -170,7 +170,7 @@ fn history_sweep_deletes_an_old_schedule_but_keeps_a_new_one_with_the_same_id() 
 }
 
 #[test]
-fn history_sweep_keeps_schedules_with_redriven_runs_or_due_rows_after_watermark() {
+fn history_sweep_keeps_schedules_that_still_have_work() {
     simulate(async |runtime| {
         let owned = Owned::open(&runtime).await;
         let behind = owned.insert(1, Some("behind")).await;

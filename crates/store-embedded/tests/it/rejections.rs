@@ -16,7 +16,7 @@ fn an_insert(number: u64) -> Insert {
 }
 
 #[test]
-fn store_on_nearly_full_disk_rejects_only_user_writes_until_space_is_free() {
+fn store_on_a_nearly_full_disk_rejects_only_user_writes() {
     let sim = Simulation::new(1);
     sim.run_until(async {
         let a = sim.member("a");
@@ -111,7 +111,7 @@ fn closed_store_rejects_every_call() {
 }
 
 #[test]
-fn store_that_cannot_open_names_the_missing_part_of_its_data_folder() {
+fn error_names_the_missing_part_of_the_data_folder() {
     on_real(async |runtime| {
         for (taken, named) in [
             ("CHECKPOINT", "CHECKPOINT is missing"),

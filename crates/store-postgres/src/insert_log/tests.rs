@@ -55,7 +55,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn insert_log_returns_each_row_once_if_transactions_commit_out_of_order(steps in steps()) {
+    fn insert_log_returns_each_row_once_despite_out_of_order_commits(steps in steps()) {
         let mut server = Server::default();
         let mut received = server.snapshot();
         let mut all = Vec::new();

@@ -10,7 +10,7 @@ use test_servers::postgres::shared;
 use crate::support::{Home, POLLER, database, name_of, on_real, one_shot};
 
 #[test]
-fn store_returns_a_cancellation_record_until_a_caller_presents_a_later_cursor() {
+fn store_keeps_a_cancellation_record_until_a_later_cursor_arrives() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;

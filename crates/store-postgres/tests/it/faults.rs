@@ -143,7 +143,7 @@ fn restart_of_the_server_under_load_loses_no_acknowledged_write() {
 }
 
 #[test]
-fn calls_to_paused_server_fail_within_their_timeout_and_later_succeed() {
+fn calls_to_a_paused_server_fail_within_their_timeout() {
     let postgres = Postgres::start().unwrap();
     let url = migrated(&postgres);
     on_real(async |runtime| {
@@ -284,7 +284,7 @@ fn owner_paused_in_a_transaction_does_not_block_a_new_owner() {
 }
 
 #[test]
-fn damaged_schedule_does_not_prevent_cancellation_of_other_schedules() {
+fn damaged_schedule_does_not_prevent_cancellation_of_others() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;

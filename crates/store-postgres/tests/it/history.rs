@@ -150,7 +150,7 @@ fn store_deletes_only_old_history_of_ended_schedules() {
 
 /// While a due row is after `done`, its owner needs the run record to find out whether it has already fired the row.
 #[test]
-fn store_deletes_no_history_while_an_old_due_row_is_after_the_watermark() {
+fn store_keeps_history_while_a_due_row_is_after_the_watermark() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -176,7 +176,7 @@ fn store_deletes_no_history_while_an_old_due_row_is_after_the_watermark() {
 }
 
 #[test]
-fn single_maintenance_call_deletes_thousands_of_cancelled_schedules() {
+fn one_maintenance_call_deletes_thousands_of_cancelled_schedules() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -225,7 +225,7 @@ fn history_deletion_skips_locked_or_reactivated_schedule() {
 }
 
 #[test]
-fn blocked_history_deletion_does_not_delay_new_schedules_and_outcomes() {
+fn blocked_history_deletion_does_not_delay_new_writes() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;
@@ -257,7 +257,7 @@ fn blocked_history_deletion_does_not_delay_new_schedules_and_outcomes() {
 
 /// The test locks the default partition of the runs, as a dump of the database may do for hours.
 #[test]
-fn store_writes_a_run_to_the_default_partition_if_its_day_has_no_partition() {
+fn default_partition_contains_runs_of_days_without_a_partition() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;

@@ -32,7 +32,7 @@ fn insert_statement(insert: &Insert) -> String {
 }
 
 #[test]
-fn insert_log_returns_committed_rows_while_other_transactions_are_open() {
+fn insert_log_does_not_wait_for_open_transactions() {
     let url = database();
     on_real(async |runtime| {
         let tasks = TaskSet::new(&runtime);

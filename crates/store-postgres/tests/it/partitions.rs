@@ -19,7 +19,7 @@ fn partitions_of(url: &str) -> Vec<String> {
 }
 
 #[test]
-fn store_creates_partitions_for_new_rows_and_drops_completed_partitions() {
+fn store_drops_a_partition_after_all_its_due_rows_are_done() {
     let url = database();
     on_real(async |runtime| {
         let home = Home::open(&runtime, &url).await;

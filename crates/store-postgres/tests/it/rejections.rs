@@ -22,7 +22,7 @@ async fn open_error(runtime: &Runtime, url: &str, options: Options) -> OpenError
 }
 
 #[test]
-fn store_that_cannot_open_names_the_unreachable_server_or_the_rejected_login() {
+fn error_names_the_unreachable_server_or_the_rejected_login() {
     let url = database();
     on_real(async |runtime| {
         let quick = || Options { connect_timeout: Duration::from_millis(300), ..Options::default() };
@@ -46,7 +46,7 @@ fn store_that_cannot_open_names_the_unreachable_server_or_the_rejected_login() {
 }
 
 #[test]
-fn store_does_not_open_if_its_schema_is_missing_or_has_a_wrong_version() {
+fn store_opens_only_a_database_with_its_schema_version() {
     let (url, empty) = (database(), shared().create_database().unwrap());
     on_real(async |runtime| {
         let open = async |url: &str| open_error(&runtime, url, Options::default()).await;
@@ -97,7 +97,7 @@ fn repeated_or_concurrent_migrations_create_one_schema() {
 }
 
 #[test]
-fn database_owner_without_superuser_rights_can_migrate_and_use_store() {
+fn database_owner_needs_no_superuser_rights_to_use_the_store() {
     let url = shared().create_database().unwrap();
     let name = name_of(&url);
     let make = format!("create role plain login password 'secret'; alter database {name} owner to plain");

@@ -52,7 +52,7 @@ proptest! {
 }
 
 #[test]
-fn keyring_does_not_decrypt_a_secret_of_another_tenant_schedule_or_header() {
+fn keyring_decrypts_a_secret_only_in_its_original_place() {
     let [key] = keys();
     let keyring = Keyring::new(vec![key]);
     let (a, b) = (id("a"), id("b"));
@@ -85,7 +85,7 @@ fn keyring_encrypts_with_its_first_key_and_decrypts_with_every_key() {
 }
 
 #[test]
-fn keyring_returns_plaintext_unchanged_and_never_encrypts_ciphertext() {
+fn keyring_does_not_decrypt_plaintext_or_encrypt_ciphertext() {
     let [key] = keys();
     let keyring = Keyring::new(vec![key]);
     let place = Place::SigningSecret { tenant: TenantId(1), id: "first" };
@@ -108,7 +108,7 @@ fn encrypting_a_value_twice_returns_unrelated_ciphertexts() {
 }
 
 #[test]
-fn parser_of_store_keys_reads_a_generated_key_and_rejects_invalid_text() {
+fn parser_of_store_keys_accepts_only_well_formed_keys() {
     let (key, text) = StoreKey::generate(&real_runtime());
     assert_eq!(StoreKey::parse(&text).unwrap().id(), key.id());
     for wrong in ["", "rvsk_", "rvsk_AAAA", &text[5..], &text[..text.len() - 4], &format!("{text}AAAA")] {

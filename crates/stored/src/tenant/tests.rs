@@ -11,14 +11,14 @@ fn tenant() -> Tenant {
 const PLAIN: &str = r#"{"name":"billing","version":1,"generations":[4],"signing_secrets":[{"id":"first","secret":"AAECAwQFBgcICQoLDA0ODxAREhMUFRYX","created_at":5}],"keys":[]}"#;
 
 #[test]
-fn decoder_uses_the_default_policy_for_a_tenant_without_egress_policy() {
+fn missing_egress_policy_decodes_as_the_default_policy() {
     assert_eq!(decode(TenantId(7), PLAIN.as_bytes()), Ok(tenant()));
     assert_eq!(tenant().egress, Egress::default());
     assert_eq!(encode(&tenant()), PLAIN.as_bytes());
 }
 
 #[test]
-fn stored_egress_policy_contains_the_names_of_allowed_address_classes() {
+fn stored_egress_policy_names_the_allowed_address_classes() {
     let egress = Egress {
         allow: Class::ALL.into(),
         allow_networks: vec!["10.1.0.0/16".parse().unwrap(), "fd00:ec2::254".parse().unwrap()],

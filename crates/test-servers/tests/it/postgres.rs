@@ -7,7 +7,7 @@ use std::time::Duration;
 use test_servers::postgres::{Options, Postgres, shared};
 
 #[test]
-fn killed_server_keeps_its_rows_but_dropped_server_deletes_its_folder() {
+fn killed_server_keeps_its_rows_until_the_test_drops_it() {
     let postgres = Postgres::start().unwrap();
     let folder = postgres.folder().to_owned();
     postgres.sql("postgres", "create table kept (number int); insert into kept values (42)").unwrap();
@@ -24,7 +24,7 @@ fn killed_server_keeps_its_rows_but_dropped_server_deletes_its_folder() {
 }
 
 #[test]
-fn table_exists_only_in_its_database_and_in_a_copy_of_that_database() {
+fn table_exists_only_in_its_database_and_in_copies_of_it() {
     let postgres = shared();
     let one = postgres.create_database().unwrap();
     let other = postgres.create_database().unwrap();

@@ -86,7 +86,7 @@ fn check_reports_callback_that_arrives_before_its_due_instant() {
 }
 
 #[test]
-fn check_reports_callback_that_arrives_after_its_schedule_is_cancelled() {
+fn check_reports_a_callback_that_arrives_after_a_cancellation() {
     let cancelled = || vec![create(), cancel(DUE + 100, Answer::Cancelled)];
     check(cancelled(), vec![callback(DUE, "a")], vec![], &[]);
     check(cancelled(), vec![callback(DUE + 200, "a")], vec![], &[Promise::NothingAfterCancel]);
@@ -109,7 +109,7 @@ fn check_reports_callback_that_arrives_after_its_schedule_is_cancelled() {
 }
 
 #[test]
-fn check_accepts_duplicate_only_if_a_fault_interrupts_the_first_attempt() {
+fn check_accepts_a_duplicate_only_after_an_interrupted_attempt() {
     let twice = || vec![callback(DUE, "a"), callback(DUE + 3_000, "a")];
     let found = [Promise::DuplicatesOnlyInFlight];
     check(vec![create()], twice(), vec![], &found);

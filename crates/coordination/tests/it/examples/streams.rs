@@ -239,12 +239,12 @@ fn check_shards_under_load(url: &str) {
 }
 
 #[test]
-fn shards_learn_all_observations_while_the_shard_count_changes_on_zookeeper() {
+fn change_of_the_shard_count_on_zookeeper_loses_no_observation() {
     check_shards_under_load(&zookeeper());
 }
 
 #[test]
-fn shards_learn_all_observations_while_the_shard_count_changes_on_postgres() {
+fn change_of_the_shard_count_on_postgres_loses_no_observation() {
     check_shards_under_load(&postgres());
 }
 

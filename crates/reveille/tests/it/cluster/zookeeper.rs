@@ -47,7 +47,7 @@ fn members_recover_after_a_zookeeper_outage() {
 }
 
 #[test]
-fn members_restrict_their_zookeeper_nodes_and_reject_a_different_root_path() {
+fn members_restrict_access_to_their_zookeeper_nodes() {
     let cluster = TestCluster::on_zookeeper(shared());
     let server = cluster.start("a");
     cluster.wait_until_balanced(&["a"]);

@@ -105,7 +105,7 @@ fn leads_above(log: &Path, term: u64) -> u64 {
 }
 
 #[test]
-fn command_of_an_elect_process_runs_only_while_that_process_is_leader() {
+fn elect_process_runs_its_command_only_while_it_leads() {
     for url in [zookeeper(), postgres()] {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
@@ -171,7 +171,7 @@ fn command_ends_if_its_elect_process_or_its_supervisor_is_killed() {
 }
 
 #[test]
-fn sigterm_to_an_elect_process_ends_even_a_command_that_ignores_sigterm() {
+fn elect_process_ends_a_command_that_ignores_sigterm() {
     let url = zookeeper();
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
@@ -204,7 +204,7 @@ fn sigterm_to_an_elect_process_ends_even_a_command_that_ignores_sigterm() {
 }
 
 #[test]
-fn second_sigterm_to_an_elect_process_kills_its_command_without_delay() {
+fn second_sigterm_makes_an_elect_process_kill_its_command() {
     let (url, folder) = (zookeeper(), tempfile::tempdir().unwrap());
     let log = folder.path().join("log");
     let mut command = reveille(&url, &["elect", "--group", "/group", "--grace", "3600", "--", "sh", "-c"]);
@@ -221,7 +221,7 @@ fn second_sigterm_to_an_elect_process_kills_its_command_without_delay() {
 }
 
 #[test]
-fn elect_process_restarts_its_command_under_a_later_term_if_it_leads_again() {
+fn elect_process_restarts_its_command_under_a_later_term() {
     for url in [zookeeper(), postgres()] {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
@@ -235,7 +235,7 @@ fn elect_process_restarts_its_command_under_a_later_term_if_it_leads_again() {
 }
 
 #[test]
-fn elect_process_sends_sigterm_to_its_command_before_its_session_expires() {
+fn elect_process_sends_sigterm_before_its_session_expires() {
     let servers = test_servers::zookeeper::Zookeeper::start(1).unwrap();
     let url = format!("zookeeper://{}/away", servers.addresses());
     let folder = tempfile::tempdir().unwrap();
@@ -252,7 +252,7 @@ fn elect_process_sends_sigterm_to_its_command_before_its_session_expires() {
 }
 
 #[test]
-fn elect_process_exits_with_the_code_of_its_command_and_leaves_no_child_process() {
+fn elect_process_exits_with_the_code_of_its_command() {
     let url = zookeeper();
     let code = |script: &str| {
         let output = run(&url, &["elect", "--group", "/group", "--grace", "1", "--", "sh", "-c", script]);

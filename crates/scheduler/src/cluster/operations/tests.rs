@@ -238,7 +238,7 @@ where
 }
 
 #[test]
-fn every_operation_decodes_from_its_bytes_but_not_from_truncated_bytes() {
+fn every_operation_decodes_only_from_its_complete_bytes() {
     let created = prop_oneof![schedule().prop_map(Ok), refusal().prop_map(Err)];
     check(vec(named(), 0..5).prop_map(CreateNamed), vec(created, 0..5));
     check(named().prop_map(Put), put_answer());
@@ -258,7 +258,7 @@ fn every_operation_decodes_from_its_bytes_but_not_from_truncated_bytes() {
 }
 
 #[test]
-fn decoder_rejects_a_declared_count_that_exceeds_the_items_that_follow() {
+fn decoder_rejects_a_count_that_exceeds_the_items_that_follow() {
     let mut create = vec![VERSION];
     create.extend(u32::MAX.to_le_bytes());
     assert!(decode_request::<CreateNamed>(&create).is_err());

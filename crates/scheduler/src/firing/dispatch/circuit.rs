@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_probes_double_the_open_time_of_a_circuit_breaker_up_to_16_seconds() {
+    fn failed_probe_doubles_the_open_time_of_a_circuit_breaker() {
         let mut circuit = Circuit::default();
         for _ in 1..FAILURES_MAX {
             circuit.record(TargetHealth::Unavailable, at(0));

@@ -81,7 +81,7 @@ fn tenants_with_slow_targets_leave_a_free_slot_for_another_tenant() {
 }
 
 #[test]
-fn tenant_at_its_share_of_slots_starts_more_keys_after_slots_become_free() {
+fn tenant_at_its_share_starts_more_keys_after_slots_become_free() {
     let mut dispatch = dispatch(1_000, 100, 1_000);
     for entry in 0..200 {
         assert!(dispatch.push(lane(1 + entry % 2, 1), entry, NOW));
@@ -96,7 +96,7 @@ fn tenant_at_its_share_of_slots_starts_more_keys_after_slots_become_free() {
 }
 
 #[test]
-fn tenant_whose_outcomes_are_not_yet_durable_leaves_free_slots_for_another_tenant() {
+fn tenant_with_unwritten_outcomes_leaves_slots_for_other_tenants() {
     let mut dispatch = dispatch(1_000, 100, 1_000);
     for entry in 0..200 {
         assert!(dispatch.push(lane(1, 1), entry, NOW));
@@ -112,7 +112,7 @@ fn tenant_whose_outcomes_are_not_yet_durable_leaves_free_slots_for_another_tenan
 }
 
 #[test]
-fn service_fires_every_occurrence_that_became_due_while_no_slot_was_free() {
+fn service_skips_no_occurrence_that_waits_for_a_free_slot() {
     let mut dispatch = dispatch(1_000, 1, 1_000);
     assert!(dispatch.push(lane(1, 1), 0, NOW));
     assert!(dispatch.push(lane(2, 1), 1, NOW));
@@ -165,7 +165,7 @@ fn slow_targets_leave_space_in_the_key_window_for_other_targets() {
 }
 
 #[test]
-fn queue_spreads_deferred_keys_over_one_minute_if_the_target_rate_is_unknown() {
+fn queue_spreads_deferred_keys_over_at_most_one_minute() {
     let mut dispatch = dispatch(1, 100, 2);
     let positions: Vec<Timestamp> = (0..200).map(|_| dispatch.defer_to(lane(1, 1), NOW)).collect();
     assert_eq!(positions[0], NOW + Duration::from_secs(1));
@@ -175,7 +175,7 @@ fn queue_spreads_deferred_keys_over_one_minute_if_the_target_rate_is_unknown() {
 }
 
 #[test]
-fn queue_spreads_the_deferred_keys_of_a_target_by_its_measured_rate() {
+fn queue_spreads_deferred_keys_by_the_measured_rate_of_a_target() {
     let mut dispatch = dispatch(10_000, 10_000, 10_000);
     // One attempt stays in flight, so that the queue does not remove the lane.
     dispatch.push(lane(1, 1), 0, NOW);
@@ -212,7 +212,7 @@ fn popped(dispatch: &mut Dispatch, now: Now) -> Vec<u32> {
 }
 
 #[test]
-fn tenant_above_its_rate_limit_delays_only_its_own_keys_and_keeps_their_order() {
+fn tenant_above_its_rate_limit_delays_only_its_own_keys() {
     let mut dispatch = dispatch(1_000, 1_000, 1_000);
     dispatch.limit(TenantId(1), limits(Quotas::NONE.with(Quota::CallbacksPerMinute, 60)));
     for entry in 0..70 {
@@ -326,7 +326,7 @@ fn in_flight_quota_may_exceed_the_default_limit_per_target() {
 }
 
 #[test]
-fn member_with_a_quarter_of_the_pollers_gets_a_quarter_of_the_tenant_rate() {
+fn member_gets_a_tenant_rate_in_proportion_to_its_pollers() {
     let quotas = Quotas::NONE.with(Quota::CallbacksPerMinute, 60).with(Quota::InFlightMax, 10);
     let mut dispatch = dispatch(100, 100, 100);
     dispatch.limit(TenantId(1), Limits::of(&quotas, &Options::default(), 16, 64));
@@ -343,7 +343,7 @@ fn member_with_a_quarter_of_the_pollers_gets_a_quarter_of_the_tenant_rate() {
 }
 
 #[test]
-fn queued_key_may_start_after_another_attempt_ends_and_frees_a_slot() {
+fn queued_key_may_start_after_another_attempt_frees_its_slot() {
     let mut dispatch = dispatch(100, 1, 100);
     dispatch.push(lane(1, 1), 1, NOW);
     dispatch.push(lane(1, 1), 2, NOW);

@@ -98,7 +98,7 @@ impl Bench {
 }
 
 #[test]
-fn window_returns_a_row_only_once_although_it_receives_the_row_repeatedly() {
+fn window_returns_a_row_once_even_if_it_arrives_repeatedly() {
     let mut bench = Bench::new(10_000);
     bench.insert_and_report(key(1, 500));
     bench.read_ahead(0);
@@ -172,7 +172,7 @@ fn window_adds_row_that_a_creator_writes_during_a_read() {
 }
 
 #[test]
-fn later_read_finds_a_new_row_beyond_the_page_that_the_owner_is_reading() {
+fn later_read_finds_a_new_row_beyond_the_current_page() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 100));
     let (index, read) = bench.window.plan_reads(at(0), |_| usize::MAX)[0];
@@ -186,7 +186,7 @@ fn later_read_finds_a_new_row_beyond_the_page_that_the_owner_is_reading() {
 }
 
 #[test]
-fn window_adds_a_retry_but_ignores_a_repeated_report_of_the_first_attempt() {
+fn window_ignores_a_repeated_report_of_an_earlier_attempt() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     bench.read_ahead(0);
@@ -451,7 +451,7 @@ fn window_forgets_all_keys_of_released_shard() {
 }
 
 #[test]
-fn window_ignores_results_of_reads_and_writes_for_a_released_poller() {
+fn window_ignores_late_results_for_a_released_poller() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     let reads = bench.window.plan_reads(at(0), |_| usize::MAX);
@@ -474,7 +474,7 @@ fn window_ignores_results_of_reads_and_writes_for_a_released_poller() {
 }
 
 #[test]
-fn window_waits_for_a_handed_over_attempt_and_does_not_start_it_again() {
+fn window_does_not_start_a_handed_over_attempt_again() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     let entry = bench.window.add_handed_over(POLLER, key(1, 300)).expect("the poller is served");

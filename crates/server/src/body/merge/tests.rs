@@ -99,7 +99,7 @@ fn null_removes_field_or_restores_its_default() {
 }
 
 #[test]
-fn merge_rejects_a_new_origin_unless_the_change_names_all_stored_headers() {
+fn merge_rejects_a_new_origin_if_it_would_keep_a_stored_header() {
     for url in ["https://other.example.org/a", "http://example.org/a", "https://example.org:8443/a"] {
         let moved = |headers: &str| read(&format!(r#"{{"target":{{"http":{{"url":"{url}"{headers}}}}}}}"#));
         assert!(moved("").unwrap_err().contains("another scheme"), "{:?}", moved(""));
@@ -153,7 +153,7 @@ fn new_kind_of_timing_replaces_the_old_timing() {
 }
 
 #[test]
-fn merge_keeps_the_bytes_of_payload_parts_that_the_change_does_not_name() {
+fn merge_keeps_the_bytes_of_payload_parts_that_it_does_not_change() {
     check_merge(r#"{"payload":{"a":{"x":null,"z":[null, 2]}}}"#, false, |spec| {
         spec.payload = Bytes::from_static(b"{\"b\":1.50,\"a\":{\"y\":123456789012345678901234567890,\"z\":[null, 2]}}");
     });
@@ -185,7 +185,7 @@ fn error_of_an_invalid_change_contains_a_pointer_to_the_field() {
 }
 
 #[test]
-fn merge_applies_the_stored_value_only_to_the_last_copy_of_a_repeated_field() {
+fn merge_applies_stored_values_only_to_the_last_copy_of_a_field() {
     let mut stored = stored();
     stored.spec.payload = format!(r#"{{"big":"{}"}}"#, "x".repeat(64 << 10)).into();
     let change = format!("{{{}}}", vec![r#""payload":{}"#; 1_000].join(","));
@@ -260,7 +260,7 @@ fn value() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn merge_returns_the_result_of_the_rfc_7396_pseudocode_for_any_two_values(stored in value(), change in value()) {
+    fn merge_matches_the_rfc_7396_pseudocode_for_any_two_values(stored in value(), change in value()) {
         prop_assert_eq!(merged_text(&stored, &change), reference_merge(&stored, &change));
     }
 }
