@@ -5,10 +5,9 @@
 //! key starts per turn. A target without a free slot delays only its own keys. If a rate or an open circuit blocks a
 //! lane or a tenant until some instant, the lane or tenant *waits* and takes no turn until that instant.
 //!
-//! The number of attempts in flight is bounded, and so is the number of *unresolved* keys: keys that have started and
-//! whose outcomes are not yet durable. Each tenant gets a share of both numbers ([`Slots`]). Slow targets of some
-//! tenants, or slow writes of their outcomes, therefore do not stop the callbacks of other tenants. A tenant that has
-//! reached its share gets its next turn when enough slots are free.
+//! A key occupies a *slot* of the service from its start until its outcome is durable. Each tenant gets a share of the
+//! slots ([`Slots`]). Slow targets of some tenants, or slow writes of their outcomes, therefore do not stop the callbacks
+//! of other tenants. A tenant that has reached its share gets its next turn when enough slots are free.
 //!
 //! Invariant: each tenant or lane that may start a key and does not wait has exactly one turn. All other tenants and
 //! lanes have no turn, so [`Dispatch::pop`] does not visit them.
@@ -32,9 +31,6 @@ pub(crate) use circuit::TargetHealth;
 pub(crate) use limits::Limits;
 use slots::{Slots, TenantSlots};
 
-/// Divisor of the total number of slots. Attempts in flight never occupy the resulting part of the slots. Outcomes of
-/// ended attempts occupy this part while the outcome writer waits for the store.
-const OUTCOME_PART: usize = 4;
 /// Longest time between two instants without a free slot that belong to the same period without free slots. This time
 /// is at most the shortest interval of a schedule.
 const NO_SLOT_GAP: Duration = Duration::from_secs(1);
@@ -54,9 +50,8 @@ pub(crate) struct Dispatch {
     parked_per_target: usize,
     window_keys_max: usize,
     defer_max: Duration,
-    in_flight: Slots,
     /// Slots of the keys that have started and whose outcomes are not yet durable.
-    unresolved: Slots,
+    slots: Slots,
     parked: usize,
     /// Number of callbacks that started late because of the rate of their tenant, since the last call of
     /// [`Dispatch::take_throttled`].
@@ -82,8 +77,8 @@ enum Waiter {
 #[derive(Debug)]
 struct TenantState {
     limits: Limits,
-    in_flight: TenantSlots,
-    unresolved: TenantSlots,
+    in_flight: usize,
+    slots: TenantSlots,
     parked: usize,
     bucket: TokenBucket,
     /// Turns of the tenant's lanes. Each lane that may start a key is in this list exactly once.
@@ -121,13 +116,11 @@ struct LaneState {
 
 impl Dispatch {
     pub(crate) fn new(options: &Options) -> Self {
-        let slots = options.in_flight_max;
         Dispatch {
             parked_per_target: options.parked_per_target.max(1),
             window_keys_max: options.window_keys_max,
             defer_max: options.defer_max,
-            in_flight: Slots::new(slots - slots / OUTCOME_PART),
-            unresolved: Slots::new(slots),
+            slots: Slots::new(options.in_flight_max),
             parked: 0,
             throttled: 0,
             lanes: BTreeMap::new(),
@@ -139,14 +132,9 @@ impl Dispatch {
         }
     }
 
-    #[cfg(test)]
-    pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight.used()
-    }
-
     /// Returns the number of keys that have started and whose outcomes are not yet durable.
     pub(crate) fn unresolved(&self) -> usize {
-        self.unresolved.used()
+        self.slots.used()
     }
 
     pub(crate) fn parked(&self) -> usize {
@@ -215,7 +203,7 @@ impl Dispatch {
     /// Returns the next key that may start. The key counts as in flight until the caller calls [`Dispatch::ended`], and
     /// as unresolved until the caller calls [`Dispatch::resolved`].
     pub(crate) fn pop(&mut self, now: Now) -> Option<u32> {
-        if self.is_full() {
+        if self.slots.is_full() {
             self.record_no_slot(now.wall);
             return None;
         }
@@ -223,12 +211,10 @@ impl Dispatch {
         while let Some(tenant) = self.turns.pop_front() {
             let state = self.tenants.get_mut(&tenant).expect("each tenant in `turns` exists in `tenants`");
             state.has_turn = false;
-            if state.in_flight.used() >= state.limits.in_flight_max {
+            if state.in_flight >= state.limits.in_flight_max {
                 continue; // The tenant gets its next turn when one of its attempts ends.
             }
-            if !self.in_flight.has_share(tenant, &mut state.in_flight)
-                || !self.unresolved.has_share(tenant, &mut state.unresolved)
-            {
+            if !self.slots.has_share(tenant, &mut state.slots) {
                 continue; // The tenant gets its next turn when it is below its share.
             }
             if let Err(until) = state.may_start(now.monotonic) {
@@ -263,8 +249,8 @@ impl Dispatch {
             }
             let (entry, position) = lane.queue.pop_front().expect("each lane that has a turn has a key in its queue");
             lane.in_flight += 1;
-            self.in_flight.occupy(tenant, &mut state.in_flight);
-            self.unresolved.occupy(tenant, &mut state.unresolved);
+            state.in_flight += 1;
+            self.slots.occupy(tenant, &mut state.slots);
             state.parked -= 1;
             self.parked -= 1;
             let since_start = now.monotonic.since_start();
@@ -279,11 +265,6 @@ impl Dispatch {
             return Some(entry);
         }
         None
-    }
-
-    /// Returns true if the service has no free slot for another key.
-    fn is_full(&self) -> bool {
-        self.in_flight.is_full() || self.unresolved.is_full()
     }
 
     /// Records that the service has no free slot at `now`.
@@ -314,7 +295,7 @@ impl Dispatch {
         let tenant = self.tenants.get_mut(&lane.0).expect("the tenant of a lane exists");
         assert!(state.in_flight > 0, "a key whose attempt ended was in flight");
         state.in_flight -= 1;
-        self.in_flight.free(lane.0, &mut tenant.in_flight);
+        tenant.in_flight -= 1;
         match health {
             Some(health) => state.circuit.record(health, now.monotonic),
             None => {
@@ -333,10 +314,6 @@ impl Dispatch {
             self.offer_lane(lane);
         }
         self.offer_tenant(lane.0);
-        while let Some(tenant) = self.in_flight.next_below_share() {
-            self.tenant(tenant).in_flight.leave_share();
-            self.offer_tenant(tenant);
-        }
     }
 
     /// Records an unresolved key that another member has started. That member sent the key's outcome to this member.
@@ -344,34 +321,31 @@ impl Dispatch {
     pub(crate) fn add_unresolved(&mut self, tenant: TenantId) {
         let limits = self.default_limits;
         let state = self.tenants.entry(tenant).or_insert_with(|| TenantState::new(limits));
-        self.unresolved.occupy(tenant, &mut state.unresolved);
+        self.slots.occupy(tenant, &mut state.slots);
     }
 
     /// Records that the outcome of a tenant's key is durable, or that the key will have no outcome.
     pub(crate) fn resolved(&mut self, tenant: TenantId) {
         let state = self.tenants.get_mut(&tenant).expect("the tenant of an unresolved key exists in `tenants`");
-        self.unresolved.free(tenant, &mut state.unresolved);
-        while let Some(tenant) = self.unresolved.next_below_share() {
-            self.tenant(tenant).unresolved.leave_share();
+        self.slots.free(tenant, &mut state.slots);
+        while let Some(tenant) = self.slots.next_below_share() {
+            let state = self.tenants.get_mut(&tenant).expect("each tenant at its share exists in `tenants`");
+            state.slots.leave_share();
             self.offer_tenant(tenant);
         }
-    }
-
-    fn tenant(&mut self, tenant: TenantId) -> &mut TenantState {
-        self.tenants.get_mut(&tenant).expect("each tenant at its share exists in `tenants`")
     }
 
     /// Returns the end of the earliest wait. Returns `None` if no tenant or lane waits, or if the service has no free
     /// slot. Without a free slot, no key can start, and [`Dispatch::pop`] ends no wait.
     pub(crate) fn next_wait(&self) -> Option<Monotonic> {
-        let is_full = self.is_full();
+        let is_full = self.slots.is_full();
         self.waits.first().map(|(until, _)| *until).filter(|_| !is_full)
     }
 
     /// Returns true if a key may start at once. After [`Dispatch::pop`] has returned `None`, this function returns true
     /// only if a slot has become free since then.
     pub(crate) fn may_start(&self) -> bool {
-        !self.is_full() && !self.turns.is_empty()
+        !self.slots.is_full() && !self.turns.is_empty()
     }
 
     fn end_waits(&mut self, now: Monotonic) {
@@ -478,9 +452,8 @@ impl Dispatch {
 
     fn offer_tenant(&mut self, tenant: TenantId) {
         let state = self.tenants.get_mut(&tenant).expect("the caller passes a tenant that exists in `tenants`");
-        let is_at_share = state.in_flight.is_at_share() || state.unresolved.is_at_share();
         let may_start =
-            state.in_flight.used() < state.limits.in_flight_max && state.waits_until.is_none() && !is_at_share;
+            state.in_flight < state.limits.in_flight_max && state.waits_until.is_none() && !state.slots.is_at_share();
         if state.has_turn || state.turns.is_empty() || !may_start {
             return;
         }
@@ -498,8 +471,8 @@ impl TenantState {
     fn new(limits: Limits) -> Self {
         TenantState {
             limits,
-            in_flight: TenantSlots::default(),
-            unresolved: TenantSlots::default(),
+            in_flight: 0,
+            slots: TenantSlots::default(),
             parked: 0,
             bucket: TokenBucket::default(),
             turns: VecDeque::new(),

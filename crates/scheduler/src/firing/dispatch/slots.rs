@@ -46,8 +46,8 @@ impl Slots {
         self.max.saturating_sub(self.used).saturating_mul(PER_FREE_SLOT)
     }
 
-    /// Returns whether the tenant may occupy a further slot. If the tenant has reached its share, the slots remember
-    /// the tenant for [`Slots::next_below_share`].
+    /// Returns whether the tenant may occupy a further slot. If the tenant has reached its share, the function adds
+    /// the tenant to the list that [`Slots::next_below_share`] reads.
     pub(super) fn has_share(&mut self, tenant: TenantId, slots: &mut TenantSlots) -> bool {
         if slots.used >= self.share() && !slots.is_at_share {
             slots.is_at_share = true;
@@ -90,10 +90,6 @@ impl Slots {
 impl TenantSlots {
     pub(super) fn is_at_share(&self) -> bool {
         self.is_at_share
-    }
-
-    pub(super) fn used(&self) -> usize {
-        self.used
     }
 
     pub(super) fn leave_share(&mut self) {
