@@ -19,7 +19,7 @@ pub struct Options {
     /// Address of the server. Default 127.0.0.1:8080, so that other machines cannot reach a server unless its operator
     /// sets another address.
     pub listen: SocketAddr,
-    /// Certificate of the server. Default none, which means that the server accepts unencrypted requests.
+    /// Certificate of the server. The default is no certificate. The server then accepts unencrypted requests.
     pub tls: Option<Tls>,
     /// Maximum duration of a TLS handshake. Default 5 s. With a short timeout, the server rejects distant clients. With
     /// a long timeout, a stalled client occupies one of the `handshakes_max` handshakes for a long time.

@@ -150,7 +150,7 @@ impl ScheduleColumns {
     }
 }
 
-/// Returns whether the server derived the schedule's id from its incarnation.
+/// Returns whether the server derived the id of `schedule` from the schedule's incarnation.
 pub(crate) fn has_server_made_id(schedule: &Schedule) -> bool {
     schedule.id.to_incarnation() == Some(schedule.incarnation)
 }

@@ -49,7 +49,7 @@ pub(crate) enum Kind {
     Streams,
     /// Callbacks to 6,000 different hosts, whose connections exceed the limit of idle connections
     Hosts,
-    /// Listings on 64 connections that find no schedule among 20,000
+    /// Listings on 64 connections, each of which searches 20,000 schedules and finds none
     Listings,
     /// New schedules with the largest payloads on 64 connections, without a pause; they take up to 64 MB of disk a second
     Bytes,

@@ -69,7 +69,7 @@ pub(super) async fn event_during_an_acquisition_is_not_missed(subject: &dyn Subj
     let lock = waiter.lock();
     let mut acquiring = lock.acquire().boxed();
     let mut has_happened = false;
-    until(subject, "the waiting process creates another place in line", async || {
+    until(subject, "the waiting process creates another place in the queue", async || {
         assert!((&mut acquiring).now_or_never().is_none(), "another process holds the lock");
         has_happened |= moment.is_over();
         has_happened && holder.line("/locks/one").await.len() == 2

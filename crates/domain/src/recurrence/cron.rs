@@ -211,8 +211,8 @@ impl Evaluator {
         times
     }
 
-    /// Returns the wall time from which a search at `at` starts. If the clock repeats local times at `at`, the search
-    /// starts at the end of the repeated times, unless the expression has all 24 hours.
+    /// Returns the wall time from which a search at `at` starts. If the instant `at` lies in an hour that the local
+    /// clock repeats, the search starts after this hour, unless the expression matches every hour of the day.
     fn wall_from(&self, stretch: Stretch, at: i64) -> i64 {
         let wall = at + stretch.offset;
         if self.fields.is_every_hour() { wall } else { wall.max(stretch.start.saturating_add(stretch.offset_before)) }

@@ -51,7 +51,7 @@ pub struct ActiveOrders {
 impl Moves {
     /// # Panics
     /// Panics if the options allow a process to take over a token while orders of its holder may be in effect. Also
-    /// panics if the options do not leave a master time to hand over before the end of its orders.
+    /// panics if the options give a master too little time to hand its mastership over before its orders expire.
     pub(super) fn new(options: &Options) -> Self {
         let in_flight = options.stretched(options.mover.in_flight());
         assert!(
@@ -255,8 +255,8 @@ impl Node {
         self.moves.obeyed = Some(orders);
         let is_first = before.is_none_or(|before| (before.of.fence, before.step) != (of.fence, step));
         let is_from = of.from == self.process.node;
-        // The master does not shorten its lease if the shortened lease would end after the end of the master's orders.
-        // The move is over at the end of the orders.
+        // The move is over when the master's orders expire. The master therefore shortens its lease only if the shortened
+        // lease ends before that instant.
         let has_no_end = self.options.deviation.is(Mutant::LeavesAfterOrders);
         let shorten =
             |remaining| (has_no_end || now + remaining <= until).then_some(Input::Shorten { to: of.to, remaining });

@@ -62,7 +62,7 @@ pub(super) enum Once {
     Replayed(Arc<Schedule>),
 }
 
-/// Creates the schedule of line `number` of a batch with `key`.
+/// Creates the schedule in line `number` of a batch whose request has the idempotency key `key`.
 pub(super) async fn create_line(
     app: &AppState,
     tenant: &Arc<Tenant>,
