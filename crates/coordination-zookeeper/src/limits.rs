@@ -34,7 +34,7 @@ pub(crate) struct Ephemerals {
     listing: tokio::sync::Mutex<()>,
 }
 
-/// Total length of the paths of ephemeral nodes, in bytes. The fields differ in the state of the nodes' creation.
+/// Total length of the paths of ephemeral nodes, in bytes. Each field counts the nodes whose creation is in one state.
 #[derive(Default)]
 struct Known {
     /// Path length in bytes of the nodes that the server listed last, and of the nodes whose creation the server has

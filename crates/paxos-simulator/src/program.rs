@@ -142,7 +142,8 @@ pub enum Observation {
         node: NodeId,
         at: Slot,
     },
-    /// Reports the fence of the move that holds the move token after the slot `at` of the system group.
+    /// Reports which move holds the move token after the slot `at` of the system group. The report contains the fence of
+    /// this move.
     Token {
         fence: Option<u64>,
         at: Slot,

@@ -1,5 +1,5 @@
-//! Store on PostgreSQL: its connections, its tasks, and the methods of the store port. Other modules implement the
-//! methods.
+//! Store on PostgreSQL. This module opens its connections, runs its tasks, and passes each call of the store port to the
+//! module that implements the call.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Errors of the store port.
 
-/// Failure of a whole call of the store.
+/// Error for which a call of the store has no response. The rejection of a single write is a part of the response.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StoreError {
     /// The engine is unreachable or is closing. A retry may succeed later.
