@@ -88,7 +88,7 @@ async fn openapi_document_contains_schemas_limits_and_problem_codes() {
     assert_eq!(*field("Schedule/additionalProperties"), Value::Null, "responses may get more fields");
 
     let table = include_str!("../../../../docs/http-api.md").split("\n## Errors").nth(1).unwrap();
-    let table = table.split("\nEach of `errors`").next().unwrap();
+    let table = table.split("\nEach entry of `errors`").next().unwrap();
     let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
     let documented: BTreeSet<&str> = rows.map(|(code, _)| code).collect();
     let codes = field("Problem/properties/code/enum").as_array().unwrap();
