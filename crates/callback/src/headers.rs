@@ -31,7 +31,7 @@ const TERM: HeaderName = HeaderName::from_static("reveille-term");
 /// Maximum number of headers that the client adds to the target's headers, including `host` and `content-length`.
 const OWN_HEADERS: usize = 12;
 
-/// Number of tenants whose signers the cache contains at most.
+/// Maximum number of tenants whose signers the cache contains.
 const SIGNERS_KEPT: usize = 2_048;
 
 /// Signers of a tenant, and the secrets with which they sign.

@@ -11,7 +11,7 @@ use http::{HeaderName, HeaderValue, Method, Uri, header};
 use crate::cache::Cache;
 use crate::pool::{Authority, Pool};
 
-/// Number of prepared targets that the cache contains at most.
+/// Maximum number of prepared targets in the cache.
 const TARGETS_KEPT: usize = 2_048;
 
 const NO_HOST: &str = "the URL has no host; write a URL such as https://hooks.example/path";

@@ -1,5 +1,5 @@
-//! Threads that run the HTTP server. The operating system gives them a processor only after the threads that send
-//! callbacks, so that no number of requests delays callbacks.
+//! Threads that run the HTTP server. Their priority is lower than the priority of the threads that send callbacks, so
+//! that many requests delay callbacks only little.
 //!
 //! docs/decisions/0202-run-requests-on-threads-of-their-own.md gives the reasons for the design.
 

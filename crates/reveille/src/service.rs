@@ -190,9 +190,8 @@ impl Service {
 
     /// Serves requests until `stop` resolves. Then stops the server, the scheduler and the store, in this order.
     pub(crate) async fn run_until(self, stop: impl Future<Output = ()> + Send + 'static) {
-        let requests = TaskSet::new(&self.request_threads.runtime);
-        requests.spawn("server", self.server.serve_until(stop));
-        requests.join().await;
+        let served = self.request_threads.runtime.detached("server", self.server.serve_until(stop)).await;
+        served.expect("the task of the server does not panic");
         drop(self.request_threads);
         tracing::info!("the server is stopping: it starts no new callbacks, but callbacks in flight may complete");
         self.scheduler.stop().await;

@@ -131,14 +131,14 @@ fn spawn_shared(tokio: &tokio::runtime::Handle, name: &'static str, future: BoxF
     TaskHandle { end: Box::pin(end), abort: Box::new(move || abort.abort()) }
 }
 
-/// Niceness of threads with a low priority. If a thread with niceness 0 needs the same processor, Linux gives a thread
-/// with this niceness a tenth of the processor's time.
+/// Difference between the niceness of a thread with a low priority and the niceness of the process. If another thread of
+/// the process needs the same processor, Linux gives the thread with the low priority a tenth of the processor's time.
 const NICENESS: i32 = 10;
 
 /// Lowers the priority of the calling thread. On Linux, other threads of the process keep their priority.
 pub fn lower_priority() {
-    // Without a process id, this system call changes the calling thread.
-    if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
+    // On Linux, this function changes only the calling thread.
+    if let Err(error) = rustix::process::nice(NICENESS) {
         tracing::warn!(%error, "cannot lower the priority of a thread");
     }
 }

@@ -293,7 +293,7 @@ impl Dispatch {
     pub(crate) fn ended(&mut self, lane: Lane, now: Now, health: Option<TargetHealth>) {
         let state = self.lanes.get_mut(&lane).expect("each key in flight belongs to a lane in `lanes`");
         let tenant = self.tenants.get_mut(&lane.0).expect("the tenant of a lane exists");
-        assert!(state.in_flight > 0, "a key whose attempt ended was in flight");
+        assert!(state.in_flight > 0 && tenant.in_flight > 0, "a key whose attempt ended was in flight");
         state.in_flight -= 1;
         tenant.in_flight -= 1;
         match health {

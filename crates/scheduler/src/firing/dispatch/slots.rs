@@ -49,11 +49,12 @@ impl Slots {
     /// Returns whether the tenant may occupy a further slot. If the tenant has reached its share, the function adds
     /// the tenant to the list that [`Slots::next_below_share`] reads.
     pub(super) fn has_share(&mut self, tenant: TenantId, slots: &mut TenantSlots) -> bool {
-        if slots.used >= self.share() && !slots.is_at_share {
+        let has_share = slots.used < self.share();
+        if !has_share {
             slots.is_at_share = true;
             self.at_share.insert((slots.used, tenant));
         }
-        !slots.is_at_share
+        has_share
     }
 
     pub(super) fn occupy(&mut self, tenant: TenantId, slots: &mut TenantSlots) {
