@@ -10,6 +10,7 @@ use super::*;
 use coordination::Elector as _;
 use coordination::recipes::{Form, LeaderQueue, TreeElector};
 use coordination::tree::TreeError;
+use runtime::Runtime;
 
 /// Event that happens once, right after the process next reads the list of the places in a queue.
 #[derive(Default)]
@@ -28,22 +29,28 @@ impl RaceEvent {
         self.is_over.load(Ordering::Acquire)
     }
 
-    async fn after(self: Arc<Self>, what: &'static str) {
+    /// Runs the event in a task of its own. The process may drop its read while the event happens, and the event then
+    /// still happens completely.
+    async fn after(self: Arc<Self>, runtime: Runtime, what: &'static str) {
         if what != "children" {
             return;
         }
         let event = self.event.lock().expect("no code panics while it holds this mutex").take();
         if let Some(event) = event {
-            event.await;
-            self.is_over.store(true, Ordering::Release);
+            let happening = runtime.detached("race event", async move {
+                event.await;
+                self.is_over.store(true, Ordering::Release);
+            });
+            happening.await.expect("the event does not panic");
         }
     }
 }
 
 async fn open_with(subject: &dyn Subject, timeout: Duration) -> (Peer<'_>, Arc<RaceEvent>) {
     let moment = Arc::<RaceEvent>::default();
-    let hooked = moment.clone();
-    (Peer::open_between(subject, timeout, move |what| hooked.clone().after(what).boxed()).await, moment)
+    let (hooked, runtime) = (moment.clone(), subject.runtime());
+    let hook = move |what| hooked.clone().after(runtime.clone(), what).boxed();
+    (Peer::open_between(subject, timeout, hook).await, moment)
 }
 
 pub(super) async fn event_during_an_acquisition_is_not_missed(subject: &dyn Subject) {
