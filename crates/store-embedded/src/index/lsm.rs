@@ -10,6 +10,7 @@ mod files;
 mod retired;
 mod trickle;
 mod versions;
+mod view;
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -18,16 +19,19 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, ready};
 use lsm_tree::compaction::{Factory, Leveled};
 use lsm_tree::config::{BlockSizePolicy, FilterPolicy, PinningPolicy};
 use lsm_tree::{AbstractTree, AnyTree, Cache, Config, DescriptorTable, Guard, Memtable, SequenceNumberCounter};
+use lsm_tree::{UserKey, UserValue};
 
 pub(crate) use self::files::copy_tree;
 use self::retired::{Retired, RetiredFactory};
 use self::trickle::{Trickle, Trickling};
 use self::versions::{RemovedRowsFactory, VersionsFactory};
+use self::view::View;
 use super::{Family, Index, IndexError, Pressure, Sequence, Verified, Visit};
 use crate::options::Options;
 use crate::read::hex;
@@ -44,7 +48,11 @@ pub(crate) struct LsmIndex {
 struct Tree {
     family: Family,
     dir: PathBuf,
-    tree: AnyTree,
+    tree: lsm_tree::Tree,
+    /// View for reads and writes of rows.
+    view: ArcSwap<View>,
+    /// Lock of [`Tree::refresh`].
+    refreshing: Mutex<()>,
     strategy: Arc<Leveled>,
     /// Number of tables in one merge.
     merged: u8,
@@ -132,6 +140,7 @@ impl LsmIndex {
             if tables.iter().any(is_retired) {
                 let dropped = due.tree.drop_range(poller.as_slice()..to.as_slice());
                 dropped.map_err(|error| damage(Family::Due, &hex(poller), &error))?;
+                due.refresh();
                 return Ok(true);
             }
         }
@@ -154,9 +163,30 @@ impl Tree {
         let hurry = Arc::new(AtomicBool::new(false));
         let factory = Trickling { tables: files::tables(&dir), factory: filter, hurry: hurry.clone() };
         let config = config.with_compaction_filter_factory(Some(Arc::new(factory)));
-        let tree = config.open().map_err(|error| damage(family, "the manifest or a table of the index", &error))?;
+        let opened = config.open().map_err(|error| damage(family, "the manifest or a table of the index", &error))?;
+        let AnyTree::Standard(tree) = opened else { unreachable!("the configuration requests no tree of blobs") };
+        let view = ArcSwap::from_pointee(View::of(&tree, Vec::new));
         let strategy = Arc::new(Leveled::default().with_table_target_size(table_bytes).with_l0_threshold(merged));
-        Ok(Tree { family, dir, tree, strategy, merged, hurry, manifests, sealed: Mutex::new(VecDeque::new()) })
+        Ok(Tree {
+            family,
+            dir,
+            tree,
+            view,
+            refreshing: Mutex::new(()),
+            strategy,
+            merged,
+            hurry,
+            manifests,
+            sealed: Mutex::new(VecDeque::new()),
+        })
+    }
+
+    /// Takes a new view of the tree. Callers call this method after each change of the tree's parts.
+    fn refresh(&self) {
+        // Without this lock, a thread could replace a view with an older view.
+        let _alone = self.refreshing.lock().expect("no holder of this lock panics");
+        let sealed = || self.sealed().iter().rev().cloned().collect();
+        self.view.store(Arc::new(View::of(&self.tree, sealed)));
     }
 
     fn sealed(&self) -> MutexGuard<'_, VecDeque<Arc<Memtable>>> {
@@ -170,6 +200,7 @@ impl Tree {
             let Some(memtable) = self.sealed().front().cloned() else { break };
             self.flush_one(&memtable)?;
             self.sealed().pop_front();
+            self.refresh();
         }
         Ok(())
     }
@@ -198,6 +229,7 @@ impl Tree {
         let before = self.tree.current_version();
         let merged = self.tree.compact(self.strategy.clone(), MANIFESTS_END);
         merged.map_err(|error| damage(self.family, "rows being merged", &error))?;
+        self.refresh();
         Ok(self.tree.current_version().id() != before.id())
     }
 
@@ -242,9 +274,13 @@ impl Tree {
 }
 
 /// Visits the rows in their order, without removed rows, until `visit` returns `Break`.
-fn visit_rows(family: Family, rows: impl Iterator<Item = impl Guard>, visit: Visit<'_>) -> Result<(), lsm_tree::Error> {
+fn visit_rows(
+    family: Family,
+    rows: impl Iterator<Item = lsm_tree::Result<(UserKey, UserValue)>>,
+    visit: Visit<'_>,
+) -> Result<(), lsm_tree::Error> {
     for row in rows {
-        let (key, value) = row.into_inner()?;
+        let (key, value) = row?;
         let mut value = Bytes::from(value);
         if family == Family::Rows && versions::is_removal(&value) {
             continue;
@@ -281,7 +317,7 @@ fn damage(family: Family, range: &str, error: &lsm_tree::Error) -> IndexError {
 
 impl Index for LsmIndex {
     fn get(&self, family: Family, key: &[u8], before: Sequence) -> Result<Option<Bytes>, IndexError> {
-        let found = self.tree(family).tree.get(key, before.as_u64());
+        let found = self.tree(family).view.load().get(key, before.as_u64());
         let value = found.map(|value| value.map(Bytes::from));
         let value = match family {
             Family::Rows => value.map(|value| value.filter(|value| !versions::is_removal(value))),
@@ -302,7 +338,7 @@ impl Index for LsmIndex {
         if from >= to {
             return Ok(());
         }
-        let rows = self.tree(family).tree.range(from..to, before.as_u64(), None);
+        let rows = self.tree(family).view.load().scan(from, to, before.as_u64());
         visit_rows(family, rows, visit).map_err(|error| damaged_range(family, from, to, &error))
     }
 
@@ -317,24 +353,24 @@ impl Index for LsmIndex {
         if from >= to {
             return Ok(());
         }
-        let rows = self.tree(family).tree.range(from..to, before.as_u64(), None).rev();
+        let rows = self.tree(family).view.load().scan(from, to, before.as_u64()).rev();
         visit_rows(family, rows, visit).map_err(|error| damaged_range(family, from, to, &error))
     }
 
     fn put(&self, family: Family, key: &[u8], value: &[u8], at: Sequence) {
-        let tree = &self.tree(family).tree;
+        let view = self.tree(family).view.load();
         assert!(
             family != Family::Rows || !versions::is_removal(value),
             "the value of a schedule row is longer than a removal marker"
         );
         match family {
-            Family::Rows | Family::Due => tree.insert(key, value, at.as_u64()),
-            Family::Points => tree.insert(key, versions::wrap(Some(value), at), at.as_u64()),
-        };
+            Family::Rows | Family::Due => view.insert(key, value, at.as_u64()),
+            Family::Points => view.insert(key, versions::wrap(Some(value), at), at.as_u64()),
+        }
     }
 
     fn written(&self, key: &[u8], before: Sequence) -> Result<Option<Sequence>, IndexError> {
-        let found = self.tree(Family::Points).tree.get(key, before.as_u64());
+        let found = self.tree(Family::Points).view.load().get(key, before.as_u64());
         let at = found.and_then(|value| value.map_or(Ok(None), |value| versions::written(&value)));
         at.map_err(|error| damage(Family::Points, &hex(key), &error))
     }
@@ -343,7 +379,7 @@ impl Index for LsmIndex {
         assert!(family != Family::Due, "callers remove due rows only with `retire`");
         // In `Family::Rows`, the length of a value identifies a removal, because the value of every row is longer than
         // a removal.
-        self.tree(family).tree.insert(key, versions::wrap(None, at), at.as_u64());
+        self.tree(family).view.load().insert(key, versions::wrap(None, at), at.as_u64());
     }
 
     fn retire(&self, poller: [u8; 8], to: &[u8]) {
@@ -354,10 +390,12 @@ impl Index for LsmIndex {
         let tree = self.tree(family);
         let mut sealed = tree.sealed();
         sealed.extend(tree.tree.rotate_memtable());
+        drop(sealed);
+        tree.refresh();
     }
 
     fn unsealed_bytes(&self, family: Family) -> u64 {
-        self.tree(family).tree.active_memtable().size()
+        self.tree(family).view.load().active_bytes()
     }
 
     fn flush(&self, _keep_from: Sequence) -> BoxFuture<'_, Result<(), IndexError>> {
@@ -380,7 +418,8 @@ impl Index for LsmIndex {
     fn pressure(&self) -> Pressure {
         let mut pressure = Pressure::default();
         for tree in &self.trees {
-            let (sealed, unmerged) = (tree.sealed().len(), tree.tree.l0_run_count());
+            let view = tree.view.load();
+            let (sealed, unmerged) = (view.sealed(), view.unmerged);
             let hurry = sealed > SEALED_HURRY || unmerged > UNMERGED_HURRY * usize::from(tree.merged);
             tree.hurry.store(hurry, Ordering::Relaxed);
             pressure.sealed = pressure.sealed.max(sealed);

@@ -255,3 +255,91 @@ async fn lsm_merge_drops_the_removed_rows_that_no_replay_can_read() {
     let index = LsmIndex::open(dir.path(), &options()).unwrap();
     assert!((0..1_000).all(|number| read(&index, number, at(500)).is_some() == (number >= 500 || number % 10 == 0)));
 }
+
+/// The library holds this lock while it writes and syncs a manifest.
+#[test]
+fn index_reads_and_writes_rows_while_the_library_holds_its_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let index = LsmIndex::open(dir.path(), &options()).unwrap();
+    let (done, is_done) = std::sync::mpsc::channel();
+    let locks = index.trees.each_ref().map(|tree| tree.tree.get_version_history_lock());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for family in Family::ALL {
+                index.put(family, b"key", &[7; 40], at(0));
+                assert_eq!(index.get(family, b"key", Sequence::LATEST).unwrap(), Some(Bytes::from(vec![7; 40])));
+                assert_eq!(scan_all(&index, family).unwrap().len(), 1);
+                assert!(index.unsealed_bytes(family) > 0);
+            }
+            assert_eq!(index.pressure(), Pressure::default());
+            done.send(()).unwrap();
+        });
+        let waited = is_done.recv_timeout(std::time::Duration::from_secs(20));
+        drop(locks);
+        waited.expect("a call waits for the lock");
+    });
+}
+
+#[test]
+fn reader_finds_every_row_while_the_index_flushes_and_merges() {
+    const ROUNDS: u64 = 60;
+    let dir = tempfile::tempdir().unwrap();
+    let index = LsmIndex::open(dir.path(), &options()).unwrap();
+    let written = AtomicU64::new(0);
+    let key = |number: u64| number.to_be_bytes();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..ROUNDS {
+                while index.pressure().sealed > 2 {
+                    std::thread::yield_now();
+                }
+                for number in round * 20..(round + 1) * 20 {
+                    index.put(Family::Rows, &key(number), &[1; 40], at(number));
+                    written.store(number + 1, Ordering::Release);
+                }
+                index.seal(Family::Rows);
+            }
+        });
+        let merging = scope.spawn(|| {
+            let mut merges = 0;
+            while written.load(Ordering::Acquire) < ROUNDS * 20 {
+                futures_util::FutureExt::now_or_never(index.flush(at(0))).expect("a flush blocks its thread").unwrap();
+                merges += u32::from(index.merge_step(at(0)).unwrap());
+            }
+            merges
+        });
+        let mut count = 0;
+        while count < ROUNDS * 20 {
+            count = written.load(Ordering::Acquire);
+            for number in (0..count).rev().step_by(7) {
+                let found = index.get(Family::Rows, &key(number), Sequence::LATEST).unwrap();
+                assert!(found.is_some(), "row {number} of {count} is missing");
+            }
+            assert!(scan_all(&index, Family::Rows).unwrap().len() as u64 >= count);
+        }
+        assert!(merging.join().unwrap() > 0, "the index merges tables during the test");
+    });
+}
+
+#[test]
+fn view_taken_while_a_memtable_moves_contains_every_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let index = LsmIndex::open(dir.path(), &options()).unwrap();
+    let tree = index.tree(Family::Rows);
+    let sealed = || tree.sealed().iter().rev().cloned().collect::<Vec<_>>();
+    index.put(Family::Rows, b"key", &[1; 40], at(0));
+    let while_sealed = View::of(&tree.tree, || {
+        let before = sealed();
+        index.seal(Family::Rows);
+        before
+    });
+    let while_flushed = View::of(&tree.tree, || {
+        tree.flush().unwrap();
+        sealed()
+    });
+    assert!(sealed().is_empty());
+    for view in [while_sealed, while_flushed] {
+        assert!(view.get(b"key", Sequence::LATEST.as_u64()).unwrap().is_some());
+        assert_eq!(view.scan(b"a", b"z", Sequence::LATEST.as_u64()).count(), 1);
+    }
+}
