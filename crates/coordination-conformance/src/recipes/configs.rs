@@ -6,6 +6,9 @@ use super::*;
 use coordination::recipes::{Config, Discovery, Followed, Instances, Service, Source, Values};
 use coordination::tree::CreateMode;
 
+/// Time for which the node of an instance may be missing before a follower reports that the instance is gone.
+const MISSING_MAX: Duration = Duration::from_millis(200);
+
 fn config(peer: &Peer<'_>) -> Config {
     Config::new(&peer.client, path("/config/mail"), Acl::Open)
 }
@@ -222,46 +225,48 @@ pub(super) async fn invalid_instances_are_ignored_and_rewrites_cause_no_gap(subj
         let created = tree.create(&path(at), Bytes::new(), CreateMode::Persistent, Acl::Open).await;
         created.expect("every session may create nodes in the root");
     }
-    let put = async |key: &str, text: &'static str| {
+    let put = async |key: &str, text: String| {
         let at = path(&format!("/discovery/kestrel/platform/{key}"));
-        let created = tree.create(&at, Bytes::from_static(text.as_bytes()), CreateMode::Ephemeral, Acl::Open).await;
+        let created = tree.create(&at, Bytes::from(text), CreateMode::Ephemeral, Acl::Open).await;
         created.expect("the parent exists");
         at
     };
-    let good = "header: {service_class: kestrel}\nport: 1";
+    let good = |port: u32| format!("header: {{service_class: kestrel}}\nport: {port}");
     for (key, bad) in [("x", "no: [yaml"), ("y", "port: 1"), ("z", "header: {service_class: other}")] {
-        put(key, bad).await;
+        put(key, bad.to_owned()).await;
     }
-    let mut at = put("good", good).await;
+    let mut at = put("good", good(0)).await;
     one.tree().await.sync().await.expect("the engine responds");
     let mut found =
         discovery(&one).follow(&service("kestrel", "platform")).await.expect("every session may access the node");
     wait_for_instances(subject, &mut found, &["good"]).await;
-    let receiver = found.receiver();
-    let seen = std::sync::Mutex::new(Vec::new());
-    let rewriting = async {
-        for _ in 0..5 {
-            // To update an instance, Petting Zoo's writers delete the node and create it again.
-            tree.delete(&at, Expected::Any).await.expect("the node exists");
-            at = put("good", good).await;
-            short_wait(subject).await;
+    let (mut receiver, mut quick) = (found.receiver(), 0);
+    for port in 1..=100 {
+        let started = subject.runtime().monotonic();
+        // To update an instance, Petting Zoo's writers delete the node and create it again.
+        tree.delete(&at, Expected::Any).await.expect("the node exists");
+        at = put("good", good(port)).await;
+        let mut has_gap = false;
+        let follows = async {
+            loop {
+                let all = receiver.borrow_and_update().all.clone();
+                has_gap |= all.is_empty();
+                if all.iter().any(|instance| instance.payload["port"] == json!(port)) {
+                    break;
+                }
+                receiver.changed().await.expect("the follower runs");
+            }
+        };
+        within(subject, "the follower receives the new payload", follows).await;
+        // If the engine was slow, the follower may report that the instance is gone.
+        if subject.runtime().monotonic().since(started) < MISSING_MAX {
+            assert!(!has_gap, "the follower knows the instance while its node is missing for a moment");
+            quick += 1;
         }
-    };
-    let watching = async {
-        let mut receiver = receiver;
-        while receiver.changed().await.is_ok() {
-            let count = receiver.borrow_and_update().all.len();
-            seen.lock().expect("no code panics while it holds this mutex").push(count);
+        if quick == 5 {
+            break;
         }
-    };
-    tokio::select! {
-        () = rewriting => {}
-        () = watching => {}
     }
-    let seen = seen.into_inner().expect("no code panics while it holds this mutex");
-    assert!(
-        seen.iter().all(|count| *count == 1),
-        "the follower knows exactly one instance after every change; numbers of instances: {seen:?}"
-    );
+    assert_eq!(quick, 5, "the engine completes five quick updates");
     wait_for_instances(subject, &mut found, &["good"]).await;
 }
