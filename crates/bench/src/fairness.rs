@@ -11,13 +11,13 @@ mod burner;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use cli_support::receiver::{Options, Receiver};
 use domain::{Incarnation, Timestamp};
 use futures_util::TryStreamExt as _;
 use reveille_client::{Quota, Quotas};
-use runtime::Runtime;
+use runtime::{LowPriorityThreads, Runtime};
 
 use self::attack::{Attack, Equipment, Kind, Stage};
 use self::burner::Burner;
@@ -66,7 +66,9 @@ const STARTS_MAX: Duration = Duration::from_secs(60);
 /// Returns an error if a trial fails, or if the increase exceeds the bound.
 pub(crate) async fn run(runtime: &Runtime, arguments: &FairnessArguments) -> anyhow::Result<()> {
     let common = &arguments.common;
-    let equipment = Equipment::prepare(runtime, &common.data).await?;
+    let attackers =
+        LowPriorityThreads::start("attackers", None).context("cannot start the threads that run attacks")?;
+    let equipment = Equipment::prepare(&attackers.runtime, &common.data).await?;
     let more = equipment.server_arguments();
     let more: Vec<&str> = more.iter().map(String::as_str).collect();
     let mut server = Server::start_with(runtime, &arguments.server, &common.data, &more).await?;
@@ -79,7 +81,8 @@ pub(crate) async fn run(runtime: &Runtime, arguments: &FairnessArguments) -> any
             // After a restart, the memory of the server includes no memory of the previous attack.
             server.stop_and_restart(runtime).await?;
         }
-        let trial = Trial { runtime, server: &server, equipment: &equipment, tenant: &tenant, arguments };
+        let attackers = &attackers.runtime;
+        let trial = Trial { runtime, attackers, server: &server, equipment: &equipment, tenant: &tenant, arguments };
         let (mut controls, mut attacked) = (Vec::new(), Vec::new());
         for _ in 0..common.runs {
             let (row, processors) = trial.attack(kind).await?;
@@ -151,6 +154,9 @@ impl Results {
 
 struct Trial<'a> {
     runtime: &'a Runtime,
+    /// Runtime of the attackers and their targets, on threads with a low priority. The work of the attackers on this
+    /// machine therefore does not delay the receivers of the observed tenant.
+    attackers: &'a Runtime,
     server: &'a Server,
     equipment: &'a Equipment,
     tenant: &'a Tenant,
@@ -168,10 +174,10 @@ struct Planned {
 impl Trial<'_> {
     /// Runs an attack. Returns the result, and the mean number of processors that the server and the benchmark used.
     async fn attack(&self, kind: Kind) -> anyhow::Result<(Row, f64)> {
-        let Trial { runtime, server, equipment, .. } = *self;
+        let Trial { runtime, attackers, server, equipment, .. } = *self;
         let starts = if kind == Kind::All { STARTS_MAX } else { Duration::ZERO };
         let lasts = starts + self.lead() + self.due().lasts();
-        let attacks = kind.start(&Stage { runtime, server, equipment, lasts }).await?;
+        let attacks = kind.start(&Stage { runtime: attackers, server, equipment, lasts }).await?;
         let ready_at = attacks.iter().filter_map(|attack| attack.ready_at).max();
         let (mut row, processors) = self.fire(format!("attack {kind:?}"), ready_at, None).await?;
         let effects: anyhow::Result<Vec<String>> = attacks.iter().map(Attack::effect).collect();

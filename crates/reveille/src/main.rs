@@ -21,7 +21,6 @@ mod privacy;
 mod progress;
 mod receiver;
 mod recipes;
-mod request_threads;
 mod serve;
 mod server_url;
 mod service;

@@ -16,7 +16,7 @@ use domain::Egress;
 use domain::egress::Class;
 use peers::{ClusterSecret, Listener};
 use prometheus_client::metrics::info::Info;
-use runtime::{Runtime, TaskSet};
+use runtime::{LowPriorityThreads, Runtime, TaskSet};
 use scheduler::{Registry, Scheduler};
 use server::{Readiness, Server};
 use store_embedded::EmbeddedStore;
@@ -27,7 +27,6 @@ use tokio_util::sync::CancellationToken;
 use crate::cluster::{self, MemberArguments, Role, Stores};
 use crate::data_folder::{explain_open, store_path};
 use crate::engine::{Engine, PostgresEngine};
-use crate::request_threads::RequestThreads;
 use crate::store_key::{StoreKeyArguments, Unlocked};
 use crate::tls::Certificate;
 use crate::{control, identity, inbox, store_key};
@@ -55,7 +54,9 @@ pub(crate) struct Service {
     pub(crate) is_secured: bool,
     stop_certificate: CancellationToken,
     server: Server,
-    request_threads: RequestThreads,
+    /// Threads that run the server. Many requests delay callbacks only little, because the threads that send callbacks
+    /// have a higher priority (docs/decisions/0202-run-requests-on-threads-of-their-own.md).
+    request_threads: LowPriorityThreads,
     scheduler: Scheduler,
     store: OpenStore,
     tasks: TaskSet,
@@ -251,14 +252,15 @@ fn deliver(
 /// Bound server, with the threads that will run it.
 struct Front {
     server: Server,
-    request_threads: RequestThreads,
+    request_threads: LowPriorityThreads,
 }
 
 impl Front {
     /// Binds the listener of the server. If the bind fails, the function stops the scheduler.
     async fn bind(scheduler: &Scheduler, options: &Options) -> anyhow::Result<Self> {
         let bound = async {
-            let request_threads = RequestThreads::start(options.request_threads)?;
+            let request_threads = LowPriorityThreads::start("requests", options.request_threads)
+                .context("cannot start the threads that run requests")?;
             let tls = options.certificate.as_ref().map(|certificate| certificate.tls.clone());
             let server = server::Options {
                 answers_users: options.member.has(Role::Api),

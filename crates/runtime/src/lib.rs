@@ -15,6 +15,7 @@ mod disk;
 mod link;
 mod real;
 mod task;
+mod threads;
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,6 +29,7 @@ pub use instants::Monotonic;
 pub use link::MemoryLink;
 pub use real::lower_priority;
 pub use task::{TaskEnd, TaskHandle, TaskSet};
+pub use threads::LowPriorityThreads;
 
 /// Kind of thread on which a task runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -9,7 +9,8 @@ use runtime::{Monotonic, Runtime, TaskSet};
 
 use crate::process::cpu;
 
-/// Threads that use processor time until the caller drops this value.
+/// Threads that use processor time until the caller drops this value. They have a low priority, like the threads of an
+/// attack.
 pub(super) struct Burner {
     stop: Arc<AtomicBool>,
     _tasks: TaskSet,
@@ -37,7 +38,7 @@ impl Burner {
         let (tasks, stop) = (TaskSet::new(runtime), Arc::new(AtomicBool::new(false)));
         for _ in 0..threads {
             let (runtime, stop) = (runtime.clone(), stop.clone());
-            tasks.spawn_thread("burner", async move { burn(&runtime, budget, threads, &stop).await });
+            tasks.spawn_background("burner", async move { burn(&runtime, budget, threads, &stop).await });
         }
         Burner { stop, _tasks: tasks }
     }
