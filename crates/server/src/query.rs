@@ -12,12 +12,7 @@ pub(crate) const PAGE_LIMIT_MAX: usize = 1_000;
 /// Rejects every parameter in the query of a route that takes no parameters.
 pub(crate) fn check_empty(query: Option<&str>) -> Result<(), Rejected> {
     let Some(query) = query.filter(|query| !query.is_empty()) else { return Ok(()) };
-    let name: String = query.split(['=', '&']).next().unwrap_or_default().chars().take(64).collect();
-    let error = parameter_error(
-        "query",
-        "unknown_parameter",
-        format!("unknown parameter {name:?}; this route has no parameters"),
-    );
+    let error = unknown_parameter(query.split(['=', '&']).next().unwrap_or_default(), "this route has no parameters");
     Err(reject_fields(Code::InvalidParameter, "the query is invalid; see the field `errors`", vec![error]))
 }
 
@@ -37,7 +32,7 @@ impl<S: Sync> FromRequestParts<S> for DryRun {
 fn is_dry_run(query: Option<&str>) -> Result<bool, Rejected> {
     let mut value = None;
     for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
-        let (code, detail) = match (pair, value) {
+        let error = match (pair, value) {
             ("dry_run=true", None) => {
                 value = Some(true);
                 continue;
@@ -47,19 +42,16 @@ fn is_dry_run(query: Option<&str>) -> Result<bool, Rejected> {
                 continue;
             }
             ("dry_run=true" | "dry_run=false", Some(_)) => {
-                ("duplicate_field", "the parameter dry_run is repeated".to_owned())
+                parameter_error("dry_run", "duplicate_field", "the parameter dry_run is repeated".to_owned())
             }
             (pair, _) if pair.starts_with("dry_run=") || pair == "dry_run" => {
-                ("wrong_type", "the value must be `true` or `false`".to_owned())
+                parameter_error("dry_run", "wrong_type", "the value must be `true` or `false`".to_owned())
             }
-            (pair, _) => {
-                let name: String = pair.split('=').next().unwrap_or_default().chars().take(64).collect();
-                ("unknown_parameter", format!("unknown parameter {name:?}; this route has only the parameter dry_run"))
-            }
+            (pair, _) => unknown_parameter(
+                pair.split('=').next().unwrap_or_default(),
+                "this route has only the parameter dry_run",
+            ),
         };
-        let parameter = if code == "unknown_parameter" { "query" } else { "dry_run" };
-        let error =
-            FieldError { parameter: Some(parameter.into()), code: code.into(), detail, ..FieldError::default() };
         return Err(reject_fields(Code::InvalidParameter, "the query is invalid; see the field `errors`", vec![error]));
     }
     Ok(value.unwrap_or(false))
@@ -103,10 +95,7 @@ impl<T> Page<T> {
                 ("dead_letter", "true") if is_dead_letters => has_dead_letter = true,
                 ("dead_letter", _) if is_dead_letters => {}
                 (name, _) => {
-                    let name: String = name.chars().take(64).collect();
-                    let detail =
-                        format!("unknown parameter {name:?}; the parameters of this route are limit and page_token");
-                    errors.push(parameter_error("query", "unknown_parameter", detail));
+                    errors.push(unknown_parameter(name, "the parameters of this route are limit and page_token"));
                 }
             }
         }
@@ -124,4 +113,11 @@ impl<T> Page<T> {
 
 pub(crate) fn parameter_error(parameter: &'static str, code: &'static str, detail: String) -> FieldError {
     FieldError { parameter: Some(parameter.into()), code: code.into(), detail, ..FieldError::default() }
+}
+
+/// Returns the error for a parameter that the route does not have. `known` names the parameters of the route.
+pub(crate) fn unknown_parameter(name: &str, known: &str) -> FieldError {
+    let name: String = name.chars().take(64).collect();
+    let detail = format!("unknown parameter {name:?}; {known}");
+    FieldError { parameter: Some(name.into()), code: "unknown_parameter".into(), detail, ..FieldError::default() }
 }

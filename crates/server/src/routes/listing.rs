@@ -15,7 +15,7 @@ use store::listing::{By, Listing, Place};
 use store::{Order, Usage};
 
 use crate::auth::Caller;
-use crate::query::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, parameter_error};
+use crate::query::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, parameter_error, unknown_parameter};
 use crate::rejection::{Code, HandlerResult, Rejected, reject, reject_fields};
 use crate::state::App;
 use crate::wire;
@@ -98,10 +98,9 @@ impl<'a> Parameters<'a> {
                 "due_from" => (&mut parameters.due_from, "due_from"),
                 "due_until" => (&mut parameters.due_until, "due_until"),
                 _ => {
-                    let name: String = name.chars().take(64).collect();
-                    let known = "limit, page_token, state, label, order, due_from and due_until";
-                    let detail = format!("unknown parameter {name:?}; the parameters of this route are {known}");
-                    errors.push(parameter_error("query", "unknown_parameter", detail));
+                    let known = "the parameters of this route are limit, page_token, state, label, order, due_from \
+                                 and due_until";
+                    errors.push(unknown_parameter(name, known));
                     continue;
                 }
             };

@@ -107,7 +107,7 @@ async fn rejection_of_a_query_contains_error_code_and_parameter() {
         ("order=up", "out_of_range", "order"),
         ("order=newest&order=newest", "conflicting_parameters", "order"),
         (&format!("{day}Z&order=newest"), "conflicting_parameters", "order"),
-        ("page=2", "unknown_parameter", "query"),
+        ("page=2", "unknown_parameter", "page"),
     ] {
         let response = list(&world, query).await;
         assert_eq!(response.status, 400, "{query}: {}", response.body);

@@ -186,7 +186,7 @@ async fn response_to_invalid_run_query_lists_all_errors() {
             {
               "code": "unknown_parameter",
               "detail": "unknown parameter \"sort\"; the parameters of this route are limit and page_token",
-              "parameter": "query"
+              "parameter": "sort"
             },
             {
               "code": "missing_parameter",
