@@ -87,11 +87,26 @@ pub(crate) async fn execute<C: CommandFactory>(runtime: &Runtime, command: Comma
 
 /// Writes one man page for each command that is not hidden. The pages leave out hidden options.
 fn write_man_pages(command: clap::Command, folder: &Path) -> anyhow::Result<()> {
+    let mut command = command.disable_help_subcommand(true);
+    command.build();
     let write = || {
         std::fs::create_dir_all(folder)?;
-        clap_mangen::generate_to(command, folder)
+        write_man_page(&command, folder)
     };
     write().with_context(|| format!("cannot write man pages to {}", folder.display()))
+}
+
+fn write_man_page(command: &clap::Command, folder: &Path) -> std::io::Result<()> {
+    for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
+        write_man_page(subcommand, folder)?;
+    }
+    let source = concat!("Reveille ", env!("CARGO_PKG_VERSION"));
+    let page = clap_mangen::Man::new(command.clone()).source(source).manual("Reveille manual");
+    let mut text = Vec::new();
+    page.render(&mut text)?;
+    // The library calls the text after the options `EXTRA`. All these texts are examples.
+    let text = String::from_utf8_lossy(&text).replace(".SH EXTRA\nExamples:\n", ".SH EXAMPLES\n");
+    std::fs::write(folder.join(page.get_filename()), text)
 }
 
 /// Returns the command without hidden options and subcommands. Otherwise a completion script would offer them.

@@ -22,24 +22,24 @@ use crate::tls::TlsArguments;
 use crate::tuning::TuningArguments;
 use crate::{descriptors, identity, server_url};
 
+/// Heading of the options about threads, metrics, logs and debuggers in the help text.
+const OPERATION: &str = "Process, metrics and logs";
+
 #[derive(Args, Debug)]
 pub(crate) struct ServeArguments {
-    #[command(flatten)]
-    engine: EngineArguments,
-    #[command(flatten)]
-    store_key: StoreKeyArguments,
-    #[command(flatten)]
-    member: MemberArguments,
     /// Data folder, which the first start creates; with --store, it contains only the keys of this member
     #[arg(long, default_value = "./data", env = "REVEILLE_DATA")]
     data: PathBuf,
     /// Listen address of the HTTP API
     #[arg(long, default_value = "127.0.0.1:8080", env = "REVEILLE_LISTEN", value_parser = address)]
     listen: SocketAddr,
-    /// Listen address at which the server responds to /metrics only, without TLS and without a key; the server
-    /// then returns 404 for /metrics at the address of --listen [default: /metrics at the address of --listen]
-    #[arg(long, env = "REVEILLE_METRICS_LISTEN", value_parser = address)]
-    metrics_listen: Option<SocketAddr>,
+    /// TOML configuration file with lines `NAME = VALUE`, where NAME is the name of a flag without its dashes. An
+    /// environment variable overrides the file, and a flag overrides both
+    #[arg(long, env = "REVEILLE_CONFIG")]
+    config: Option<PathBuf>,
+    /// Print the effective configuration as TOML, with the source of each value and passwords redacted, then exit
+    #[arg(long)]
+    print_config: bool,
     /// Listen address of a built-in receiver that prints callbacks, for experiments; --no-receiver disables it. The
     /// receiver does not start with --store or if --listen is not loopback, because the first tenant then has no
     /// permission to call this machine
@@ -48,29 +48,33 @@ pub(crate) struct ServeArguments {
     /// Do not start the built-in receiver
     #[arg(long, env = "REVEILLE_NO_RECEIVER")]
     no_receiver: bool,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "TLS of the HTTP API")]
     tls: TlsArguments,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Store and cluster")]
+    engine: EngineArguments,
+    #[command(flatten, next_help_heading = "Store and cluster")]
+    store_key: StoreKeyArguments,
+    #[command(flatten, next_help_heading = "Store and cluster")]
+    member: MemberArguments,
+    #[command(flatten, next_help_heading = "Limits and timeouts")]
     tuning: TuningArguments,
     /// Single process only: length of the history in seconds instead of days, for experiments
     #[arg(long, hide = true, value_parser = clap::value_parser!(u64).range(1..))]
     history_seconds: Option<u64>,
     /// Number of threads that send callbacks, and number of threads that run requests [1 to 256] [default: one per core]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256), env = "REVEILLE_THREADS")]
+    #[arg(help_heading = OPERATION)]
     pub(crate) threads: Option<u16>,
-    #[command(flatten)]
+    /// Listen address at which the server responds to /metrics only, without TLS and without a key; the server
+    /// then returns 404 for /metrics at the address of --listen [default: /metrics at the address of --listen]
+    #[arg(long, env = "REVEILLE_METRICS_LISTEN", value_parser = address, help_heading = OPERATION)]
+    metrics_listen: Option<SocketAddr>,
+    #[command(flatten, next_help_heading = OPERATION)]
     pub(crate) logs: LogArguments,
     /// Allow debuggers and profilers of the same user, and core files after a crash; a debugger and a core file show
     /// keys, secrets and payloads
-    #[arg(long, env = "REVEILLE_DEBUGGABLE")]
+    #[arg(long, env = "REVEILLE_DEBUGGABLE", help_heading = OPERATION)]
     pub(crate) debuggable: bool,
-    /// TOML configuration file with lines `NAME = VALUE`, where NAME is the name of a flag without its dashes. An
-    /// environment variable overrides the file, and a flag overrides both
-    #[arg(long, env = "REVEILLE_CONFIG")]
-    config: Option<PathBuf>,
-    /// Print the effective configuration as TOML, with the source of each value and passwords redacted, then exit
-    #[arg(long)]
-    print_config: bool,
 }
 
 impl ServeArguments {

@@ -398,12 +398,24 @@ fn man_command_writes_a_page_for_every_command() {
     let page = |name: &str| std::fs::read_to_string(pages.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
     assert!(page("reveille.1").contains("reveille\\-serve(1)"));
     assert!(page("reveille-run-redrive.1").contains("dead"));
+    let create = page("reveille-schedule-create.1");
+    let source = concat!("\"Reveille ", env!("CARGO_PKG_VERSION"), "\" \"Reveille manual\"");
+    assert!(create.lines().any(|line| line.starts_with(".TH reveille-schedule-create 1 ") && line.ends_with(source)));
+    assert!(create.contains(".SH EXAMPLES\n  reveille schedule create") && !create.contains("EXTRA"), "{create}");
     let serve = page("reveille-serve.1");
     assert!(serve.contains("\\-\\-in\\-flight\\-max") && serve.contains("REVEILLE_LISTEN"));
     for hidden in ["ends\\-with\\-parent", "history\\-seconds"] {
         assert!(!serve.contains(hidden), "the page lists {hidden}");
     }
     assert!(run(Path::new("data"), &["man", "--to", "/dev/null/pages"]).failed(1).contains("/dev/null/pages"));
+}
+
+#[test]
+fn error_of_an_unknown_schedule_command_names_the_right_command() {
+    for (name, hint) in [("delete", "schedule cancel"), ("update", "--replace"), ("edit", "schedule reschedule")] {
+        let error = run(Path::new("data"), &["schedule", name, "order-17"]).failed(2);
+        assert!(error.contains(name) && error.contains(hint), "{name}: {error}");
+    }
 }
 
 #[test]
