@@ -15,7 +15,7 @@ pub(crate) struct Need {
 const POSTGRESQL: &str = r#"ls /usr/lib/postgresql/*/bin/postgres || ls "$(pg_config --bindir)/postgres""#;
 
 /// Programs that `cargo xtask test` requires.
-pub(crate) const TESTS: [Need; 13] = [
+pub(crate) const TESTS: [Need; 14] = [
     Need { program: "cc", arguments: &["--version"], package: "gcc" },
     Need { program: "git", arguments: &["--version"], package: "git" },
     Need { program: "bash", arguments: &["--version"], package: "bash" },
@@ -23,6 +23,8 @@ pub(crate) const TESTS: [Need; 13] = [
     Need { program: "strace", arguments: &["--version"], package: "strace" },
     Need { program: "python3", arguments: &["-c", "import venv, ensurepip"], package: "python3-venv" },
     Need { program: "systemd-analyze", arguments: &["--version"], package: "systemd" },
+    // `systemd-analyze verify` checks that the man page of a unit exists.
+    Need { program: "man", arguments: &["--version"], package: "man-db" },
     // The tests use `ip` to run candidates in separate network namespaces.
     Need { program: "ip", arguments: &["-Version"], package: "iproute2" },
     // The JDK runs ZooKeeper, and compiles the test process that uses Curator. Maven fetches the jars.
@@ -43,11 +45,13 @@ pub(crate) const PACKAGES: [Need; 2] = [
 ];
 
 /// Programs that `cargo xtask dist-test` requires.
-pub(crate) const TRIALS: [Need; 5] = [
+pub(crate) const TRIALS: [Need; 6] = [
     Need { program: "mmdebstrap", arguments: &["--version"], package: "mmdebstrap" },
     Need { program: "skopeo", arguments: &["--version"], package: "skopeo" },
     Need { program: "umoci", arguments: &["--version"], package: "umoci" },
     Need { program: "systemd-analyze", arguments: &["--version"], package: "systemd" },
+    // `systemd-analyze verify` checks that the man page of a unit exists.
+    Need { program: "man", arguments: &["--version"], package: "man-db" },
     Need { program: "ip", arguments: &["-Version"], package: "iproute2" },
 ];
 

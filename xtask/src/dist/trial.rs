@@ -195,7 +195,8 @@ fn check_unit(root: &Path, prefix: &Path) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let copy = folder.path().join("reveille.service");
     std::fs::write(&copy, unit.replace(START, &format!("{START}{}", root.display())))?;
-    let verified = Command::new("systemd-analyze").arg("verify").arg(&copy).output()?;
+    let manual = prefix.join("share/man");
+    let verified = Command::new("systemd-analyze").env("MANPATH", manual).arg("verify").arg(&copy).output()?;
     let warnings = String::from_utf8_lossy(&verified.stderr);
     ensure!(
         verified.status.success() && warnings.is_empty(),

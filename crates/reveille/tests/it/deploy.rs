@@ -62,8 +62,12 @@ fn systemd_accepts_the_service_unit() {
     let folder = tempfile::tempdir().unwrap();
     let unit = folder.path().join("reveille.service");
     std::fs::write(&unit, UNIT.replace("/usr/local/bin/reveille", BINARY)).unwrap();
+    // systemd also checks that the man page of the unit exists.
+    let manual = folder.path().join("man");
+    assert!(Command::new(BINARY).args(["man", "--to"]).arg(manual.join("man1")).status().unwrap().success());
     let analyze = |arguments: &[&str]| {
-        let output = Command::new("systemd-analyze").args(arguments).arg(&unit).output();
+        let mut command = Command::new("systemd-analyze");
+        let output = command.env("MANPATH", &manual).args(arguments).arg(&unit).output();
         output.expect("systemd-analyze is installed; cargo xtask test installs it")
     };
     // The output of `systemd-analyze verify` must be empty. For an unknown key, systemd only prints a warning and
