@@ -25,7 +25,7 @@ pub struct Put {
     pub tag: Option<Tag>,
 }
 
-/// Order of a list of schedules by the time of their creation.
+/// Order of a list of schedules.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Order {
     /// The oldest schedules are first. A list with the filter [`ListBy::Due`] also requires this value, although the
@@ -35,6 +35,9 @@ pub enum Order {
     /// The newest schedules are first. The list does not contain schedules that are created after the client has
     /// fetched the first page.
     Newest,
+    /// The schedules are in the byte order of their ids. The server accepts this value only with the filters
+    /// [`ListBy::All`] and [`ListBy::State`].
+    Id,
 }
 
 /// Filter for a list of schedules. It has only one criterion, because every storage engine must serve the filter from
@@ -78,6 +81,7 @@ impl ListBy {
         let order = match order {
             Order::Oldest => None,
             Order::Newest => Some("order=newest".to_owned()),
+            Order::Id => Some("order=id".to_owned()),
         };
         let parameters: Vec<String> = filter.into_iter().chain(order).collect();
         match parameters.is_empty() {

@@ -145,6 +145,22 @@ impl ScheduleId {
         parse_base32(digits).map(Incarnation)
     }
 
+    /// Returns the greatest incarnation whose server-generated id is at or before this id in byte order. Returns `None`
+    /// if every server-generated id is after this id.
+    #[must_use]
+    pub fn last_incarnation_up_to(&self) -> Option<Incarnation> {
+        // The byte order of server-generated ids is the order of their incarnations. The loop can therefore find the
+        // bits of the result one after another, from the highest bit to the lowest.
+        let is_up_to = |number| ScheduleId::from_incarnation(Incarnation(number)) <= *self;
+        let mut last = 0;
+        for bit in (0..u128::BITS).rev() {
+            if is_up_to(last | 1 << bit) {
+                last |= 1 << bit;
+            }
+        }
+        is_up_to(last).then_some(Incarnation(last))
+    }
+
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

@@ -19,14 +19,14 @@ use proptest::prelude::*;
 
 use crate::Subject;
 use crate::fixture::{Numbers, OTHER_TENANT, TENANT, id, insert_of, minute, only, run_of};
-use store::listing::{self, By, Listing};
+use store::listing::{self, By, Listing, ListingOrder};
 use store::{
     Cancellation, Change, Cursor, DueBound, DueRead, Insert, Inserted, Order, OwnerWrite, Placed, Positions, Store,
     Usage, Written,
 };
 
 const LABELS: [&str; 2] = ["team", "a label"];
-const CHOSEN_IDS: [&str; 4] = ["a", "b", "c", "s00000000000000000000000001"];
+const CHOSEN_IDS: [&str; 4] = ["a", "S-b", "z", "s00000000000000000000000001"];
 
 /// One call of the store. A number in the call may be an index into a list, for example a list of ids. The comparison
 /// takes the index modulo the length of the list.
@@ -436,7 +436,8 @@ impl Drive {
             let by_status = [Status::Active, Status::Ended, Status::Cancelled].map(By::Status);
             let by_label = LABELS.map(|name| By::Label { name, value: "yes" });
             for (by, limit) in [By::All].into_iter().chain(by_status).chain(by_label).zip([3, 2, 100, 1, 2, 100]) {
-                for order in [Order::Oldest, Order::Newest] {
+                let by_id = (!matches!(by, By::Label { .. })).then_some(ListingOrder::Id);
+                for order in [Order::Oldest, Order::Newest].map(ListingOrder::Created).into_iter().chain(by_id) {
                     let of_engine = listed(engine, tenant, &by, order, limit).await;
                     same(&of_engine, &listed(model, tenant, &by, order, limit).await, context);
                 }
@@ -488,7 +489,13 @@ impl Drive {
 }
 
 /// Returns the schedules of all pages of a listing.
-async fn listed(store: &dyn Store, tenant: TenantId, by: &By<'_>, order: Order, limit: usize) -> Vec<Arc<Schedule>> {
+async fn listed(
+    store: &dyn Store,
+    tenant: TenantId,
+    by: &By<'_>,
+    order: ListingOrder,
+    limit: usize,
+) -> Vec<Arc<Schedule>> {
     let (mut entries, mut after) = (Vec::new(), None);
     loop {
         let listing = Listing { tenant, by: by.clone(), order, after, limit };

@@ -112,6 +112,8 @@ conformance::suite! { $ dyn Subject, conformance_tests, [$crate];
         schedules_are_listed_by_state
         schedules_are_listed_by_a_label
         schedules_are_listed_by_due_time
+        schedules_are_listed_in_order_of_ids
+        chosen_ids_are_read_in_pages
         reused_id_is_listed_once
         listing_is_complete_during_concurrent_changes
     }

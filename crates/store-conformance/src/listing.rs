@@ -1,18 +1,21 @@
 //! Test cases of listings of schedules, page by page.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use domain::{DueKey, Incarnation, PollerId, RunState, Schedule, Status, TenantId};
+use domain::{DueKey, Incarnation, PollerId, RunState, Schedule, ScheduleId, Status, TenantId};
 
 use crate::Subject;
 use crate::fixture::{Fixture, OTHER_TENANT, TENANT, due_of, insert_of, minute, poller, run_of};
-use store::listing::{By, Listing, Page, Place, page};
-use store::{Change, Insert, Order};
+use store::listing::{By, Listing, ListingOrder, Page, Place, page};
+use store::{Change, ChosenIdPage, ChosenIdRead, Insert, Order};
 
 const LABEL: By<'_> = By::Label { name: "team", value: "blue" };
 
-async fn page_of(fixture: &Fixture, by: &By<'_>, order: Order, after: Option<Place>, limit: usize) -> Page {
+const OLDEST: ListingOrder = ListingOrder::Created(Order::Oldest);
+const NEWEST: ListingOrder = ListingOrder::Created(Order::Newest);
+
+async fn page_of(fixture: &Fixture, by: &By<'_>, order: ListingOrder, after: Option<Place>, limit: usize) -> Page {
     let listing = Listing { tenant: TENANT, by: by.clone(), order, after, limit };
     page(&*fixture.store, &listing, || async {}).await.expect("the store accepts reads")
 }
@@ -21,9 +24,9 @@ async fn page_of(fixture: &Fixture, by: &By<'_>, order: Order, after: Option<Pla
 /// creation, or in the order of their due times for [`By::Due`]. Except for [`By::Due`], asserts that a listing with
 /// the newest schedule first contains the same schedules in reverse.
 async fn listed_in(fixture: &Fixture, tenant: TenantId, by: &By<'_>, limit: usize) -> Vec<Arc<Schedule>> {
-    let entries = listed_in_order(fixture, tenant, by, Order::Oldest, limit).await;
+    let entries = listed_in_order(fixture, tenant, by, OLDEST, limit).await;
     if !matches!(by, By::Due { .. }) {
-        let mut newest = listed_in_order(fixture, tenant, by, Order::Newest, limit).await;
+        let mut newest = listed_in_order(fixture, tenant, by, NEWEST, limit).await;
         newest.reverse();
         assert_eq!(names(&newest), names(&entries), "listings by {by:?} contain the same schedules in both orders");
     }
@@ -34,17 +37,17 @@ async fn listed_in_order(
     fixture: &Fixture,
     tenant: TenantId,
     by: &By<'_>,
-    order: Order,
+    order: ListingOrder,
     limit: usize,
 ) -> Vec<Arc<Schedule>> {
     let (mut entries, mut after) = (Vec::new(), None);
     loop {
-        let listing = Listing { tenant, by: by.clone(), order, after, limit };
+        let listing = Listing { tenant, by: by.clone(), order, after: after.clone(), limit };
         let page = page(&*fixture.store, &listing, || async {}).await.expect("the store accepts reads");
         assert!(page.schedules.len() <= limit, "a page contains at most `limit` schedules");
         entries.extend(page.schedules);
         let Some(next) = page.next else { return entries };
-        assert_ne!(Some(next), after, "the next page starts after the previous page");
+        assert_ne!(Some(&next), after.as_ref(), "the next page starts after the previous page");
         after = Some(next);
     }
 }
@@ -88,7 +91,7 @@ pub(super) async fn schedules_are_listed_in_creation_order(subject: &dyn Subject
         }
     }
     assert_eq!(listed_in(&fixture, TenantId(3), &By::All, 10).await, []);
-    for order in [Order::Oldest, Order::Newest] {
+    for order in [OLDEST, NEWEST] {
         let whole = page_of(&fixture, &By::All, order, None, expected[&TENANT].len()).await;
         assert_eq!((whole.schedules.len(), whole.next), (20, None), "there is no page after the last schedule");
     }
@@ -179,6 +182,83 @@ pub(super) async fn schedules_are_listed_by_a_label(subject: &dyn Subject) {
     assert_eq!(names(&listed(&fixture, &green, 10).await), [blue[1].incarnation]);
 }
 
+pub(super) async fn schedules_are_listed_in_order_of_ids(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    // Server-made ids start with `s` and a digit from 0 to 7. These chosen ids are before, between and after them.
+    let like_server_made = ScheduleId::from_incarnation(Incarnation(u128::MAX / 3));
+    let chosen = ["a-1", "A", "S-x", "_x", "-", "7", "s", "s-", "s0", "s01", "s4z", "s8", "sale-1", "t", "z", "zz"];
+    for name in chosen.into_iter().chain([like_server_made.as_str()]) {
+        fixture.create(fixture.named(name, minute(1))).await;
+        fixture.create(fixture.unnamed(minute(1))).await;
+        let others = insert_of(OTHER_TENANT, fixture.numbers.incarnation(), super::fixture::id(name), minute(1));
+        fixture.create(others).await;
+    }
+    // Some schedules are cancelled, some are ended, and some ids belong to a second schedule.
+    let server_made = names(&listed(&fixture, &By::All, 100).await).into_iter().map(ScheduleId::from_incarnation);
+    let schedules = fixture.store.get(server_made.map(|id| (TENANT, id)).collect()).await;
+    let server_made: Vec<_> = schedules.expect("the store accepts reads").into_iter().flatten().collect();
+    assert_eq!(server_made.len(), chosen.len() + 1);
+    let named = async |name| fixture.get(TENANT, &super::fixture::id(name)).await.expect("the schedule exists");
+    for schedule in [named("A").await, named("s01").await, named("zz").await, server_made[2].clone()] {
+        fixture.owner(schedule.poller).await.finish(&schedule, RunState::Succeeded).await;
+    }
+    let reused = [named("a-1").await, named("sale-1").await, server_made[3].clone()];
+    for schedule in reused.iter().chain([&named("S-x").await, &named("s0").await, &server_made[4]]) {
+        fixture.owner(schedule.poller).await.write(Change::Cancel(schedule.incarnation)).await;
+    }
+    for schedule in &reused {
+        fixture.create(fixture.named(schedule.id.as_str(), minute(2))).await;
+    }
+
+    let fixture = fixture.reopen(subject).await;
+    for by in [By::All, By::Status(Status::Active), By::Status(Status::Ended), By::Status(Status::Cancelled)] {
+        let mut expected = listed(&fixture, &by, 100).await;
+        expected.sort_by(|one, other| one.id.as_str().as_bytes().cmp(other.id.as_str().as_bytes()));
+        for limit in [1, 2, 5, 1_000] {
+            let found = listed_in_order(&fixture, TENANT, &by, ListingOrder::Id, limit).await;
+            let ids: Vec<&str> = found.iter().map(|schedule| schedule.id.as_str()).collect();
+            assert_eq!(found, expected, "{by:?} by {limit}: {ids:?}");
+        }
+        let ids: BTreeSet<&ScheduleId> = expected.iter().map(|schedule| &schedule.id).collect();
+        assert_eq!(ids.len(), expected.len(), "each id is listed once");
+        assert!(!expected.is_empty());
+    }
+    let all = listed_in_order(&fixture, TENANT, &By::All, ListingOrder::Id, 7).await;
+    assert_eq!(all.len(), 2 * (chosen.len() + 1));
+    assert_eq!(listed_in_order(&fixture, TenantId(3), &By::All, ListingOrder::Id, 10).await, []);
+}
+
+pub(super) async fn chosen_ids_are_read_in_pages(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    let mut expected: BTreeMap<ScheduleId, Incarnation> = BTreeMap::new();
+    let like_server_made = ScheduleId::from_incarnation(Incarnation(7));
+    for name in ["b", "B", "_", "-", "a", "a-", "s", "zz", like_server_made.as_str()] {
+        let schedule = fixture.create(fixture.named(name, minute(1))).await;
+        expected.insert(schedule.id.clone(), schedule.incarnation);
+        fixture.create(fixture.unnamed(minute(1))).await;
+    }
+    let id = super::fixture::id("of-another-tenant");
+    fixture.create(insert_of(OTHER_TENANT, fixture.numbers.incarnation(), id, minute(1))).await;
+    let cancelled = fixture.get(TENANT, &super::fixture::id("a")).await.expect("the schedule exists");
+    fixture.owner(cancelled.poller).await.write(Change::Cancel(cancelled.incarnation)).await;
+    let expected: Vec<_> = expected.into_iter().collect();
+    for limit in [1, 2, 5, 9, 100] {
+        let (mut found, mut after) = (Vec::new(), None);
+        loop {
+            let read = ChosenIdRead { tenant: TENANT, after, limit };
+            let ChosenIdPage { ids, has_more } =
+                fixture.store.list_chosen_ids(read).await.expect("the store accepts reads");
+            assert!(ids.len() <= limit, "a page contains at most `limit` ids");
+            found.extend(ids);
+            if !has_more {
+                break;
+            }
+            after = found.last().map(|(id, _)| id.clone());
+        }
+        assert_eq!(found, expected, "by {limit}");
+    }
+}
+
 pub(super) async fn reused_id_is_listed_once(subject: &dyn Subject) {
     let fixture = Fixture::open(subject).await;
     let first = fixture.create(labelled(fixture.named("again", minute(1)), "team", "blue")).await;
@@ -201,15 +281,20 @@ pub(super) async fn listing_is_complete_during_concurrent_changes(subject: &dyn 
     let mut stay = Vec::new();
     let mut go = Vec::new();
     for number in 0..40 {
-        let insert = labelled(fixture.named(&format!("s-{number}"), minute(number)), "team", "blue");
-        let schedule = fixture.create(insert).await;
+        let insert = match number % 4 {
+            0 => fixture.unnamed(minute(number)),
+            2 => fixture.named(&format!("t-{number}"), minute(number)),
+            _ => fixture.named(&format!("s-{number}"), minute(number)),
+        };
+        let schedule = fixture.create(labelled(insert, "team", "blue")).await;
         if number % 4 == 1 { go.push(schedule) } else { stay.push(schedule.incarnation) }
     }
     let pollers: Vec<PollerId> = (0..4).map(|number| poller(TENANT, number)).collect();
     let due = By::Due { pollers: &pollers, from: minute(0), until: minute(60) };
-    let both = |by: By<'static>| [(by.clone(), Order::Oldest), (by, Order::Newest)];
+    let both = |by: By<'static>| [(by.clone(), OLDEST), (by, NEWEST)];
     let listings = [By::All, By::Status(Status::Active), LABEL].into_iter().flat_map(both);
-    for (by, order) in listings.chain([(due, Order::Oldest)]) {
+    let by_id = [By::All, By::Status(Status::Active)].map(|by| (by, ListingOrder::Id));
+    for (by, order) in listings.chain(by_id).chain([(due, OLDEST)]) {
         let (mut entries, mut after) = (Vec::new(), None);
         loop {
             let page = page_of(&fixture, &by, order, after, 3).await;
@@ -225,9 +310,9 @@ pub(super) async fn listing_is_complete_during_concurrent_changes(subject: &dyn 
         let count = entries.len();
         entries.sort();
         entries.dedup();
-        assert_eq!(entries.len(), count, "the listing by {by:?}, {order:?} first, contains each schedule once");
+        assert_eq!(entries.len(), count, "the listing by {by:?} in the order {order:?} contains each schedule once");
         let missed: Vec<_> = stay.iter().filter(|incarnation| !entries.contains(incarnation)).collect();
-        assert!(missed.is_empty(), "{missed:?} by {by:?}, {order:?} first");
+        assert!(missed.is_empty(), "{missed:?} by {by:?} in the order {order:?}");
     }
 }
 

@@ -48,9 +48,9 @@ use journal::Journal;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use store::{
-    Cancellation, CancellationResult, Change, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert,
-    InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, StoreError,
-    WriteRejection, Written,
+    Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Cursor, DuePage, DueRead, HandOver,
+    HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions,
+    Store, StoreError, WriteRejection, Written,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -329,6 +329,10 @@ impl Store for EmbeddedStore {
 
     fn list(&self, read: ListRead) -> store::Answer<'_, ListPage> {
         Box::pin(self.scan(move |rows| rows.list(&read)))
+    }
+
+    fn list_chosen_ids(&self, read: ChosenIdRead) -> store::Answer<'_, ChosenIdPage> {
+        Box::pin(self.scan(move |rows| rows.chosen_ids(&read)))
     }
 
     fn find_runs(&self, occurrences: Vec<Occurrence>) -> store::Answer<'_, Vec<Option<Run>>> {

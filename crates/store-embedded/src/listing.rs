@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use domain::{Incarnation, LabelKey, Status, TenantId};
-use store::{ListBy, ListPage, ListRead, Order, StoreError};
+use store::{ChosenIdPage, ChosenIdRead, ListBy, ListPage, ListRead, Order, StoreError};
 use stored::schedule;
 
 use crate::apply::{Deleted, Machine};
@@ -24,7 +24,7 @@ use crate::codec::key;
 use crate::codec::listed::Bucket;
 use crate::index::{Family, Index, Sequence};
 use crate::memory::Fresh;
-use crate::read::{Rows, damaged, just_after};
+use crate::read::{Rows, damaged, just_after, take_name};
 
 /// Maximum number of schedules that one read examines. With a larger limit, a listing by state has fewer empty pages if
 /// few schedules match. With a smaller limit, a read occupies the reader thread for less time.
@@ -163,6 +163,24 @@ impl Rows {
             Ok(if found.len() > enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
         })?;
         Ok(found)
+    }
+
+    /// Returns a page of the tenant's chosen ids. Only these ids have rows.
+    pub(crate) fn chosen_ids(&self, read: &ChosenIdRead) -> Result<ChosenIdPage, StoreError> {
+        let (mut from, to) = key::id_bounds(read.tenant);
+        if let Some(after) = &read.after {
+            from = just_after(&key::id(read.tenant, after.as_str()));
+        }
+        let mut page = ChosenIdPage::default();
+        self.walk(Family::Points, &from, &to, |key, value| {
+            page.has_more = page.ids.len() == read.limit;
+            if page.has_more {
+                return Ok(ControlFlow::Break(()));
+            }
+            page.ids.push((key::parse_id(key)?, take_name(value)?));
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(page)
     }
 
     fn has_status(&self, incarnation: Incarnation, status: Status) -> Result<bool, StoreError> {

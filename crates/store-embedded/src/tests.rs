@@ -9,9 +9,9 @@ use domain::{DueKey, Incarnation, Occurrence, Revision, Schedule, ScheduleId, Te
 use futures_util::future::BoxFuture;
 use proptest::prelude::*;
 use runtime::{Runtime, TaskSet};
-use store::listing::{self, By, Listing};
+use store::listing::{self, By, Listing, ListingOrder};
 use store::memory::{MemoryOptions, MemoryStore};
-use store::{Cancellation, Insert, Order, Store};
+use store::{Cancellation, Insert, Store};
 use store_conformance::{CASES, Subject, differential};
 
 use crate::checkpoint::Checkpoint;
@@ -250,7 +250,8 @@ fn store_adds_schedules_of_an_earlier_build_to_its_listings() {
         for _ in 0..2 {
             let (store, tasks) = open().await;
             let listed = async |by| {
-                let listing = Listing { tenant: TenantId(7), by, order: Order::Oldest, after: None, limit: 1_000 };
+                let listing =
+                    Listing { tenant: TenantId(7), by, order: ListingOrder::default(), after: None, limit: 1_000 };
                 let page = listing::page(&*store, &listing, || async {}).await.unwrap();
                 page.schedules.iter().map(|schedule| schedule.incarnation).collect::<Vec<_>>()
             };

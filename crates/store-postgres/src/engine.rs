@@ -16,9 +16,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use runtime::{Monotonic, Runtime, TaskSet};
 use store::{
-    Answer, Cancellation, CancellationResult, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert,
-    InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Usage,
-    WriteRejection, Written,
+    Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Cursor, DuePage, DueRead, HandOver,
+    HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions,
+    Store, StoreError, Usage, WriteRejection, Written,
 };
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -259,6 +259,10 @@ impl Store for PostgresStore {
 
     fn list(&self, read: ListRead) -> Answer<'_, ListPage> {
         Box::pin(async move { self.inner.list(&read).await })
+    }
+
+    fn list_chosen_ids(&self, read: ChosenIdRead) -> Answer<'_, ChosenIdPage> {
+        Box::pin(async move { self.inner.list_chosen_ids(&read).await })
     }
 
     fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>> {

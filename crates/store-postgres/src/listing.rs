@@ -2,10 +2,10 @@
 //! (migration 0005). This module reads the index and the rows. It also adds the labels of schedules that earlier builds
 //! wrote.
 
-use domain::{Incarnation, TenantId};
+use domain::{Incarnation, ScheduleId, TenantId};
 use postgres_client::tokio_postgres::Row;
 use postgres_client::{Failure, Session};
-use store::{ListBy, ListPage, ListRead, Order, StoreError};
+use store::{ChosenIdPage, ChosenIdRead, ListBy, ListPage, ListRead, Order, StoreError};
 use stored::schedule;
 use uuid::Uuid;
 
@@ -64,6 +64,9 @@ macro_rules! statements {
 const OLDEST: Statements = statements!(">", "order by incarnation");
 const NEWEST: Statements = statements!("<", "order by incarnation desc");
 
+/// Reads one page of the chosen ids from the index `schedule_name`, whose order is the byte order of the ids.
+const CHOSEN_IDS: &str = "select id, incarnation from reveille.schedule
+    where tenant = $1 and is_current and id is not null and id > $2 order by id limit $3";
 const UNLABELLED: &str = "select incarnation, spec from reveille.schedule
     where incarnation > $1 order by incarnation limit $2";
 const LABEL: &str = "update reveille.schedule s set labels = i.labels::bigint[]
@@ -98,6 +101,21 @@ impl Inner {
         incarnations.truncate(limit);
         let next = incarnations.last().copied().filter(|_| has_more);
         Ok(ListPage { incarnations, next })
+    }
+
+    pub(crate) async fn list_chosen_ids(&self, read: &ChosenIdRead) -> Result<ChosenIdPage, StoreError> {
+        let tenant = i64::from(read.tenant.0);
+        // Every id is after the empty text.
+        let after = read.after.as_ref().map_or("", ScheduleId::as_str);
+        let rows_max = limit_number(read.limit) + 1;
+        let rows = self.readers.query(CHOSEN_IDS, &[&tenant, &after, &rows_max]).await.map_err(store_error)?;
+        let of_row = |row: &Row| {
+            let id = ScheduleId::new(row.get(0));
+            let id = id.map_err(|error| StoreError::Damaged(format!("a schedule has a malformed id: {error}")))?;
+            Ok((id, Incarnation(row.get::<_, Uuid>(1).as_u128())))
+        };
+        let ids = rows.iter().take(read.limit).map(of_row).collect::<Result<Vec<_>, StoreError>>()?;
+        Ok(ChosenIdPage { has_more: rows.len() > ids.len(), ids })
     }
 }
 

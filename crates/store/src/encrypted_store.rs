@@ -15,9 +15,9 @@ use runtime::Runtime;
 
 use crate::encryption::Keyring;
 use crate::{
-    Answer, Cancellation, CancellationResult, Change, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert,
-    InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, Usage,
-    WriteRejection, Written,
+    Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Cursor, DuePage, DueRead, HandOver,
+    HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions,
+    Store, Usage, WriteRejection, Written,
 };
 
 pub struct EncryptedStore {
@@ -103,6 +103,10 @@ impl Store for EncryptedStore {
 
     fn list(&self, read: ListRead) -> Answer<'_, ListPage> {
         self.store.list(read)
+    }
+
+    fn list_chosen_ids(&self, read: ChosenIdRead) -> Answer<'_, ChosenIdPage> {
+        self.store.list_chosen_ids(read)
     }
 
     fn usage(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<Usage>> {

@@ -92,6 +92,12 @@ pub trait Store: Send + Sync + 'static {
     /// loads these schedules and applies the filter to them.
     fn list(&self, read: ListRead) -> Answer<'_, ListPage>;
 
+    /// Returns a page of the ids that users chose or that were derived from idempotency keys, in byte order. The page
+    /// contains an id if a schedule has the id before and during this call, even if the schedule is cancelled. The page
+    /// omits every server-made id, because such an id is equal to [`ScheduleId::from_incarnation`] of the incarnation
+    /// of its schedule. An engine therefore needs no row for a server-made id.
+    fn list_chosen_ids(&self, read: ChosenIdRead) -> Answer<'_, ChosenIdPage>;
+
     /// Returns the run record of each occurrence. A result is `None` if the occurrence has no record yet.
     fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>>;
 
@@ -382,6 +388,24 @@ pub struct ListPage {
     /// Incarnation after which the next page starts. The current page need not contain this incarnation. `None` if
     /// there are no more incarnations.
     pub next: Option<Incarnation>,
+}
+
+/// Read of at most `limit` chosen ids of `tenant` that follow `after` in byte order. `limit` is at least 1.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ChosenIdRead {
+    pub tenant: TenantId,
+    pub after: Option<ScheduleId>,
+    pub limit: usize,
+}
+
+/// Page of chosen ids. The next page starts after the last id of this page.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ChosenIdPage {
+    /// Chosen ids, each with the incarnation of the schedule that has the id. The page is empty only if no chosen id
+    /// follows [`ChosenIdRead::after`].
+    pub ids: Vec<(ScheduleId, Incarnation)>,
+    /// True if further chosen ids may follow the page.
+    pub has_more: bool,
 }
 
 /// Change by the owner of the shard of `poller`.

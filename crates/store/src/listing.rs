@@ -5,6 +5,9 @@
 //! all schedules, the schedules of one state, or the schedules with one label. A listing by [`Store::due`] reads all
 //! pollers of the tenant at once. It contains the schedules whose next occurrence is in a range of time.
 //!
+//! A listing of all schedules, or of the schedules of one state, can also be in the order of their ids. The module
+//! `by_id` merges the chosen ids and the server-made ids for this order.
+//!
 //! Invariants:
 //! - A caller that reads all pages receives every schedule that existed and matched the criterion from the first to the
 //!   last read. The caller receives no schedule twice.
@@ -13,6 +16,8 @@
 //!   another tenant.
 //!
 //! docs/decisions/0034-list-schedules-by-one-criterion.md gives the reasons for the design.
+
+mod by_id;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,12 +42,27 @@ pub struct Listing<'a> {
     pub tenant: TenantId,
     pub by: By<'a>,
     /// Order of the schedules. A listing by [`By::Due`] is in the order of the due time, so it accepts only
-    /// [`Order::Oldest`].
-    pub order: Order,
+    /// [`Order::Oldest`]. A listing by [`By::Label`] does not accept [`ListingOrder::Id`].
+    pub order: ListingOrder,
     /// Place after which the page starts. `None` is the beginning of the listing.
     pub after: Option<Place>,
     /// Maximum number of schedules in the page. At least 1.
     pub limit: usize,
+}
+
+/// Order of the schedules in a listing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ListingOrder {
+    /// Order of the incarnations.
+    Created(Order),
+    /// Byte order of the ids. All characters of an id are ASCII characters.
+    Id,
+}
+
+impl Default for ListingOrder {
+    fn default() -> Self {
+        ListingOrder::Created(Order::default())
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -64,12 +84,14 @@ pub enum By<'a> {
 }
 
 /// Place after which a page starts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Place {
     /// Place in a listing that is in the order of creation.
     Made(Incarnation),
     /// Place in a listing that is in the order of due keys.
     Due(DueKey),
+    /// Place in a listing that is in the order of ids. A schedule with this id need not exist.
+    Id(ScheduleId),
 }
 
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -86,19 +108,25 @@ pub struct Page {
 /// Returns an error if the store fails.
 ///
 /// # Panics
-/// Panics if a listing by [`By::Due`] has another order than [`Order::Oldest`].
+/// Panics if a listing by [`By::Due`] has another order than [`Order::Oldest`], or if a listing by [`By::Label`] is in the
+/// order of ids.
 pub async fn page<T, Turn: Future<Output = T>>(
     store: &dyn Store,
     listing: &Listing<'_>,
     turn: impl Fn() -> Turn,
 ) -> Result<Page, StoreError> {
-    match (&listing.by, listing.after) {
-        (By::Due { pollers, from, until }, after) => {
-            assert_eq!(listing.order, Order::Oldest, "a listing by due time supports only `Order::Oldest`");
+    match (&listing.by, listing.order) {
+        (By::Due { pollers, from, until }, order) => {
+            let oldest = ListingOrder::Created(Order::Oldest);
+            assert_eq!(order, oldest, "a listing by due time supports only `Order::Oldest`");
             let _turn = turn().await;
-            due_page(store, listing, pollers, *from..*until, after).await
+            due_page(store, listing, pollers, *from..*until).await
         }
-        (By::All | By::Status(_) | By::Label { .. }, after) => created_page(store, listing, after, turn).await,
+        (By::All | By::Status(_) | By::Label { .. }, ListingOrder::Created(order)) => {
+            created_page(store, listing, order, turn).await
+        }
+        (By::All | By::Status(_), ListingOrder::Id) => by_id::page(store, listing, turn).await,
+        (By::Label { .. }, ListingOrder::Id) => panic!("a listing by label does not support `ListingOrder::Id`"),
     }
 }
 
@@ -131,28 +159,23 @@ impl Filling {
 async fn created_page<T, Turn: Future<Output = T>>(
     store: &dyn Store,
     listing: &Listing<'_>,
-    after: Option<Place>,
+    order: Order,
     turn: impl Fn() -> Turn,
 ) -> Result<Page, StoreError> {
-    let by = match listing.by {
-        By::Status(status) => ListBy::Status(status),
-        By::Label { name, value } => ListBy::Label(LabelKey::of(name, value)),
-        By::All | By::Due { .. } => ListBy::All,
-    };
-    let mut after = match after {
+    let mut after = match listing.after {
         Some(Place::Made(after)) => Some(after),
-        Some(Place::Due(_)) | None => None,
+        Some(Place::Due(_) | Place::Id(_)) | None => None,
     };
     let mut filling = Filling::new(listing.limit);
     let mut empty_reads = 0;
     for _ in 0..READS_MAX {
         let limit = filling.missing().min(LOADED_MAX);
-        let read = ListRead { tenant: listing.tenant, by, order: listing.order, after, limit };
+        let read = ListRead { tenant: listing.tenant, by: list_by(&listing.by), order, after, limit };
         let _turn = turn().await;
         let listed = store.list(read).await?;
         empty_reads += usize::from(listed.incarnations.is_empty());
         let last = listed.incarnations.last().copied();
-        for schedule in matching_schedules(store, listing, listed.incarnations).await? {
+        for schedule in matching_schedules(store, listing, listed.incarnations).await?.into_iter().flatten() {
             let place = schedule.incarnation;
             filling.push(schedule);
             if filling.missing() == 0 && last != Some(place) {
@@ -167,12 +190,21 @@ async fn created_page<T, Turn: Future<Output = T>>(
     Ok(filling.ending(after.map(Place::Made)))
 }
 
-/// Loads the schedules of the incarnations. Returns the schedules that still have their ids and match the filter.
+fn list_by(by: &By<'_>) -> ListBy {
+    match by {
+        By::Status(status) => ListBy::Status(*status),
+        By::Label { name, value } => ListBy::Label(LabelKey::of(name, value)),
+        By::All | By::Due { .. } => ListBy::All,
+    }
+}
+
+/// Loads the schedules of the incarnations. Returns a result for each incarnation, in the same order. A result is `None`
+/// if the schedule does not exist, no longer has its id, or does not match the filter.
 async fn matching_schedules(
     store: &dyn Store,
     listing: &Listing<'_>,
     incarnations: Vec<Incarnation>,
-) -> Result<Vec<Arc<Schedule>>, StoreError> {
+) -> Result<Vec<Option<Arc<Schedule>>>, StoreError> {
     let loaded = store.load(incarnations).await?;
     let matches = |schedule: &Arc<Schedule>| {
         schedule.tenant == listing.tenant
@@ -182,21 +214,21 @@ async fn matching_schedules(
                 By::Label { name, value } => schedule.spec.labels.get(name).is_some_and(|found| found == value),
             }
     };
-    let found: Vec<Arc<Schedule>> = loaded.into_iter().flatten().filter(matches).collect();
+    let found: Vec<Option<Arc<Schedule>>> = loaded.into_iter().map(|schedule| schedule.filter(matches)).collect();
     // A schedule can lose its id to another schedule only after its cancellation. The function therefore looks up only
     // the ids of cancelled schedules.
     let is_cancelled = |schedule: &&Arc<Schedule>| schedule.status == Status::Cancelled;
     let cancelled: Vec<(TenantId, ScheduleId)> =
-        found.iter().filter(is_cancelled).map(|schedule| (schedule.tenant, schedule.id.clone())).collect();
+        found.iter().flatten().filter(is_cancelled).map(|schedule| (schedule.tenant, schedule.id.clone())).collect();
     if cancelled.is_empty() {
         return Ok(found);
     }
     let holders = store.get(cancelled).await?;
     let mut holders = holders.into_iter().map(|holder| holder.map(|holder| holder.incarnation));
-    let has_its_id = |schedule: &Arc<Schedule>| {
+    let mut has_its_id = |schedule: &Arc<Schedule>| {
         schedule.status != Status::Cancelled || holders.next().flatten() == Some(schedule.incarnation)
     };
-    Ok(found.into_iter().filter(has_its_id).collect())
+    Ok(found.into_iter().map(|schedule| schedule.filter(&mut has_its_id)).collect())
 }
 
 async fn due_page(
@@ -204,14 +236,13 @@ async fn due_page(
     listing: &Listing<'_>,
     pollers: &[PollerId],
     range: std::ops::Range<Timestamp>,
-    after: Option<Place>,
 ) -> Result<Page, StoreError> {
     const GRAIN: Duration = Duration::from_millis(1);
     if pollers.is_empty() || range.is_empty() {
         return Ok(Page::default());
     }
     let until = range.end - GRAIN;
-    let after = match after {
+    let after = match listing.after {
         Some(Place::Due(after)) if after.position >= range.start => DueBound::Key(after),
         Some(_) | None => DueBound::Instant(range.start - GRAIN),
     };

@@ -30,9 +30,9 @@ use runtime::Runtime;
 use self::call::Access;
 use self::model::{Model, Writer};
 use crate::{
-    Answer, Cancellation, CancellationResult, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert,
-    InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Usage,
-    WriteRejection, Written,
+    Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Cursor, DuePage, DueRead, HandOver,
+    HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions,
+    Store, StoreError, Usage, WriteRejection, Written,
 };
 
 /// Options for the behaviour of a [`MemoryStore`]. All values are within the limits of the port.
@@ -251,6 +251,10 @@ impl Store for MemoryStore {
 
     fn list(&self, read: ListRead) -> Answer<'_, ListPage> {
         Box::pin(self.change(Access::Read, move |model| model.list(&read)))
+    }
+
+    fn list_chosen_ids(&self, read: ChosenIdRead) -> Answer<'_, ChosenIdPage> {
+        Box::pin(self.change(Access::Read, move |model| model.chosen_ids(&read)))
     }
 
     fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>> {

@@ -74,6 +74,14 @@ fn client_lists_all_matching_schedules_in_the_requested_order() {
             newest.reverse();
             assert_eq!(newest, in_order(by, Order::Oldest).await);
         }
+        for by in [ListBy::All, ListBy::State(ScheduleState::Active)] {
+            let mut sorted = in_order(by.clone(), Order::Oldest).await;
+            sorted.sort();
+            assert_eq!(in_order(by, Order::Id).await, sorted);
+        }
+        let (name, value) = ("team & all".to_owned(), "c".to_owned());
+        let rejected = client.schedules(&ListBy::Label { name, value }, Order::Id).try_next().await.unwrap_err();
+        assert_eq!(rejected.code(), Some("invalid_parameter"));
         let rejected = client.schedules(&due(next), Order::Newest).try_next().await.unwrap_err();
         assert_eq!(rejected.code(), Some("invalid_parameter"));
         assert_eq!(client.count_schedules().await.unwrap().active, 119);

@@ -82,6 +82,26 @@ proptest! {
     }
 
     #[test]
+    fn server_made_ids_sort_by_incarnation(one: u128, other: u128) {
+        let (one, other) = (Incarnation(one), Incarnation(other));
+        let ids = (ScheduleId::from_incarnation(one), ScheduleId::from_incarnation(other));
+        prop_assert_eq!(ids.0.cmp(&ids.1), one.cmp(&other));
+    }
+
+    #[test]
+    fn last_incarnation_up_to_an_id_is_exact(text in "s[0-9a-z]{0,30}|s[0-7][A-Za-z0-9_-]{0,30}|[A-Za-z0-9_-]{1,30}") {
+        let id = ScheduleId::new(&text).expect("the text has allowed characters only");
+        let last = id.last_incarnation_up_to();
+        if let Some(last) = last {
+            prop_assert!(ScheduleId::from_incarnation(last) <= id);
+        }
+        let next = last.map_or(Some(0), |last| last.0.checked_add(1));
+        if let Some(next) = next {
+            prop_assert!(ScheduleId::from_incarnation(Incarnation(next)) > id);
+        }
+    }
+
+    #[test]
     fn incarnations_sort_by_creation_instant(
         early in 0_i64..1 << 47, later in 1_i64..1 << 46, one: u128, other: u128,
     ) {

@@ -125,6 +125,10 @@ fn schedule_list_shows_active_schedules_with_the_newest_first() {
     assert_eq!(ids(&["--order", "oldest"]), "a b d");
     assert_eq!(ids(&["--state", "all"]), "d c b a");
     assert_eq!(ids(&["--label", "team:x", "--order", "newest"]), "d c b a");
+    assert_eq!(ids(&["--order", "id"]), "a b d");
+    assert_eq!(ids(&["--state", "all", "--order", "id"]), "a b c d");
+    let text = run(&data, &["schedule", "list", "--label", "team:x", "--order", "id"]).failed(1);
+    assert!(text.contains("a listing by label cannot be in the order of ids"), "{text}");
     let page = json(&data, &["schedule", "list", "--limit", "2"]);
     assert_eq!(ids(&["--page-token", page["next_page_token"].as_str().unwrap()]), "a");
     let due = ["schedule", "list", "--due-from", "2030-01-01T00:00:00Z", "--due-until", "2030-01-01T01:00:00Z"];

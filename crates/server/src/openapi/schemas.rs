@@ -97,8 +97,10 @@ impl Schemas {
                 ("limit", "Maximum number of results", schema)
             }
             Parameter::Order => {
-                let schema = json!({ "type": "string", "enum": ["oldest", "newest"], "default": "oldest" });
-                ("order", "Order of the results by creation time; not allowed with a due range", schema)
+                let schema = json!({ "type": "string", "enum": ["oldest", "newest", "id"], "default": "oldest" });
+                let description = "Order of the results: by creation time, or by the bytes of the ids. The value `id` is \
+                                   not allowed with `label`, and no value is allowed with a due range";
+                ("order", description, schema)
             }
             Parameter::PageToken => {
                 ("page_token", "`next_page_token` of the previous page", json!({ "type": "string" }))

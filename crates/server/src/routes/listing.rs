@@ -1,5 +1,5 @@
-//! `GET /v1/schedules`: pages of a tenant's schedules, with at most one filter. The oldest or the newest schedule comes
-//! first. `GET /v1/schedules:count`: the numbers of a tenant's schedules by state, which every store maintains.
+//! `GET /v1/schedules`: pages of a tenant's schedules, with at most one filter. The oldest schedule, the newest schedule
+//! or the first id comes first. `GET /v1/schedules:count`: the numbers of a tenant's schedules by state, which every store maintains.
 
 use std::borrow::Cow;
 
@@ -8,10 +8,10 @@ use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, Status, TargetKey, Timestamp};
+use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, ScheduleId, Status, TargetKey, Timestamp};
 use percent_encoding::percent_decode_str;
 use scheduler::Tenants;
-use store::listing::{By, Listing, Place};
+use store::listing::{By, Listing, ListingOrder, Place};
 use store::{Order, Usage};
 
 use crate::auth::Caller;
@@ -67,7 +67,7 @@ impl Filter {
 
 struct ListQuery {
     filter: Filter,
-    order: Order,
+    order: ListingOrder,
     after: Option<Place>,
     limit: usize,
 }
@@ -201,19 +201,27 @@ fn filter(parameters: &Parameters<'_>, errors: &mut Vec<FieldError>) -> Filter {
     Filter::None
 }
 
-fn order(parameters: &Parameters<'_>, errors: &mut Vec<FieldError>) -> Order {
-    let Some(order) = &parameters.order else { return Order::default() };
+fn order(parameters: &Parameters<'_>, errors: &mut Vec<FieldError>) -> ListingOrder {
+    let Some(order) = &parameters.order else { return ListingOrder::default() };
     if parameters.due_from.is_some() || parameters.due_until.is_some() {
         let detail = "a listing of a due range is always in the order of the due times; omit the parameter `order`";
         errors.push(parameter_error("order", "conflicting_parameters", detail.to_owned()));
     }
     match &**order {
-        "oldest" => Order::Oldest,
-        "newest" => Order::Newest,
+        "oldest" => ListingOrder::Created(Order::Oldest),
+        "newest" => ListingOrder::Created(Order::Newest),
+        "id" => {
+            if parameters.label.is_some() {
+                let detail = "a listing by label cannot be in the order of ids; omit the parameter `label`, or use the \
+                              order `oldest` or `newest`";
+                errors.push(parameter_error("order", "conflicting_parameters", detail.to_owned()));
+            }
+            ListingOrder::Id
+        }
         _ => {
-            let detail = "the value must be `oldest` or `newest`";
+            let detail = "the value must be `oldest`, `newest` or `id`";
             errors.push(parameter_error("order", "out_of_range", detail.to_owned()));
-            Order::default()
+            ListingOrder::default()
         }
     }
 }
@@ -253,17 +261,19 @@ const TOKEN_VERSION: u8 = 1;
 const OLDEST: u8 = 0;
 const DUE: u8 = 1;
 const NEWEST: u8 = 2;
+const ID: u8 = 3;
 
-fn kind(filter: &Filter, order: Order) -> u8 {
+fn kind(filter: &Filter, order: ListingOrder) -> u8 {
     match (filter, order) {
         (Filter::Due { .. }, _) => DUE,
-        (_, Order::Oldest) => OLDEST,
-        (_, Order::Newest) => NEWEST,
+        (_, ListingOrder::Created(Order::Oldest)) => OLDEST,
+        (_, ListingOrder::Created(Order::Newest)) => NEWEST,
+        (_, ListingOrder::Id) => ID,
     }
 }
 
 /// Encodes a page token. The token contains no tenant, because the API key of a request determines the tenant.
-fn token(filter: &Filter, order: Order, place: Place) -> String {
+fn token(filter: &Filter, order: ListingOrder, place: Place) -> String {
     let mut bytes = vec![TOKEN_VERSION];
     bytes.extend(filter.fingerprint().to_be_bytes());
     bytes.push(kind(filter, order));
@@ -278,11 +288,16 @@ fn token(filter: &Filter, order: Order, place: Place) -> String {
             bytes.extend(key.attempt.to_be_bytes());
             bytes.extend(key.target.0.to_be_bytes());
         }
+        Place::Id(id) => {
+            let len = u8::try_from(id.as_str().len()).expect("an id has at most 128 bytes");
+            bytes.push(len);
+            bytes.extend(id.as_str().as_bytes());
+        }
     }
     BASE64_URL_SAFE_NO_PAD.encode(bytes)
 }
 
-fn parse_token(filter: &Filter, order: Order, text: &str) -> Option<Place> {
+fn parse_token(filter: &Filter, order: ListingOrder, text: &str) -> Option<Place> {
     let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
     let mut bytes = bytes.as_slice();
     let is_of_this_listing = array(&mut bytes)? == [TOKEN_VERSION]
@@ -291,9 +306,14 @@ fn parse_token(filter: &Filter, order: Order, text: &str) -> Option<Place> {
     if !is_of_this_listing {
         return None;
     }
-    let place = match filter {
-        Filter::Due { .. } => Place::Due(take_due_key(&mut bytes)?),
-        Filter::None | Filter::State(_) | Filter::Label { .. } => Place::Made(take_incarnation(&mut bytes)?),
+    let place = match (filter, order) {
+        (Filter::Due { .. }, _) => Place::Due(take_due_key(&mut bytes)?),
+        (Filter::None | Filter::State(_) | Filter::Label { .. }, ListingOrder::Created(_)) => {
+            Place::Made(take_incarnation(&mut bytes)?)
+        }
+        (Filter::None | Filter::State(_) | Filter::Label { .. }, ListingOrder::Id) => {
+            Place::Id(take_schedule_id(&mut bytes)?)
+        }
     };
     bytes.is_empty().then_some(place)
 }
@@ -312,6 +332,13 @@ fn take_due_key(bytes: &mut &[u8]) -> Option<DueKey> {
 
 fn take_incarnation(bytes: &mut &[u8]) -> Option<Incarnation> {
     array(bytes).map(|bytes| Incarnation(u128::from_be_bytes(bytes)))
+}
+
+fn take_schedule_id(bytes: &mut &[u8]) -> Option<ScheduleId> {
+    let [len] = array(bytes)?;
+    let (id, rest) = bytes.split_at_checked(usize::from(len))?;
+    *bytes = rest;
+    ScheduleId::new(str::from_utf8(id).ok()?).ok()
 }
 
 /// Reads an instant. Rejects an instant outside the range of schedules, because no token of this server contains such
@@ -342,6 +369,7 @@ mod tests {
         fn page_token_is_valid_only_for_the_same_filter_and_order(
             (incarnation, position, nominal) in (any::<u128>(), 0..1_i64 << 40, 0..1_i64 << 40),
             (revision, replay, attempt, target) in any::<(u32, u16, u16, u32)>(),
+            id in "[A-Za-z0-9_-]{1,128}",
             cut in any::<prop::sample::Index>(),
         ) {
             let incarnation = Incarnation(incarnation);
@@ -350,14 +378,23 @@ mod tests {
             let position = Timestamp::from_millis(position);
             let key = DueKey { position, occurrence, attempt, target: TargetKey(target) };
             let label = Filter::Label { name: "a".to_owned(), value: "b".to_owned() };
-            let in_order = |order| [Filter::None, Filter::State(Status::Ended), label.clone()].map(|by| (by, order));
-            let mut listings = vec![(range(), Order::Oldest)];
-            listings.extend([Order::Oldest, Order::Newest].into_iter().flat_map(in_order));
+            let id = ScheduleId::new(&id).unwrap();
+            let by_id = [Filter::None, Filter::State(Status::Ended)].map(|by| (by, ListingOrder::Id));
+            let in_order = |order| {
+                let order = ListingOrder::Created(order);
+                [Filter::None, Filter::State(Status::Ended), label.clone()].map(|by| (by, order))
+            };
+            let mut listings = vec![(range(), ListingOrder::default())];
+            listings.extend([Order::Oldest, Order::Newest].into_iter().flat_map(in_order).chain(by_id));
             for listing in &listings {
                 let (filter, order) = listing;
-                let place = if *filter == range() { Place::Due(key) } else { Place::Made(incarnation) };
-                let text = token(filter, *order, place);
-                prop_assert_eq!(parse_token(filter, *order, &text), Some(place));
+                let place = match (filter, order) {
+                    (Filter::Due { .. }, _) => Place::Due(key),
+                    (_, ListingOrder::Created(_)) => Place::Made(incarnation),
+                    (_, ListingOrder::Id) => Place::Id(id.clone()),
+                };
+                let text = token(filter, *order, place.clone());
+                prop_assert_eq!(parse_token(filter, *order, &text), Some(place.clone()));
                 prop_assert_eq!(parse_token(filter, *order, &text[..cut.index(text.len())]), None);
                 for (other, order) in listings.iter().filter(|other| *other != listing) {
                     prop_assert_eq!(parse_token(other, *order, &text), None);

@@ -77,6 +77,36 @@ async fn listing_accepts_one_filter_and_returns_full_schedules() {
 }
 
 #[tokio::test]
+async fn listing_in_order_of_ids_contains_chosen_and_server_made_ids() {
+    let world = World::start().await;
+    let mut expected = Vec::new();
+    for id in ["a-1", "S-x", "_x", "sale-1", "s0", "s01m00000000000000000000000", "z"] {
+        create_schedule(&world, id, "2031-01-01T12:00:00Z", "{}").await;
+        let body = r#"{"at":"2031-01-01T12:00:00Z","target":{"http":{"url":"http://127.0.0.1:9/204"}}}"#;
+        let created = world.send("POST", "/v1/schedules", body).await;
+        expected.extend([id.to_owned(), created.text("/id")]);
+    }
+    expected.sort();
+    for limit in ["", "&limit=1", "&limit=2", "&limit=5"] {
+        assert_eq!(all(&world, &format!("order=id{limit}")).await, expected, "{limit}");
+    }
+    for id in ["S-x", &*expected[4], "z"] {
+        assert_eq!(world.send("DELETE", &format!("/v1/schedules/{id}"), "").await.status, 200);
+    }
+    let is_cancelled = |id: &&String| [&*expected[4], "S-x", "z"].contains(&id.as_str());
+    let (cancelled, active): (Vec<_>, Vec<_>) = expected.iter().partition(is_cancelled);
+    for limit in ["", "&limit=1", "&limit=2"] {
+        assert_eq!(all(&world, &format!("order=id&state=active{limit}")).await.iter().collect::<Vec<_>>(), active);
+        assert_eq!(
+            all(&world, &format!("order=id&state=cancelled{limit}")).await.iter().collect::<Vec<_>>(),
+            cancelled
+        );
+    }
+    assert_eq!(all(&world, "order=id&state=ended").await, [""; 0]);
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn rejection_of_a_query_contains_error_code_and_parameter() {
     let world = World::start().await;
     create_schedule(&world, "a", "2031-01-01T12:00:00Z", r#"{"team":"blue"}"#).await;
@@ -84,6 +114,9 @@ async fn rejection_of_a_query_contains_error_code_and_parameter() {
     let token = list(&world, "limit=1").await.json()["next_page_token"].as_str().unwrap().to_owned();
     let of_other = format!("state=active&page_token={token}");
     let of_other_order = format!("order=newest&page_token={token}");
+    let not_by_id = format!("order=id&page_token={token}");
+    let by_id = list(&world, "order=id&limit=1").await.json()["next_page_token"].as_str().unwrap().to_owned();
+    let [not_oldest, of_other_state] = ["", "state=active&order=id&"].map(|query| format!("{query}page_token={by_id}"));
     let day = "due_from=2031-01-01T00:00:00Z&due_until=2031-01-02T00:00:00";
     for (query, code, parameter) in [
         ("state=active&label=team=blue", "conflicting_parameters", "query"),
@@ -104,9 +137,14 @@ async fn rejection_of_a_query_contains_error_code_and_parameter() {
         ("page_token=x", "invalid_token", "page_token"),
         (&of_other, "invalid_token", "page_token"),
         (&of_other_order, "invalid_token", "page_token"),
+        (&not_by_id, "invalid_token", "page_token"),
+        (&not_oldest, "invalid_token", "page_token"),
+        (&of_other_state, "invalid_token", "page_token"),
         ("order=up", "out_of_range", "order"),
         ("order=newest&order=newest", "conflicting_parameters", "order"),
         (&format!("{day}Z&order=newest"), "conflicting_parameters", "order"),
+        (&format!("{day}Z&order=id"), "conflicting_parameters", "order"),
+        ("label=team=blue&order=id", "conflicting_parameters", "order"),
         ("page=2", "unknown_parameter", "page"),
     ] {
         let response = list(&world, query).await;
@@ -144,7 +182,7 @@ async fn page_token_reveals_nothing_about_another_tenant() {
         create_schedule(&world, id, "2031-01-01T12:00:00Z", r#"{"team":"blue"}"#).await;
     }
     let due = "due_from=2031-01-01T00:00:00Z&due_until=2031-01-02T00:00:00Z";
-    for query in ["", "order=newest", "state=active", "label=team=blue", due] {
+    for query in ["", "order=newest", "order=id", "state=active", "label=team=blue", due] {
         let token = list(&world, &format!("{query}&limit=1")).await.json()["next_page_token"].clone();
         let path = format!("/v1/schedules?{query}&page_token={}", token.as_str().unwrap());
         let theirs = world.send_as(FOREIGN_KEY, "GET", &path, "").await;

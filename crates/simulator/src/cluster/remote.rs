@@ -11,9 +11,9 @@ use futures_util::future::BoxFuture;
 use membership::{ClaimName, Member, MemberId, Ownership, Renewed, View};
 use runtime::Runtime;
 use store::{
-    Answer, Cancellation, CancellationResult, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert,
-    InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Usage,
-    WriteRejection, Written,
+    Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Cursor, DuePage, DueRead, HandOver,
+    HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions,
+    Store, StoreError, Usage, WriteRejection, Written,
 };
 
 use super::mutant::Mutant;
@@ -80,6 +80,10 @@ impl Store for RemoteStore {
 
     fn list(&self, read: ListRead) -> Answer<'_, ListPage> {
         self.over(self.store.list(read))
+    }
+
+    fn list_chosen_ids(&self, read: ChosenIdRead) -> Answer<'_, ChosenIdPage> {
+        self.over(self.store.list_chosen_ids(read))
     }
 
     fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>> {

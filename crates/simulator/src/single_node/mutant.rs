@@ -13,9 +13,9 @@ use domain::{
 use futures_util::future::BoxFuture;
 use runtime::{Disk, DiskFile, Monotonic, OpenMode, Place, Runtime, TaskHandle, World};
 use store::{
-    Answer, Cancellation, CancellationResult, Change, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health,
-    Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, Store, Usage,
-    WriteRejection, Written,
+    Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Cursor, DueBound, DuePage, DueRead,
+    HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed,
+    Positions, Store, Usage, WriteRejection, Written,
 };
 
 /// A plausible bug.
@@ -120,6 +120,10 @@ impl Store for Mutated {
 
     fn list(&self, read: ListRead) -> Answer<'_, ListPage> {
         self.store.list(read)
+    }
+
+    fn list_chosen_ids(&self, read: ChosenIdRead) -> Answer<'_, ChosenIdPage> {
+        self.store.list_chosen_ids(read)
     }
 
     fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>> {

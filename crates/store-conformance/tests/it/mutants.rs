@@ -15,9 +15,9 @@ use runtime::Runtime;
 use simulator::Simulation;
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{
-    Answer, Cancellation, CancellationResult, Change, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health,
-    Insert, InsertLogEntry, Inserted, ListBy, ListPage, ListRead, Order, Outdated, OwnerWrite, Placed, Positions,
-    Store, StoreError, Usage, WriteRejection, Written,
+    Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Cursor, DueBound, DuePage, DueRead,
+    HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListBy, ListPage, ListRead, Order, Outdated,
+    OwnerWrite, Placed, Positions, Store, StoreError, Usage, WriteRejection, Written,
 };
 use store_conformance::differential::{self, Operation};
 
@@ -48,6 +48,8 @@ enum Bug {
     LoadsAreOutOfOrder,
     ServerMadeIdIsNotVerified,
     CancellationIsReportedApplied,
+    ChosenIdPageIsAlwaysLast,
+    ChosenIdsAreOutOfOrder,
     NothingIsStored,
     OldTermIsAccepted,
     OneRejectionRejectsAll,
@@ -83,6 +85,10 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::LoadsAreOutOfOrder, "results_of_10000_inserts_are_in_order"),
     (Bug::ServerMadeIdIsNotVerified, "chosen_id_in_server_made_form_is_only_a_name"),
     (Bug::CancellationIsReportedApplied, "cancellation_record_is_applied_or_returned"),
+    (Bug::ChosenIdPageIsAlwaysLast, "chosen_ids_are_read_in_pages"),
+    (Bug::ChosenIdPageIsAlwaysLast, "schedules_are_listed_in_order_of_ids"),
+    (Bug::ChosenIdsAreOutOfOrder, "chosen_ids_are_read_in_pages"),
+    (Bug::ChosenIdsAreOutOfOrder, "schedules_are_listed_in_order_of_ids"),
     (Bug::NothingIsStored, "data_survives_a_reopen"),
     (Bug::OldTermIsAccepted, "older_term_is_rejected_for_every_change"),
     (Bug::OneRejectionRejectsAll, "rejected_item_does_not_affect_other_items"),
@@ -116,6 +122,8 @@ const SEEN_BY_THE_MODEL: &[Bug] = &[
     Bug::ListOrderIsIgnored,
     Bug::LoadsAreOutOfOrder,
     Bug::CancellationIsReportedApplied,
+    Bug::ChosenIdPageIsAlwaysLast,
+    Bug::ChosenIdsAreOutOfOrder,
     Bug::NothingIsStored,
     Bug::OneRejectionRejectsAll,
     Bug::PayloadIsConvertedToText,
@@ -305,6 +313,17 @@ impl Store for Broken {
                 page.incarnations.pop();
             }
             page.next = page.next.filter(|_| !self.has(Bug::ListedPageIsAlwaysLast));
+            Ok(page)
+        })
+    }
+
+    fn list_chosen_ids(&self, read: ChosenIdRead) -> Answer<'_, ChosenIdPage> {
+        Box::pin(async move {
+            let mut page = self.store.list_chosen_ids(read).await?;
+            if self.has(Bug::ChosenIdsAreOutOfOrder) {
+                page.ids.reverse();
+            }
+            page.has_more &= !self.has(Bug::ChosenIdPageIsAlwaysLast);
             Ok(page)
         })
     }

@@ -1,6 +1,8 @@
 //! Index keys. Their byte order is the order in which the port lists rows.
 
-use domain::{DueKey, Incarnation, LabelKey, Occurrence, PollerId, Revision, ShardId, TargetKey, TenantId, Timestamp};
+use domain::{
+    DueKey, Incarnation, LabelKey, Occurrence, PollerId, Revision, ScheduleId, ShardId, TargetKey, TenantId, Timestamp,
+};
 use stored::{Malformed, Take};
 
 // Kinds of rows in `Family::Points`. The first byte of a row's key is the kind.
@@ -29,6 +31,23 @@ pub(crate) fn id(tenant: TenantId, id: &str) -> Vec<u8> {
     key.extend_from_slice(&tenant.0.to_be_bytes());
     key.extend_from_slice(id.as_bytes());
     key
+}
+
+/// Returns the bounds of the keys of a tenant's chosen ids: an inclusive lower and an exclusive upper key.
+pub(crate) fn id_bounds(tenant: TenantId) -> (Vec<u8>, Vec<u8>) {
+    let from = id(tenant, "");
+    // An id consists of ASCII characters, so this byte is above every first byte of an id.
+    let to = [&from[..], &[0xff]].concat();
+    (from, to)
+}
+
+pub(crate) fn parse_id(key: &[u8]) -> Result<ScheduleId, Malformed> {
+    let mut take = Take::new("an id's key", key);
+    take.version(ID)?;
+    let _tenant = take.bytes(4)?;
+    let malformed = take.malformed();
+    let text = str::from_utf8(take.bytes(key.len() - 5)?).ok();
+    text.and_then(|text| ScheduleId::new(text).ok()).ok_or(malformed)
 }
 
 pub(crate) fn state(incarnation: Incarnation) -> [u8; 17] {

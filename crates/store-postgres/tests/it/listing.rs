@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use domain::{Incarnation, Timestamp};
 use runtime::Runtime;
-use store::listing::{By, Listing, page};
-use store::{Cancellation, Change, Insert, Order, Store};
+use store::listing::{By, Listing, ListingOrder, page};
+use store::{Cancellation, Change, Insert, Store};
 use store_postgres::{Options, SCHEMA_VERSION, migrate};
 use test_servers::postgres::shared;
 
@@ -20,9 +20,8 @@ fn labelled(runtime: &Runtime, at: Timestamp) -> Insert {
 }
 
 async fn listed(store: &dyn Store, by: By<'_>) -> Vec<Incarnation> {
-    let page = page(store, &Listing { tenant: TENANT, by, order: Order::Oldest, after: None, limit: 100 }, || async {})
-        .await
-        .unwrap();
+    let listing = Listing { tenant: TENANT, by, order: ListingOrder::default(), after: None, limit: 100 };
+    let page = page(store, &listing, || async {}).await.unwrap();
     page.schedules.iter().map(|schedule| schedule.incarnation).collect()
 }
 

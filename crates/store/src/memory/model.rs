@@ -12,8 +12,8 @@ use domain::{
 };
 
 use crate::{
-    Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, InsertLogEntry, ListBy, ListPage, ListRead,
-    Order, Outdated, Positions, Usage, WriteRejection,
+    ChosenIdPage, ChosenIdRead, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, InsertLogEntry,
+    ListBy, ListPage, ListRead, Order, Outdated, Positions, Usage, WriteRejection,
 };
 
 /// Number of bytes that [`Usage::bytes`] counts for each schedule and each run in addition to the payload.
@@ -269,6 +269,15 @@ impl Model {
         }
         page.next = page.next.filter(|_| of_tenant.peek().is_some());
         page
+    }
+
+    pub(super) fn chosen_ids(&self, read: &ChosenIdRead) -> ChosenIdPage {
+        let is_chosen = |id: &ScheduleId, incarnation| *id != ScheduleId::from_incarnation(incarnation);
+        let mut rows = self.names.iter().filter(|((tenant, id), incarnation)| {
+            *tenant == read.tenant && Some(id) > read.after.as_ref() && is_chosen(id, **incarnation)
+        });
+        let ids = rows.by_ref().take(read.limit).map(|((_, id), incarnation)| (id.clone(), *incarnation)).collect();
+        ChosenIdPage { ids, has_more: rows.next().is_some() }
     }
 
     pub(super) fn run(&self, occurrence: &Occurrence) -> Option<&Run> {

@@ -19,7 +19,7 @@ pub(crate) struct List {
     /// State of the schedules to list [default: active]
     #[arg(long, conflicts_with_all = ["label", "due_from"])]
     state: Option<State>,
-    /// Order of the list by time of creation: the oldest or the newest schedule first [default: newest]
+    /// Order of the list: the oldest or the newest schedule first, or by id (not with --label) [default: newest]
     #[arg(long, conflicts_with = "due_from")]
     order: Option<ListOrder>,
     /// Label of the schedules to list, as NAME:VALUE
@@ -52,6 +52,7 @@ enum State {
 enum ListOrder {
     Oldest,
     Newest,
+    Id,
 }
 
 fn label(text: &str) -> anyhow::Result<(String, String)> {
@@ -85,6 +86,7 @@ impl List {
         match self.order {
             Some(ListOrder::Oldest) => Order::Oldest,
             Some(ListOrder::Newest) => Order::Newest,
+            Some(ListOrder::Id) => Order::Id,
             // For a list by due time, the API accepts only [`Order::Oldest`].
             None if self.due_from.is_some() => Order::Oldest,
             None => Order::Newest,
