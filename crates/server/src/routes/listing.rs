@@ -1,5 +1,6 @@
 //! `GET /v1/schedules`: pages of a tenant's schedules, with at most one filter. The oldest schedule, the newest schedule
-//! or the first id comes first. `GET /v1/schedules:count`: the numbers of a tenant's schedules by state, which every store maintains.
+//! or the first id comes first. `GET /v1/schedules:count`: the numbers of a tenant's schedules by state, which every
+//! store maintains.
 
 use std::borrow::Cow;
 
