@@ -229,8 +229,11 @@ impl Tree {
         let before = self.tree.current_version();
         let merged = self.tree.compact(self.strategy.clone(), MANIFESTS_END);
         merged.map_err(|error| damage(self.family, "rows being merged", &error))?;
-        self.refresh();
-        Ok(self.tree.current_version().id() != before.id())
+        let has_merged = self.tree.current_version().id() != before.id();
+        if has_merged {
+            self.refresh();
+        }
+        Ok(has_merged)
     }
 
     fn verify(&self, verified: &mut Verified) -> Result<(), IndexError> {

@@ -343,3 +343,15 @@ fn view_taken_while_a_memtable_moves_contains_every_row() {
         assert_eq!(view.scan(b"a", b"z", Sequence::LATEST.as_u64()).count(), 1);
     }
 }
+
+/// Early builds removed rows with the removals of the library.
+#[test]
+fn index_does_not_find_a_row_that_an_early_build_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let index = LsmIndex::open(dir.path(), &options()).unwrap();
+    index.put(Family::Rows, b"key", &[1; 40], at(0));
+    index.tree(Family::Rows).tree.remove(b"key".as_slice(), at(1).as_u64());
+    assert_eq!(index.get(Family::Rows, b"key", Sequence::LATEST).unwrap(), None);
+    assert!(scan_all(&index, Family::Rows).unwrap().is_empty());
+    assert!(index.get(Family::Rows, b"key", at(1)).unwrap().is_some());
+}

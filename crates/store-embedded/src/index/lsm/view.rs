@@ -1,7 +1,7 @@
 //! Snapshot of a tree for reads and writes of rows.
 //!
 //! The library writes and syncs its manifest while it holds the lock that its own reads take. With a busy disk, this
-//! takes 100 ms. Rows are therefore read from a [`View`], which takes no lock of the library. A view stays complete
+//! can take 100 ms. Rows are therefore read from a [`View`], which takes no lock of the library. A view stays complete
 //! while the tree changes, because its handles keep the memtables and tables of its time.
 //!
 //! docs/decisions/0203-read-the-index-without-the-librarys-lock.md gives the reasons for the design.
@@ -57,14 +57,15 @@ impl View {
         }
     }
 
-    /// Returns the newest version of a row before the sequence number `before`.
+    /// Returns the newest version of a row before the sequence number `before`, or `None` if this version is a removal
+    /// by the library. Only early builds wrote such removals.
     pub(super) fn get(&self, key: &[u8], before: u64) -> lsm_tree::Result<Option<UserValue>> {
         let memtables = || std::iter::once(&self.active).chain(&self.sealed);
         let found = match memtables().find_map(|memtable| memtable.get(key, before)) {
             Some(found) => Some(found),
             None => (self.find_in_tables)(key, before)?,
         };
-        Ok(found.map(|found| found.value))
+        Ok(found.filter(|found| !found.is_tombstone()).map(|found| found.value))
     }
 
     /// Returns the rows from `from` (inclusive) to `to` (exclusive), each in its newest version before the sequence
