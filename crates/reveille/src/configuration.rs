@@ -62,9 +62,11 @@ pub(crate) fn load(words: Vec<OsString>) -> anyhow::Result<Configuration> {
     }
     warn_of_unread_variables(&command);
     let is_of_schedule = all.iter().any(|word| word == "schedule");
-    let matches = command.clone().try_get_matches_from(all).unwrap_or_else(|error| match is_of_schedule {
-        true => with_hint(error).exit(),
-        false => error.exit(),
+    let matches = command.clone().try_get_matches_from(all).unwrap_or_else(|mut error| {
+        if is_of_schedule {
+            add_hint(&mut error);
+        }
+        error.exit()
     });
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let is_to_print = matches.subcommand_matches(SERVE).is_some_and(|serve| serve.get_flag("print_config"));
@@ -73,20 +75,17 @@ pub(crate) fn load(words: Vec<OsString>) -> anyhow::Result<Configuration> {
 }
 
 /// Adds a hint to the error of an unknown `schedule` command if other programs have a command with this name.
-fn with_hint(mut error: clap::Error) -> clap::Error {
-    let hint = match error.get(ContextKind::InvalidSubcommand) {
-        Some(ContextValue::String(name)) => match name.as_str() {
-            "delete" | "remove" | "rm" => "to cancel a schedule, use `reveille schedule cancel`",
-            "update" | "edit" | "patch" => {
-                "to replace a schedule, use `reveille schedule create --id ID --replace`; to change only its timing, \
-                 use `reveille schedule reschedule`"
-            }
-            _ => return error,
-        },
-        _ => return error,
+fn add_hint(error: &mut clap::Error) {
+    let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand) else { return };
+    let hint = match name.as_str() {
+        "delete" | "remove" | "rm" => "to cancel a schedule, use `reveille schedule cancel`",
+        "update" | "edit" | "patch" => {
+            "to replace a schedule, use `reveille schedule create --id ID --replace`; to change only its timing, \
+             use `reveille schedule reschedule`"
+        }
+        _ => return,
     };
     error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
-    error
 }
 
 /// Prints a warning for each environment variable whose name starts with `REVEILLE_` and that no option reads.

@@ -405,9 +405,16 @@ fn man_command_writes_a_page_for_every_command() {
     let create = page("reveille-schedule-create.1");
     let source = concat!("\"Reveille ", env!("CARGO_PKG_VERSION"), "\" \"Reveille manual\"");
     assert!(create.lines().any(|line| line.starts_with(".TH reveille-schedule-create 1 ") && line.ends_with(source)));
-    assert!(create.contains(".SH EXAMPLES\n  reveille schedule create") && !create.contains("EXTRA"), "{create}");
+    assert!(create.contains(".SH EXAMPLES\n  reveille schedule create"), "{create}");
+    for entry in std::fs::read_dir(&pages).unwrap() {
+        let path = entry.unwrap().path();
+        let has_extra = std::fs::read_to_string(&path).unwrap().contains(".SH EXTRA");
+        assert!(!has_extra, "{}: the text after the options does not start with `Examples:`", path.display());
+    }
     let serve = page("reveille-serve.1");
     assert!(serve.contains("\\-\\-in\\-flight\\-max") && serve.contains("REVEILLE_LISTEN"));
+    let options = ["data", "listen", "store"].map(|option| serve.find(&format!("\n\\fB\\-\\-{option}\\fR")));
+    assert!(options.is_sorted() && options[0].is_some(), "the most frequent options come first: {options:?}");
     for hidden in ["ends\\-with\\-parent", "history\\-seconds"] {
         assert!(!serve.contains(hidden), "the page lists {hidden}");
     }
@@ -420,6 +427,8 @@ fn error_of_an_unknown_schedule_command_names_the_right_command() {
         let error = run(Path::new("data"), &["schedule", name, "order-17"]).failed(2);
         assert!(error.contains(name) && error.contains(hint), "{name}: {error}");
     }
+    let of_tenant = run(Path::new("data"), &["tenant", "delete", "shop"]).failed(2);
+    assert!(of_tenant.contains("delete") && !of_tenant.contains("schedule"), "{of_tenant}");
 }
 
 #[test]
