@@ -26,8 +26,8 @@ pub(crate) struct TuningArguments {
     /// low value delays callbacks to a target that responds slowly, a high value may overload the target [1 to 1000000]
     #[arg(long, value_parser = count(1, 1_000_000), default_value_t = scheduler().in_flight_per_target, env = "REVEILLE_IN_FLIGHT_PER_TARGET")]
     in_flight_per_target: usize,
-    /// Maximum number of callbacks that have started and whose outcomes are not yet durable; after a kill of the
-    /// process, up to this number of callbacks may be delivered twice [1 to 1000000]
+    /// Maximum number of callbacks in flight; after a kill of the process, up to twice this number of callbacks may be
+    /// delivered twice [1 to 1000000]
     #[arg(long, value_parser = count(1, 1_000_000), default_value_t = scheduler().in_flight_max, env = "REVEILLE_IN_FLIGHT_MAX")]
     in_flight_max: usize,
     /// Maximum number of callbacks in memory that the scheduler has read in advance or that wait for their target; each

@@ -21,9 +21,9 @@ pub struct Options {
     /// With a smaller value, a slow target gets fewer callbacks per second. With a larger value, the callbacks may
     /// overload a target.
     pub in_flight_per_target: usize,
-    /// Largest number of attempts that have started and whose outcomes are not yet durable. Default 4,096. With a
-    /// smaller value, slow targets reduce the throughput. With a larger value, a kill of the process may cause more
-    /// duplicates.
+    /// Largest number of attempts in flight. As many ended attempts may wait until their outcomes are durable. Default
+    /// 4,096. With a smaller value, slow targets reduce the throughput. With a larger value, a kill of the process may
+    /// cause more duplicates.
     pub in_flight_max: usize,
     /// Largest number of keys that wait for one target. This number also never exceeds the number of free entries of
     /// the window. The owner writes all further keys again at a later position. Default 1,048,576. With a smaller

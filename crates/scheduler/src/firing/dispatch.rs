@@ -5,9 +5,10 @@
 //! key starts per turn. A target without a free slot delays only its own keys. If a rate or an open circuit blocks a
 //! lane or a tenant until some instant, the lane or tenant *waits* and takes no turn until that instant.
 //!
-//! A key occupies a *slot* of the service from its start until its outcome is durable. Each tenant gets a share of the
-//! slots ([`Slots`]). Slow targets of some tenants, or slow writes of their outcomes, therefore do not stop the callbacks
-//! of other tenants. A tenant that has reached its share gets its next turn when enough slots are free.
+//! A key occupies a *slot* of the service from its start until its attempt ends. It is *unresolved* from its start until
+//! its outcome is durable. Each tenant gets a share of the slots, and a share of the larger number of unresolved keys
+//! ([`Slots`]). Slow targets of some tenants therefore do not stop the callbacks of other tenants, even while a slow disk
+//! delays the outcomes. A tenant that has reached a share gets its next turn when it is below that share again.
 //!
 //! Invariant: each tenant or lane that may start a key and does not wait has exactly one turn. All other tenants and
 //! lanes have no turn, so [`Dispatch::pop`] does not visit them.
@@ -35,6 +36,10 @@ use slots::{Slots, TenantSlots};
 /// is at most the shortest interval of a schedule.
 const NO_SLOT_GAP: Duration = Duration::from_secs(1);
 
+/// Largest number of unresolved keys for each slot. While the store is slow, as many outcomes may wait as attempts are in
+/// flight.
+const UNRESOLVED_PER_SLOT: usize = 2;
+
 /// Pair of a tenant and a target. The dispatch queue has a separate queue of keys and separate limits for each lane.
 pub(crate) type Lane = (TenantId, TargetKey);
 
@@ -50,8 +55,10 @@ pub(crate) struct Dispatch {
     parked_per_target: usize,
     window_keys_max: usize,
     defer_max: Duration,
-    /// Slots of the keys that have started and whose outcomes are not yet durable.
+    /// Slots of the keys whose attempts are in flight.
     slots: Slots,
+    /// Numbers of keys that have started and whose outcomes are not yet durable.
+    unresolved: Slots,
     parked: usize,
     /// Number of callbacks that started late because of the rate of their tenant, since the last call of
     /// [`Dispatch::take_throttled`].
@@ -77,8 +84,8 @@ enum Waiter {
 #[derive(Debug)]
 struct TenantState {
     limits: Limits,
-    in_flight: usize,
     slots: TenantSlots,
+    unresolved: TenantSlots,
     parked: usize,
     bucket: TokenBucket,
     /// Turns of the tenant's lanes. Each lane that may start a key is in this list exactly once.
@@ -121,6 +128,7 @@ impl Dispatch {
             window_keys_max: options.window_keys_max,
             defer_max: options.defer_max,
             slots: Slots::new(options.in_flight_max),
+            unresolved: Slots::new(options.in_flight_max.saturating_mul(UNRESOLVED_PER_SLOT)),
             parked: 0,
             throttled: 0,
             lanes: BTreeMap::new(),
@@ -134,7 +142,7 @@ impl Dispatch {
 
     /// Returns the number of keys that have started and whose outcomes are not yet durable.
     pub(crate) fn unresolved(&self) -> usize {
-        self.slots.used()
+        self.unresolved.used()
     }
 
     pub(crate) fn parked(&self) -> usize {
@@ -203,7 +211,7 @@ impl Dispatch {
     /// Returns the next key that may start. The key counts as in flight until the caller calls [`Dispatch::ended`], and
     /// as unresolved until the caller calls [`Dispatch::resolved`].
     pub(crate) fn pop(&mut self, now: Now) -> Option<u32> {
-        if self.slots.is_full() {
+        if self.is_full() {
             self.record_no_slot(now.wall);
             return None;
         }
@@ -211,10 +219,12 @@ impl Dispatch {
         while let Some(tenant) = self.turns.pop_front() {
             let state = self.tenants.get_mut(&tenant).expect("each tenant in `turns` exists in `tenants`");
             state.has_turn = false;
-            if state.in_flight >= state.limits.in_flight_max {
+            if state.slots.used() >= state.limits.in_flight_max {
                 continue; // The tenant gets its next turn when one of its attempts ends.
             }
-            if !self.slots.has_share(tenant, &mut state.slots) {
+            if !self.slots.has_share(tenant, &mut state.slots)
+                || !self.unresolved.has_share(tenant, &mut state.unresolved)
+            {
                 continue; // The tenant gets its next turn when it is below its share.
             }
             if let Err(until) = state.may_start(now.monotonic) {
@@ -249,8 +259,8 @@ impl Dispatch {
             }
             let (entry, position) = lane.queue.pop_front().expect("each lane that has a turn has a key in its queue");
             lane.in_flight += 1;
-            state.in_flight += 1;
             self.slots.occupy(tenant, &mut state.slots);
+            self.unresolved.occupy(tenant, &mut state.unresolved);
             state.parked -= 1;
             self.parked -= 1;
             let since_start = now.monotonic.since_start();
@@ -293,9 +303,9 @@ impl Dispatch {
     pub(crate) fn ended(&mut self, lane: Lane, now: Now, health: Option<TargetHealth>) {
         let state = self.lanes.get_mut(&lane).expect("each key in flight belongs to a lane in `lanes`");
         let tenant = self.tenants.get_mut(&lane.0).expect("the tenant of a lane exists");
-        assert!(state.in_flight > 0 && tenant.in_flight > 0, "a key whose attempt ended was in flight");
+        assert!(state.in_flight > 0, "a key whose attempt ended was in flight");
         state.in_flight -= 1;
-        tenant.in_flight -= 1;
+        self.slots.free(lane.0, &mut tenant.slots);
         match health {
             Some(health) => state.circuit.record(health, now.monotonic),
             None => {
@@ -314,6 +324,10 @@ impl Dispatch {
             self.offer_lane(lane);
         }
         self.offer_tenant(lane.0);
+        while let Some(tenant) = self.slots.next_below_share() {
+            self.tenants.get_mut(&tenant).expect("each tenant at its share exists in `tenants`").slots.leave_share();
+            self.offer_tenant(tenant);
+        }
     }
 
     /// Records an unresolved key that another member has started. That member sent the key's outcome to this member.
@@ -321,16 +335,16 @@ impl Dispatch {
     pub(crate) fn add_unresolved(&mut self, tenant: TenantId) {
         let limits = self.default_limits;
         let state = self.tenants.entry(tenant).or_insert_with(|| TenantState::new(limits));
-        self.slots.occupy(tenant, &mut state.slots);
+        self.unresolved.occupy(tenant, &mut state.unresolved);
     }
 
     /// Records that the outcome of a tenant's key is durable, or that the key will have no outcome.
     pub(crate) fn resolved(&mut self, tenant: TenantId) {
         let state = self.tenants.get_mut(&tenant).expect("the tenant of an unresolved key exists in `tenants`");
-        self.slots.free(tenant, &mut state.slots);
-        while let Some(tenant) = self.slots.next_below_share() {
+        self.unresolved.free(tenant, &mut state.unresolved);
+        while let Some(tenant) = self.unresolved.next_below_share() {
             let state = self.tenants.get_mut(&tenant).expect("each tenant at its share exists in `tenants`");
-            state.slots.leave_share();
+            state.unresolved.leave_share();
             self.offer_tenant(tenant);
         }
     }
@@ -338,14 +352,19 @@ impl Dispatch {
     /// Returns the end of the earliest wait. Returns `None` if no tenant or lane waits, or if the service has no free
     /// slot. Without a free slot, no key can start, and [`Dispatch::pop`] ends no wait.
     pub(crate) fn next_wait(&self) -> Option<Monotonic> {
-        let is_full = self.slots.is_full();
+        let is_full = self.is_full();
         self.waits.first().map(|(until, _)| *until).filter(|_| !is_full)
     }
 
     /// Returns true if a key may start at once. After [`Dispatch::pop`] has returned `None`, this function returns true
     /// only if a slot has become free since then.
     pub(crate) fn may_start(&self) -> bool {
-        !self.slots.is_full() && !self.turns.is_empty()
+        !self.is_full() && !self.turns.is_empty()
+    }
+
+    /// Returns true if no key may start, because all slots are in use or too many keys are unresolved.
+    fn is_full(&self) -> bool {
+        self.slots.is_full() || self.unresolved.is_full()
     }
 
     fn end_waits(&mut self, now: Monotonic) {
@@ -452,8 +471,8 @@ impl Dispatch {
 
     fn offer_tenant(&mut self, tenant: TenantId) {
         let state = self.tenants.get_mut(&tenant).expect("the caller passes a tenant that exists in `tenants`");
-        let may_start =
-            state.in_flight < state.limits.in_flight_max && state.waits_until.is_none() && !state.slots.is_at_share();
+        let is_at_share = state.slots.is_at_share() || state.unresolved.is_at_share();
+        let may_start = state.slots.used() < state.limits.in_flight_max && state.waits_until.is_none() && !is_at_share;
         if state.has_turn || state.turns.is_empty() || !may_start {
             return;
         }
@@ -471,8 +490,8 @@ impl TenantState {
     fn new(limits: Limits) -> Self {
         TenantState {
             limits,
-            in_flight: 0,
             slots: TenantSlots::default(),
+            unresolved: TenantSlots::default(),
             parked: 0,
             bucket: TokenBucket::default(),
             turns: VecDeque::new(),

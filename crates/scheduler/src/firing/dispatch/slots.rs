@@ -1,6 +1,7 @@
-//! Slots of the service, of which each tenant gets a share.
+//! Slots of the service, of which each tenant gets a share. The dispatch queue also counts the unresolved keys in this way.
 //!
 //! docs/decisions/0191-bound-a-tenant-by-the-free-slots.md gives the reasons for the design.
+//! docs/decisions/0212-count-unresolved-outcomes-apart-from-slots.md gives the reasons for the second number.
 
 use std::collections::BTreeSet;
 
@@ -89,6 +90,10 @@ impl Slots {
 }
 
 impl TenantSlots {
+    pub(super) fn used(&self) -> usize {
+        self.used
+    }
+
     pub(super) fn is_at_share(&self) -> bool {
         self.is_at_share
     }

@@ -101,11 +101,28 @@ fn tenant_with_unwritten_outcomes_leaves_slots_for_other_tenants() {
     while dispatch.pop(AT).is_some() {
         dispatch.ended(lane(1, 1), AT, AVAILABLE);
     }
-    assert_eq!(dispatch.unresolved(), 80);
+    assert_eq!(dispatch.unresolved(), 160);
     assert!(dispatch.push(lane(2, 1), 200, NOW));
     assert_eq!(dispatch.pop(AT), Some(200));
     (0..50).for_each(|_| dispatch.resolved(TenantId(1)));
     assert!(dispatch.may_start(), "the tenant may use the free slots");
+}
+
+#[test]
+fn unwritten_outcomes_do_not_occupy_slots_of_slow_targets() {
+    let mut dispatch = dispatch(1_000, 100, 1_000);
+    for entry in 0..100 {
+        assert!(dispatch.push(lane(1, 1), entry, NOW));
+    }
+    while dispatch.pop(AT).is_some() {}
+    assert_eq!(dispatch.unresolved(), 80, "the attempts to slow targets");
+    // The store is slow, so no outcome becomes durable.
+    for entry in 100..160 {
+        assert!(dispatch.push(lane(2, 1), entry, NOW));
+        assert_eq!(dispatch.pop(AT), Some(entry));
+        dispatch.ended(lane(2, 1), AT, AVAILABLE);
+    }
+    assert_eq!(dispatch.unresolved(), 140);
 }
 
 #[test]
