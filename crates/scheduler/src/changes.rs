@@ -5,9 +5,8 @@
 //! For a chosen id, the owner of the id's home shard processes all requests that create a schedule with this id. The
 //! owner does not hand the shard over while such a request is in progress.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use domain::{
     DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, RunState, Schedule, ScheduleId, ScheduleVersion,
@@ -19,7 +18,7 @@ use store::{
 use tokio::sync::{MutexGuard, RwLockReadGuard};
 
 use crate::cluster::shards::NotOwned;
-use crate::creator::{confirm_placement, unconfirmed};
+use crate::creator::{Unconfirmed, confirm_placement, open_position};
 use crate::firing::messages::ToOwner;
 use crate::requests::{CancelResponse, Create, CreateRejection, OwnerError, PutResponse, RedriveResponse, Timing};
 use crate::shared::Shared;
@@ -46,10 +45,10 @@ impl Changes {
         if requests.is_empty() {
             return Ok(Vec::new());
         }
-        let now = self.shared.runtime.now();
+        let now = self.shared.steady.now();
         let _ids = self.lock_ids(&requests).await;
         let named = requests.iter().filter_map(|request| Some(home_poller(request, request.id.as_ref()?)));
-        let _shards = self.enter(named.map(PollerId::shard).collect()).await?;
+        let shards = self.enter(named.map(PollerId::shard).collect()).await?;
         let mut responses = Vec::with_capacity(requests.len());
         let mut inserts = Vec::with_capacity(requests.len());
         for request in requests {
@@ -63,7 +62,10 @@ impl Changes {
             });
         }
         let rows: Vec<(PollerId, DueKey)> = inserts.iter().map(|insert| (insert.schedule.poller, insert.due)).collect();
+        let reopened = self.shared.reopened.now();
         let mut inserted = self.shared.store.insert(inserts).await?.into_iter();
+        // Any member may place rows, so the rest of this function does not delay a hand-over.
+        drop(shards);
         let mut placed = Vec::with_capacity(rows.len());
         let mut placed_rows = Vec::with_capacity(rows.len());
         let mut existing = Vec::new();
@@ -86,7 +88,8 @@ impl Changes {
         }
         self.shared.metrics.created.inc_by(placed.len() as u64);
         self.nudge(&placed_rows, &placed, now);
-        confirm_placement(&*self.shared.store, unconfirmed(placed_rows, &placed)).await?;
+        let unconfirmed = Unconfirmed::of(placed_rows, &placed, self.shared.runtime.now(), reopened);
+        confirm_placement(&self.shared, unconfirmed).await?;
         self.repair(existing).await?;
         Ok(responses)
     }
@@ -103,7 +106,7 @@ impl Changes {
 
     /// Creates the schedule, or replaces the schedule with the same id.
     pub(crate) async fn put(&self, request: Create) -> Result<Result<PutResponse, CreateRejection>, OwnerError> {
-        let now = self.shared.runtime.now();
+        let now = self.shared.steady.now();
         let id = request.id.clone().expect("a put request contains the id of its schedule");
         let tenant = request.tenant.id;
         let _ids = self.lock_ids(std::slice::from_ref(&request)).await;
@@ -124,7 +127,7 @@ impl Changes {
         seen: Option<Precondition>,
         timing: Timing,
     ) -> Result<Option<Result<PutResponse, CreateRejection>>, OwnerError> {
-        let now = self.shared.runtime.now();
+        let now = self.shared.steady.now();
         let name = (request.tenant.id, request.id.clone().expect("a put request contains the id of its schedule"));
         let _ids = self.lock_ids(std::slice::from_ref(&request)).await;
         let existing = self.shared.store.get(vec![name]).await?.pop().flatten();
@@ -149,7 +152,8 @@ impl Changes {
     ) -> Result<Option<Result<PutResponse, CreateRejection>>, OwnerError> {
         let poller = insert.schedule.poller;
         let _shard = self.enter(BTreeSet::from([poller.shard()])).await?;
-        insert.due.position = self.open_position(poller, insert.due.position).await?;
+        let reopened = self.shared.reopened.now();
+        insert.due.position = open_position(&self.shared, poller, insert.due.position).await?;
         let target = insert.due.target;
         match self.write(poller, change(insert)).await? {
             Ok(Written::Put { schedule, position, before }) => {
@@ -157,7 +161,7 @@ impl Changes {
                 let occurrence =
                     Occurrence { incarnation: schedule.incarnation, nominal, revision: schedule.revision, replay: 0 };
                 let key = DueKey { position, occurrence, attempt: 1, target };
-                self.publish_due_row(schedule.poller, key, now).await?;
+                self.publish_due_row(schedule.poller, key, now, reopened).await?;
                 self.shared.metrics.created.inc();
                 let created = before.is_none_or(|before| before == Status::Cancelled);
                 let too_late = !created && self.shared.in_flight.contains(schedule.incarnation);
@@ -214,7 +218,7 @@ impl Changes {
 
     /// Starts another run of a dead letter, as a new occurrence that is due at once.
     pub(crate) async fn redrive(&self, tenant: TenantId, of: Occurrence) -> Result<RedriveResponse, OwnerError> {
-        let now = self.shared.runtime.now();
+        let now = self.shared.steady.now();
         let schedule = self.shared.store.load(vec![of.incarnation]).await?.pop().flatten();
         let Some(schedule) = schedule.filter(|schedule| schedule.tenant == tenant) else {
             return Ok(RedriveResponse::NotFound);
@@ -228,10 +232,11 @@ impl Changes {
         let Some(mut due) = decide::redrive(of, schedule.spec.target.key(), now) else {
             return Ok(RedriveResponse::NotDead);
         };
-        due.position = self.open_position(schedule.poller, due.position).await?;
+        let reopened = self.shared.reopened.now();
+        due.position = open_position(&self.shared, schedule.poller, due.position).await?;
         match self.write(schedule.poller, Change::Redrive { of, due }).await? {
             Ok(_) => {
-                self.publish_due_row(schedule.poller, due, now).await?;
+                self.publish_due_row(schedule.poller, due, now, reopened).await?;
                 Ok(RedriveResponse::Redriven(due.occurrence))
             }
             Err(WriteRejection::NotFound) => Ok(RedriveResponse::NotDead),
@@ -288,7 +293,7 @@ impl Changes {
 
     /// Implements [`crate::Scheduler::would_put`].
     pub(crate) fn would_put(&self, request: Create, existing: Option<&Schedule>, timing: Timing) -> Option<Schedule> {
-        let insert = self.plan_over(request, existing, timing, self.shared.runtime.now())?;
+        let insert = self.plan_over(request, existing, timing, self.shared.steady.now())?;
         let mut schedule = Arc::unwrap_or_clone(insert.schedule);
         if let Some(live) = existing.filter(|existing| existing.status != Status::Cancelled) {
             schedule.incarnation = live.incarnation;
@@ -309,19 +314,18 @@ impl Changes {
         Ok(response)
     }
 
-    /// Returns `position`, or the first instant after the poller's `closed` if that instant is later. The owner must
-    /// write no row at or before `closed`. `position` may be too early, because the clock may have gone back since the
-    /// owner wrote `closed`.
-    async fn open_position(&self, poller: PollerId, position: Timestamp) -> Result<Timestamp, StoreError> {
-        let closed = self.shared.store.closed(vec![poller]).await?;
-        Ok(closed.into_iter().fold(position, |position, closed| position.max(closed + Duration::from_millis(1))))
-    }
-
-    /// Sends the owner a due row that a user's change wrote, and confirms the row's placement.
-    async fn publish_due_row(&self, poller: PollerId, key: DueKey, now: Timestamp) -> Result<(), StoreError> {
+    /// Sends the owner a due row that a user's change wrote, and confirms the row's placement. `reopened` is a snapshot
+    /// from before the write of the row.
+    async fn publish_due_row(
+        &self,
+        poller: PollerId,
+        key: DueKey,
+        now: Timestamp,
+        reopened: Arc<BTreeMap<PollerId, u32>>,
+    ) -> Result<(), StoreError> {
         // If the owner's task has just ended, the next owner reads the row from the store.
         self.shared.send(ToOwner::DueRow(InsertLogEntry { poller, key })).await;
-        confirm_placement(&*self.shared.store, vec![(poller, key)]).await?;
+        confirm_placement(&self.shared, Unconfirmed::all(vec![(poller, key)], reopened)).await?;
         if self.is_near(key.position, now) {
             self.shared.nudge.notify_one();
         }
@@ -354,8 +358,10 @@ impl Changes {
                 Some((schedule.poller, key))
             })
             .collect();
+        let reopened = self.shared.reopened.now();
         let placed = self.shared.store.place(rows.clone()).await?;
-        confirm_placement(&*self.shared.store, unconfirmed(rows, &placed)).await
+        let unconfirmed = Unconfirmed::of(rows, &placed, self.shared.runtime.now(), reopened);
+        confirm_placement(&self.shared, unconfirmed).await
     }
 
     fn is_near(&self, position: Timestamp, now: Timestamp) -> bool {

@@ -1,41 +1,138 @@
 //! Placement check of creators. It ensures that the owner reads every due row of an acknowledged schedule.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{DueKey, PollerId};
-use store::{Placed, Store, StoreError};
+use domain::{DueKey, PollerId, Timestamp};
+use store::{Closed, Placed, StoreError};
 
-/// Confirms the placement of `rows`. If a row lies at or before its poller's `closed`, the function writes the row
-/// again at a later position. It repeats this step until all rows lie after `closed`.
+use crate::ahead::is_ahead;
+use crate::shared::Shared;
+
+/// Longest time for which a creator waits until the owner has set `closed` back.
+const REOPEN_WAIT_MAX: Duration = Duration::from_secs(5);
+const REOPEN_POLL: Duration = Duration::from_millis(50);
+
+/// Returns true if the position of a new row is later than the row's instant because the clock was ahead.
+fn is_too_late(key: &DueKey, now: Timestamp) -> bool {
+    key.position > key.occurrence.nominal && is_ahead(key.position, now)
+}
+
+/// Rows of a creator whose placement the store has not confirmed.
+pub(crate) struct Unconfirmed {
+    rows: Vec<(PollerId, DueKey)>,
+    /// Numbers of changes [`store::Change::Reopen`] from before the write of the rows.
+    reopened: Arc<BTreeMap<PollerId, u32>>,
+}
+
+impl Unconfirmed {
+    /// Returns all `rows`. The caller has taken the snapshot `reopened` before the write of the rows.
+    pub(crate) fn all(rows: Vec<(PollerId, DueKey)>, reopened: Arc<BTreeMap<PollerId, u32>>) -> Self {
+        Unconfirmed { rows, reopened }
+    }
+
+    /// Returns the rows whose placement the store has not confirmed, and the rows that lie too late after their instants. The caller has taken the snapshot `reopened` before the write of the rows.
+    pub(crate) fn of(
+        rows: Vec<(PollerId, DueKey)>,
+        placed: &[Placed],
+        now: Timestamp,
+        reopened: Arc<BTreeMap<PollerId, u32>>,
+    ) -> Self {
+        let rest = |((poller, key), placed): ((PollerId, DueKey), &Placed)| {
+            let key = DueKey { position: placed.position, ..key };
+            (!placed.settled || is_too_late(&key, now)).then_some((poller, key))
+        };
+        Unconfirmed { rows: rows.into_iter().zip(placed).filter_map(rest).collect(), reopened }
+    }
+}
+
+/// Confirms the placement of rows. If a row lies at or before its poller's `closed`, the function writes the row again
+/// at a later position. It repeats this step until all rows lie after `closed`.
 ///
 /// The owner writes `closed` and then reads the rows up to `closed`. A creator writes its row and then reads `closed`.
 /// Therefore the owner reads the row, or the creator reads the new `closed`. The creator must read `closed` after the
 /// row is durable, so the caller must pass only rows that the store has acknowledged.
 ///
+/// If `closed` is ahead of the present time, the function waits until the owner has set it back.
+///
 /// # Errors
-/// Returns an error if the store fails. A row may then lie at a position that only the next owner reads.
-pub(crate) async fn confirm_placement(store: &dyn Store, rows: Vec<(PollerId, DueKey)>) -> Result<(), StoreError> {
-    let mut rows = rows;
+/// Returns an error if the store fails, or if `closed` stays ahead. A row may then lie at a position that only the next
+/// owner reads.
+pub(crate) async fn confirm_placement(shared: &Shared, unconfirmed: Unconfirmed) -> Result<(), StoreError> {
+    let Unconfirmed { mut rows, reopened } = unconfirmed;
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let (runtime, store) = (&shared.runtime, &shared.store);
+    let mut known = Arc::unwrap_or_clone(reopened);
+    let deadline = runtime.monotonic() + REOPEN_WAIT_MAX;
     while !rows.is_empty() {
         let closed = store.closed(rows.iter().map(|(poller, _)| *poller).collect()).await?;
-        let mut late = Vec::new();
-        for ((poller, key), closed) in rows.into_iter().zip(closed) {
-            if key.position <= closed {
-                late.push((poller, DueKey { position: closed + Duration::from_millis(1), ..key }));
+        let now = runtime.now();
+        let (mut late, mut waiting) = (Vec::new(), Vec::new());
+        let mut seen = Vec::new();
+        for ((poller, key), Closed { at, reopened, .. }) in rows.into_iter().zip(closed) {
+            let is_known = known.get(&poller).copied().unwrap_or_default() == reopened;
+            if !is_known {
+                seen.push((poller, reopened));
+            }
+            let is_too_late = is_too_late(&key, now);
+            if key.position > at && is_known && !is_too_late {
+                continue;
+            }
+            let requested = if is_too_late { key.occurrence.nominal } else { key.position };
+            let moved = DueKey { position: requested.max(at + Duration::from_millis(1)), ..key };
+            if self::is_too_late(&moved, now) {
+                waiting.push((poller, key));
+            } else {
+                late.push((poller, moved));
             }
         }
-        if late.is_empty() {
-            return Ok(());
+        // The snapshot for the rows below changes only after this function has compared all rows with it.
+        for (poller, reopened) in seen {
+            known.insert(poller, reopened);
+            shared.reopened.record(poller, reopened);
         }
-        let placed = store.place(late.clone()).await?;
-        rows = unconfirmed(late, &placed);
+        rows = waiting;
+        if !rows.is_empty() {
+            if runtime.monotonic() >= deadline {
+                return Err(ahead());
+            }
+            runtime.sleep(REOPEN_POLL).await;
+        }
+        if !late.is_empty() {
+            let placed = store.place(late.clone()).await?;
+            let now = runtime.now();
+            rows.extend(Unconfirmed::of(late, &placed, now, Arc::default()).rows);
+        }
     }
     Ok(())
 }
 
-/// Returns the rows whose placement the store has not confirmed itself, with their stored positions.
-pub(crate) fn unconfirmed(rows: Vec<(PollerId, DueKey)>, placed: &[Placed]) -> Vec<(PollerId, DueKey)> {
-    let with_position = rows.into_iter().zip(placed);
-    let rest = with_position.filter(|(_, placed)| !placed.settled);
-    rest.map(|((poller, key), placed)| (poller, DueKey { position: placed.position, ..key })).collect()
+fn ahead() -> StoreError {
+    StoreError::Unavailable(
+        "the clock of a member was ahead of the present time, and the owner of the shard has not corrected its \
+         positions yet; retry the request"
+            .to_owned(),
+    )
+}
+
+/// Returns `position`, or the first instant after the poller's `closed` if that instant is later. The owner must write
+/// no row at or before `closed`. `position` may be too early, because the clock may have gone back since the owner
+/// wrote `closed`.
+///
+/// # Errors
+/// Returns an error if the store fails, or if `closed` is ahead of the present time.
+pub(crate) async fn open_position(
+    shared: &Shared,
+    poller: PollerId,
+    position: Timestamp,
+) -> Result<Timestamp, StoreError> {
+    let closed = shared.store.closed(vec![poller]).await?;
+    let open = closed.iter().fold(position, |position, closed| position.max(closed.at + Duration::from_millis(1)));
+    if open > position && is_ahead(open, shared.runtime.now()) {
+        return Err(ahead());
+    }
+    Ok(open)
 }

@@ -8,6 +8,7 @@
 //! the decisions about a single schedule. The window, the wheel and the dispatch queue do no I/O. Invariant: every
 //! response contains only durable facts.
 
+mod ahead;
 mod changes;
 mod cluster;
 mod creator;

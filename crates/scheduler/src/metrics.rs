@@ -153,6 +153,11 @@ pub(crate) struct Metrics {
     pub(crate) due_backlog: Gauge,
     pub(crate) in_flight: Gauge,
     pub(crate) oldest_due_seconds: Gauge<f64, AtomicU64>,
+    /// Time by which the latest `closed` of the owned pollers is ahead of the present time. It is 0 if no `closed` is too
+    /// far ahead.
+    pub(crate) clock_behind_seconds: Gauge<f64, AtomicU64>,
+    /// Pollers whose positions this member has set back.
+    pub(crate) reopened: Counter,
     pub(crate) created: Counter,
     pub(crate) cancelled: Counter,
     /// Number of stored schedules of all tenants by their state.
@@ -191,6 +196,8 @@ impl Metrics {
             due_backlog: Gauge::default(),
             in_flight: Gauge::default(),
             oldest_due_seconds: Gauge::default(),
+            clock_behind_seconds: Gauge::default(),
+            reopened: Counter::default(),
             created: Counter::default(),
             cancelled: Counter::default(),
             schedules: Family::default(),
@@ -298,6 +305,16 @@ impl Metrics {
             "reveille_oldest_due_seconds",
             "Age of the oldest due row without an outcome",
             self.oldest_due_seconds.clone(),
+        );
+        registry.register(
+            "reveille_clock_behind_seconds",
+            "Time by which this member's clock is behind the times up to which an owner has processed due rows",
+            self.clock_behind_seconds.clone(),
+        );
+        registry.register(
+            "reveille_pollers_reopened",
+            "Pollers whose positions this member set back, because an owner's clock had been ahead",
+            self.reopened.clone(),
         );
         registry.register("reveille_schedules_created", "Schedules created or replaced", self.created.clone());
         registry.register("reveille_schedules_cancelled", "Schedules cancelled", self.cancelled.clone());

@@ -19,7 +19,7 @@ use crate::cluster::client::PeerClient;
 use crate::cluster::event_handler::handle_events;
 use crate::cluster::forwarding::Forwarding;
 use crate::cluster::lease::Lease;
-use crate::cluster::ownership::take;
+use crate::cluster::ownership::{Before, take};
 use crate::cluster::peers::InvalidRequest;
 use crate::cluster::serving::Serving;
 use crate::deliver::Deliver;
@@ -89,7 +89,7 @@ impl Scheduler {
     ) -> Result<Self, StoreError> {
         let (shared, registry) = Shared::new(runtime, store, deliver, options, Lease::forever(), registry).await?;
         let all: Vec<ShardId> = (0..SHARDS).map(ShardId).collect();
-        let taken = take(&shared, &all).await?;
+        let taken = take(&shared, &all, &Before::default()).await?;
         shared.count_shard_changes("gained", all.len());
         Ok(Scheduler::run(shared, registry, taken, None))
     }
@@ -177,6 +177,13 @@ impl Scheduler {
     #[must_use]
     pub fn health(&self) -> Health {
         self.shared.store.health()
+    }
+
+    /// Returns true if a shard of this member has processed due rows up to a time that is ahead of this member's clock.
+    /// New schedules of this shard wait until the member has corrected this.
+    #[must_use]
+    pub fn clock_is_behind(&self) -> bool {
+        self.shared.metrics.clock_behind_seconds.get() > 0.0
     }
 
     /// Returns the shards that this member owns now. Returns an empty list if its lease has ended.

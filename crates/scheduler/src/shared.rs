@@ -3,18 +3,20 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use domain::{ShardId, Term};
+use domain::{ShardId, Term, Timestamp};
 use prometheus_client::registry::Registry;
 use runtime::Runtime;
 use store::{Cursor, Store, StoreError};
 use tokio::sync::{Notify, RwLockReadGuard, mpsc};
 
+use crate::ahead::Reopened;
 use crate::cluster::events::Events;
 use crate::cluster::lease::Lease;
 use crate::cluster::shards::{NotOwned, Shards};
 use crate::deliver::Deliver;
 use crate::firing::in_flight::InFlight;
 use crate::firing::messages::{ToOwner, ToWriter};
+use crate::firing::steady::SteadyClock;
 use crate::known_tenants::KnownTenants;
 use crate::metrics::{Change, Metrics};
 use crate::options::Options;
@@ -38,6 +40,8 @@ pub(crate) struct Shared {
     /// Channels to the current owner and its outcome writer.
     pub(crate) owner: Mutex<Option<OwnerHandle>>,
     pub(crate) events: Arc<Events>,
+    pub(crate) steady: Arc<SharedSteadyClock>,
+    pub(crate) reopened: Reopened,
     /// Turns that the tenants take for long reads from the store.
     pub(crate) turns: Turns,
 }
@@ -80,6 +84,8 @@ impl Shared {
             cancellations: tokio::sync::Mutex::default(),
             owner: Mutex::new(None),
             events,
+            steady: Arc::new(SharedSteadyClock::new(runtime)),
+            reopened: Reopened::default(),
             turns: Turns::default(),
         };
         Ok((Arc::new(shared), registry))
@@ -132,5 +138,24 @@ impl Shared {
     /// Returns the channels to the current owner. Returns `None` if no owner runs.
     pub(crate) fn owner(&self) -> Option<OwnerHandle> {
         self.owner.lock().expect("no holder of this lock panics").clone()
+    }
+}
+
+/// Steady clock that the creators and the owner of this process share.
+#[derive(Debug)]
+pub(crate) struct SharedSteadyClock {
+    runtime: Runtime,
+    clock: Mutex<SteadyClock>,
+}
+
+impl SharedSteadyClock {
+    pub(crate) fn new(runtime: &Runtime) -> Self {
+        let clock = SteadyClock::new(runtime.now(), runtime.monotonic());
+        SharedSteadyClock { runtime: runtime.clone(), clock: Mutex::new(clock) }
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        let (wall, monotonic) = (self.runtime.now(), self.runtime.monotonic());
+        self.clock.lock().expect("no holder of this lock panics").at(wall, monotonic)
     }
 }

@@ -11,7 +11,7 @@ use domain::{
 use futures_util::future::join;
 
 use crate::Subject;
-use crate::fixture::{Fixture, Owner, TENANT, due_of, insert_in, minute, poller, run_of, spec, yield_times};
+use crate::fixture::{Fixture, Owner, TENANT, due_of, insert_in, minute, run_of, spec, yield_times};
 use store::{Change, Insert, Inserted, OwnerWrite, Positions, WriteRejection, Written};
 
 pub(super) async fn put_creates_a_missing_schedule(subject: &dyn Subject) {
@@ -502,26 +502,6 @@ pub(super) async fn dead_letter_is_redriven_once(subject: &dyn Subject) {
     assert!(
         fixture.all_due(owner.poller).await.iter().all(|row| row.position < minute(50)),
         "a rejected redrive writes no due row"
-    );
-}
-
-pub(super) async fn positions_never_decrease(subject: &dyn Subject) {
-    let fixture = Fixture::open(subject).await;
-    let (poller, other) = (poller(TENANT, 0), poller(TENANT, 1));
-    assert_eq!(fixture.positions(poller).await, Positions { closed: Timestamp::MIN, done: Timestamp::MIN });
-    let owner = fixture.owner(poller).await;
-    let moves = [((5, 2), (5, 2)), ((3, 3), (5, 3)), ((8, 1), (8, 3)), ((8, 8), (8, 8)), ((7, 7), (8, 8))];
-    for ((closed, done), (expected_closed, expected_done)) in moves {
-        owner.close(minute(closed), minute(done)).await;
-        let expected = Positions { closed: minute(expected_closed), done: minute(expected_done) };
-        assert_eq!(fixture.positions(poller).await, expected);
-    }
-    assert_eq!(fixture.positions(other).await, Positions::default(), "each poller has its own positions");
-    let both = fixture.store.closed(vec![other, poller, other]).await;
-    assert_eq!(
-        both,
-        Ok(vec![Timestamp::MIN, minute(8), Timestamp::MIN]),
-        "the store returns the closed timestamps in the order of the requested pollers"
     );
 }
 

@@ -86,6 +86,7 @@ enum Kind {
     Defer,
     Redrive { replay: u8 },
     Positions { closed: u8, done: u8 },
+    Reopen { closed: u8 },
 }
 
 /// Relation between the precondition of a [`Change::PutIf`] and the current state of the schedule that has the put's
@@ -150,6 +151,7 @@ fn owner_operation() -> impl Strategy<Value = OwnerOperation> {
         1 => Just(Kind::Defer),
         2 => (0..2_u8).prop_map(|replay| Kind::Redrive { replay }),
         1 => (0..12_u8, 0..12_u8).prop_map(|(closed, done)| Kind::Positions { closed, done }),
+        1 => (0..12_u8).prop_map(|closed| Kind::Reopen { closed }),
     ];
     (prop::bool::weighted(0.1), any::<u8>(), at(), kind).prop_map(|(stale, schedule, at, kind)| OwnerOperation {
         stale,
@@ -286,10 +288,14 @@ impl Drive {
             }
             let [before, last] = self.terms[&poller.shard()];
             let stale = before.filter(|_| operation.stale);
-            if let (Change::Positions(to), None) = (&change, stale) {
-                let positions = self.positions.entry(poller).or_default();
-                positions.closed = positions.closed.max(to.closed);
-                positions.done = positions.done.max(to.done);
+            let positions = self.positions.entry(poller).or_default();
+            match (&change, stale) {
+                (Change::Positions(to), None) => {
+                    positions.closed = positions.closed.max(to.closed);
+                    positions.done = positions.done.max(to.done);
+                }
+                (Change::Reopen(to), None) => *positions = *to,
+                _ => {}
             }
             let (term, models_term) = stale.or(last).expect("the shard has a term in both stores before a write");
             ours.push(OwnerWrite { term, poller, change: change.clone() });
@@ -339,6 +345,11 @@ impl Drive {
                 let of = Occurrence { replay: u16::from(replay), ..row.occurrence };
                 let again = Occurrence { replay: of.replay + 1, ..of };
                 Change::Redrive { of, due: DueKey { occurrence: again, ..row } }
+            }
+            Kind::Reopen { closed } => {
+                // `done` stays. If it went back, engines that have not yet dropped its rows would return them again.
+                let done = self.positions.get(&poller).copied().unwrap_or_default().done;
+                Change::Reopen(Positions { closed: minute(i64::from(closed)).max(done), done })
             }
             Kind::Positions { closed, done } => {
                 let (closed, done) = (minute(i64::from(closed.max(done))), minute(i64::from(done)));

@@ -192,7 +192,7 @@ impl Fixture {
     pub(super) async fn positions(&self, poller: PollerId) -> Positions {
         let positions = only(self.store.positions(vec![poller]).await.expect("the store accepts reads"));
         let closed = only(self.store.closed(vec![poller]).await.expect("the store accepts reads"));
-        assert_eq!(positions.closed, closed, "`closed` and `positions` return the same closed timestamp");
+        assert_eq!(positions.closed, closed.at, "`closed` and `positions` return the same closed timestamp");
         positions
     }
 

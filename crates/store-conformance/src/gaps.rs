@@ -64,7 +64,7 @@ pub(super) async fn creator_or_owner_observes_the_other(subject: &dyn Subject) {
             };
             placed.position > minute(round)
                 || !placed.settled
-                    && only(fixture.store.closed(vec![poller]).await.expect("the store accepts reads"))
+                    && only(fixture.store.closed(vec![poller]).await.expect("the store accepts reads")).at
                         >= placed.position
         };
         let closer = async {

@@ -16,6 +16,7 @@ mod fixture;
 mod gaps;
 mod listing;
 mod ownership;
+mod positions;
 mod reading;
 
 use std::sync::Arc;
@@ -93,9 +94,13 @@ conformance::suite! { $ dyn Subject, conformance_tests, [$crate];
         end_keeps_the_revision
         deferred_row_is_due_at_its_later_position
         dead_letter_is_redriven_once
-        positions_never_decrease
         items_of_a_batch_take_effect_in_order
         batch_of_10000_outcomes_is_written
+    }
+    positions {
+        positions_never_decrease
+        reopened_poller_keeps_its_new_rows
+        creator_observes_that_a_poller_was_reopened
     }
     reading {
         due_rows_are_in_key_order_within_bounds

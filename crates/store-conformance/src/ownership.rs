@@ -44,6 +44,7 @@ fn every_change(fixture: &Fixture, live: &Schedule, dead: Occurrence, new: Inser
         Change::Defer(DueKey { position: minute(32), ..next }),
         Change::Redrive { of: dead, due: again },
         Change::Positions(Positions { closed: minute(2), done: minute(1) }),
+        Change::Reopen(Positions { closed: minute(1), done: minute(1) }),
         Change::Run {
             run: run_of(TENANT, due_of(live, minute(21)).occurrence, RunState::Retrying),
             then: Some(DueKey { position: minute(33), attempt: 2, ..due_of(live, minute(21)) }),

@@ -17,8 +17,7 @@ use std::time::Duration;
 
 use domain::{DueKey, Incarnation, PollerId, Schedule, ScheduleId, Status, TenantId, Term, Timestamp};
 use store::{
-    Cancellation, CancellationResult, InsertLogEntry, Inserted, Outdated, Placed, Positions, StoreError,
-    WriteRejection, Written,
+    Cancellation, CancellationResult, InsertLogEntry, Inserted, Outdated, Placed, StoreError, WriteRejection, Written,
 };
 use stored::schedule::{self, Head};
 use stored::{Malformed, Put, Take};
@@ -26,6 +25,7 @@ use stored::{Malformed, Put, Take};
 use crate::codec::changed::Changed;
 use crate::codec::entry::{HandOverItem, InsertItem, Kind, Reader, TenantItem};
 use crate::codec::listed::Bucket;
+use crate::codec::positions::PollerState;
 use crate::codec::{key, tenant};
 use crate::index::{Family, Index, IndexError, Sequence};
 use crate::memory::Memory;
@@ -321,8 +321,8 @@ pub(crate) fn load(rows: &Rows, before: Sequence, memory: &mut Memory) -> Result
         return Err(malformed(error));
     }
     memory.usages.complete(rows, before)?;
-    for (poller, positions) in &memory.positions {
-        index.retire(key::poller(*poller), &key::due_after(*poller, positions.done));
+    for (poller, state) in &memory.pollers {
+        index.retire(key::poller(*poller), &key::due_after(*poller, state.positions.done));
     }
     Ok(())
 }
@@ -331,9 +331,7 @@ fn load_row(kind: u8, key: &[u8], value: &[u8], memory: &mut Memory) -> Result<(
     let mut take = Take::new("a small row", value);
     match kind {
         key::POSITIONS => {
-            take.version(1)?;
-            let positions = Positions { closed: take.timestamp()?, done: take.timestamp()? };
-            memory.positions.insert(key::parse_positions(key)?, positions);
+            memory.pollers.insert(key::parse_positions(key)?, PollerState::decode(value)?);
         }
         key::TERM => {
             take.version(1)?;

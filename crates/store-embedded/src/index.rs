@@ -154,7 +154,8 @@ pub(crate) trait Index: Send + Sync + 'static {
     fn remove(&self, family: Family, key: &[u8], at: Sequence);
 
     /// Allows the index to drop the due rows whose keys begin with `poller` and are below `to`. The caller does not
-    /// read these rows after this call.
+    /// read these rows after this call. If an earlier call for this poller had a higher `to`, this call withdraws the
+    /// permission for the rows from `to` on that the caller puts after this call.
     fn retire(&self, poller: [u8; 8], to: &[u8]);
 
     /// Seals `family`, so that the next flush writes all current rows of the family. The writer calls this method

@@ -293,8 +293,8 @@ impl Store for EmbeddedStore {
         })
     }
 
-    fn closed(&self, pollers: Vec<PollerId>) -> store::Answer<'_, Vec<Timestamp>> {
-        self.read_memory(|memory| pollers.iter().map(|poller| memory.positions(*poller).closed).collect())
+    fn closed(&self, pollers: Vec<PollerId>) -> store::Answer<'_, Vec<store::Closed>> {
+        self.read_memory(|memory| pollers.iter().map(|poller| memory.poller(*poller).closed()).collect())
     }
 
     fn place(&self, rows: Vec<(PollerId, DueKey)>) -> store::Answer<'_, Vec<Placed>> {

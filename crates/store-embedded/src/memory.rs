@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 use domain::{PollerId, ShardId, Tenant, TenantId, Term};
 use store::{HandedOver, Positions};
 
+use crate::codec::positions::PollerState;
+
 pub(crate) use fresh::Fresh;
 pub(crate) use insert_log::InsertLog;
 pub(crate) use states::States;
@@ -20,7 +22,7 @@ pub(crate) use usage::Usages;
 /// insert log drops entries. Every thread may read the state.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    pub positions: BTreeMap<PollerId, Positions>,
+    pub pollers: BTreeMap<PollerId, PollerState>,
     pub terms: BTreeMap<ShardId, Term>,
     pub handed_over: BTreeMap<ShardId, Vec<HandedOver>>,
     pub tenants: BTreeMap<TenantId, Tenant>,
@@ -31,7 +33,7 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(insert_log_max: usize) -> Self {
         Memory {
-            positions: BTreeMap::new(),
+            pollers: BTreeMap::new(),
             terms: BTreeMap::new(),
             handed_over: BTreeMap::new(),
             tenants: BTreeMap::new(),
@@ -41,6 +43,10 @@ impl Memory {
     }
 
     pub(crate) fn positions(&self, poller: PollerId) -> Positions {
-        self.positions.get(&poller).copied().unwrap_or_default()
+        self.poller(poller).positions
+    }
+
+    pub(crate) fn poller(&self, poller: PollerId) -> PollerState {
+        self.pollers.get(&poller).copied().unwrap_or_default()
     }
 }

@@ -24,7 +24,7 @@ use crate::connections::query;
 use crate::engine::Inner;
 use crate::error::{is_about_a_row, store_error};
 use crate::gather::Work as _;
-use crate::read::positions_on;
+use crate::read::{PollerState, pollers_on};
 use crate::rows::{Head, ScheduleColumns, has_server_made_id, uuid};
 use crate::{due, gather};
 
@@ -209,7 +209,7 @@ impl Inner {
     }
 
     /// Reads `closed` after the rows are durable, and returns the placement of each row. The placement is confirmed if
-    /// the row is after `closed`.
+    /// the row is after `closed` and no owner has reopened the poller.
     async fn confirm_placements(
         &self,
         link: &Link,
@@ -218,14 +218,14 @@ impl Inner {
     ) -> Vec<Vec<Option<Placed>>> {
         let rows = works.iter().flat_map(|work| (0..work.rows()).map(|at| work.row(at).0));
         let pollers: Vec<PollerId> = rows.collect::<BTreeSet<_>>().into_iter().collect();
-        let read = async { positions_on(&*link.session().await?, &pollers).await };
+        let read = async { pollers_on(&*link.session().await?, &pollers).await };
         // If the read of `closed` fails, the rows stay unconfirmed and the creator confirms their placement.
-        let positions = read.await.unwrap_or_default();
-        let closed: HashMap<PollerId, Timestamp> =
-            pollers.iter().copied().zip(positions.iter().map(|it| it.closed)).collect();
+        let states = read.await.unwrap_or_default();
+        let states: HashMap<PollerId, PollerState> = pollers.iter().copied().zip(states).collect();
         let placed = |work: &Work, at: usize| {
             let (poller, position) = work.row(at);
-            Placed { position, settled: closed.get(&poller).is_some_and(|closed| position > *closed) }
+            let is_confirmed = |state: &PollerState| state.reopened == 0 && position > state.positions.closed;
+            Placed { position, settled: states.get(&poller).is_some_and(is_confirmed) }
         };
         let of_work = |(work, created): (&Work, Vec<bool>)| {
             created.into_iter().enumerate().map(|(at, created)| created.then(|| placed(work, at))).collect()

@@ -16,7 +16,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use runtime::{Monotonic, Runtime, TaskSet};
 use store::{
-    Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Cursor, DuePage, DueRead, HandOver,
+    Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Closed, Cursor, DuePage, DueRead, HandOver,
     HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions,
     Store, StoreError, Usage, WriteRejection, Written,
 };
@@ -30,6 +30,7 @@ use crate::history::Sweep;
 use crate::insert_log::{Cursors, Snapshot};
 use crate::options::Options;
 use crate::partition::Partitions;
+use crate::read::PollerState;
 use crate::{cancel, create, gather, schema, write};
 
 /// Time for which the store reports that it is full after the server rejected a write for lack of space. After this
@@ -237,8 +238,11 @@ impl Store for PostgresStore {
         Box::pin(self.inner.insert(inserts))
     }
 
-    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>> {
-        Box::pin(async move { Ok(self.inner.positions(&pollers).await?.into_iter().map(|it| it.closed).collect()) })
+    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Closed>> {
+        Box::pin(async move {
+            let states = self.inner.pollers(&pollers).await?;
+            Ok(states.into_iter().map(PollerState::closed).collect())
+        })
     }
 
     fn place(&self, rows: Vec<(PollerId, DueKey)>) -> Answer<'_, Vec<Placed>> {
@@ -317,7 +321,7 @@ impl Store for PostgresStore {
     }
 
     fn positions(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Positions>> {
-        Box::pin(async move { self.inner.positions(&pollers).await })
+        Box::pin(async move { Ok(self.inner.pollers(&pollers).await?.iter().map(|it| it.positions).collect()) })
     }
 
     fn insert_log(

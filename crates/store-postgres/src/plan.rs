@@ -45,7 +45,7 @@ impl Needs {
                 }
                 Change::Run { run, .. } => needs.of_occurrence(run.occurrence),
                 Change::Redrive { of, .. } => needs.of_occurrence(*of),
-                Change::Defer(_) | Change::Positions(_) => {}
+                Change::Defer(_) | Change::Positions(_) | Change::Reopen(_) => {}
             }
         }
         needs
@@ -93,6 +93,14 @@ pub(crate) struct Plan {
     pub(crate) changes: Changes,
 }
 
+/// New positions of a poller.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Moved {
+    pub(crate) to: Positions,
+    /// Number of changes [`Change::Reopen`] in the transaction. If the number is 0, the positions only increase.
+    pub(crate) reopened: i64,
+}
+
 /// Rows that the transaction must write. [`Plan::heads`] contains the heads (the fields without the spec) of the
 /// changed schedules.
 #[derive(Default, Debug)]
@@ -104,7 +112,7 @@ pub(crate) struct Changes {
     pub(crate) due: Vec<(PollerId, DueKey)>,
     pub(crate) runs: BTreeMap<Occurrence, Run>,
     pub(crate) redriven: BTreeSet<Occurrence>,
-    pub(crate) positions: BTreeMap<PollerId, Positions>,
+    pub(crate) positions: BTreeMap<PollerId, Moved>,
 }
 
 #[derive(Clone, Debug)]
@@ -149,9 +157,14 @@ impl Plan {
             Change::Redrive { of, due } => self.redrive(poller, of, due)?,
             Change::Positions(to) => {
                 assert!(to.done <= to.closed, "`done` does not exceed `closed`: {to:?}");
-                let positions = self.changes.positions.entry(poller).or_default();
+                let Moved { to: positions, .. } = self.changes.positions.entry(poller).or_default();
                 positions.closed = positions.closed.max(to.closed);
                 positions.done = positions.done.max(to.done);
+            }
+            Change::Reopen(to) => {
+                assert!(to.done <= to.closed, "`done` does not exceed `closed`: {to:?}");
+                let moved = self.changes.positions.entry(poller).or_default();
+                *moved = Moved { to, reopened: moved.reopened + 1 };
             }
         }
         Ok(Written::Done)

@@ -8,7 +8,7 @@ use domain::occurrence::Run;
 use domain::{Audit, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Tenant, TenantId, Timestamp};
 use postgres_client::tokio_postgres::Row;
 use postgres_client::{Failure, Session};
-use store::{Outdated, Positions, StoreError, Usage};
+use store::{Closed, Outdated, Positions, StoreError, Usage};
 use stored::{Take, tenant};
 use uuid::Uuid;
 
@@ -28,7 +28,8 @@ const GET_SERVER_MADE: &str = "select s.incarnation, s.tenant, s.poller, s.id, s
         s.next, s.updated_at, s.spec
     from unnest($1::bigint[], $2::uuid[]) as n (tenant, incarnation)
     join reveille.schedule s on s.incarnation = n.incarnation and s.tenant = n.tenant and s.is_current and s.id is null";
-const POSITIONS: &str = "select poller, closed, done from reveille.position where poller = any($1::bigint[])";
+const POSITIONS: &str =
+    "select poller, closed, done, reopened, reopened_from from reveille.position where poller = any($1::bigint[])";
 const FIND_RUNS: &str = "select r.tenant, r.incarnation, r.nominal, r.version, r.state, r.value
     from unnest($1::uuid[], $2::bigint[], $3::bigint[]) as o (incarnation, nominal, version)
     cross join lateral (
@@ -59,21 +60,39 @@ const AUDIT: &str = "select value from reveille.audit where tenant = $1 and vers
 /// Lower bound that sorts before every occurrence.
 const FIRST: (Uuid, i64, i64) = (Uuid::nil(), i64::MIN, i64::MIN);
 
-/// Returns the same positions as [`Inner::positions`], but reads them on the caller's connection.
-pub(crate) async fn positions_on(session: &Session, pollers: &[PollerId]) -> Result<Vec<Positions>, Failure> {
-    Ok(positions_of(pollers, &query(session, POSITIONS, &[&numbers_of(pollers)]).await?))
+/// Positions of a poller, the number of its changes [`store::Change::Reopen`], and the latest `closed` from which such a
+/// change set the poller back.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PollerState {
+    pub(crate) positions: Positions,
+    pub(crate) reopened: u32,
+    pub(crate) reopened_from: Timestamp,
+}
+
+impl PollerState {
+    pub(crate) fn closed(self) -> Closed {
+        let PollerState { positions, reopened, reopened_from } = self;
+        Closed { at: positions.closed, reopened, reopened_from }
+    }
+}
+
+/// Returns the same values as [`Inner::pollers`], but reads them on the caller's connection.
+pub(crate) async fn pollers_on(session: &Session, pollers: &[PollerId]) -> Result<Vec<PollerState>, Failure> {
+    Ok(states_of(pollers, &query(session, POSITIONS, &[&numbers_of(pollers)]).await?))
 }
 
 fn numbers_of(pollers: &[PollerId]) -> Vec<i64> {
     pollers.iter().copied().map(poller_number).collect()
 }
 
-fn positions_of(pollers: &[PollerId], rows: &[Row]) -> Vec<Positions> {
-    let instant = |millis: i64| Timestamp::from_millis(millis);
-    let found: HashMap<PollerId, Positions> = rows
-        .iter()
-        .map(|row| (poller_of(row.get(0)), Positions { closed: instant(row.get(1)), done: instant(row.get(2)) }))
-        .collect();
+fn states_of(pollers: &[PollerId], rows: &[Row]) -> Vec<PollerState> {
+    let state = |row: &Row| {
+        let instant = |column| Timestamp::from_millis(row.get(column));
+        let positions = Positions { closed: instant(1), done: instant(2) };
+        let reopened = u32::try_from(row.get::<_, i64>(3)).unwrap_or(u32::MAX);
+        PollerState { positions, reopened, reopened_from: instant(4) }
+    };
+    let found: HashMap<PollerId, PollerState> = rows.iter().map(|row| (poller_of(row.get(0)), state(row))).collect();
     pollers.iter().map(|poller| found.get(poller).copied().unwrap_or_default()).collect()
 }
 
@@ -120,12 +139,12 @@ impl Inner {
         Ok(names.iter().map(|name| found.get(name).cloned()).collect())
     }
 
-    pub(crate) async fn positions(&self, pollers: &[PollerId]) -> Result<Vec<Positions>, StoreError> {
+    pub(crate) async fn pollers(&self, pollers: &[PollerId]) -> Result<Vec<PollerState>, StoreError> {
         if pollers.is_empty() {
             return Ok(Vec::new());
         }
         let rows = self.readers.query(POSITIONS, &[&numbers_of(pollers)]).await.map_err(store_error)?;
-        Ok(positions_of(pollers, &rows))
+        Ok(states_of(pollers, &rows))
     }
 
     pub(crate) async fn find_runs(&self, occurrences: &[Occurrence]) -> Result<Vec<Option<Run>>, StoreError> {

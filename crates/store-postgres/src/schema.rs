@@ -20,6 +20,7 @@ const SCHEMA: Schema = Schema {
         include_str!("../migrations/0004-active.sql"),
         include_str!("../migrations/0005-listing.sql"),
         include_str!("../migrations/0006-usage.sql"),
+        include_str!("../migrations/0007-reopened.sql"),
     ],
     lock: "x'52657665696c6c65'::bigint",
 };

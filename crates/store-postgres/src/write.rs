@@ -77,10 +77,13 @@ const WRITE_RUNS: &str = "insert into reveille.run (incarnation, nominal, versio
 const REDRIVE_RUNS: &str = "update reveille.run r set is_redriven = true, written_at = $4
     from unnest($1::uuid[], $2::bigint[], $3::bigint[]) as o (incarnation, nominal, version)
     where r.incarnation = o.incarnation and r.nominal = o.nominal and r.version = o.version";
-const WRITE_POSITIONS: &str = "insert into reveille.position as p (poller, closed, done)
-    select * from unnest($1::bigint[], $2::bigint[], $3::bigint[])
+const WRITE_POSITIONS: &str = "insert into reveille.position as p (poller, closed, done, reopened)
+    select * from unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[])
     on conflict (poller) do update
-    set closed = greatest(p.closed, excluded.closed), done = greatest(p.done, excluded.done)";
+    set closed = case when excluded.reopened > 0 then excluded.closed else greatest(p.closed, excluded.closed) end,
+        done = case when excluded.reopened > 0 then excluded.done else greatest(p.done, excluded.done) end,
+        reopened = p.reopened + excluded.reopened,
+        reopened_from = case when excluded.reopened > 0 then greatest(p.reopened_from, p.closed) else p.reopened_from end";
 
 fn lock_schedules() -> &'static str {
     static TEXT: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
@@ -481,8 +484,9 @@ async fn write(
     let redriven: BTreeSet<Occurrence> = redriven;
     let redriven: OccurrenceColumns = redriven.iter().collect();
     let pollers: Vec<i64> = positions.keys().copied().map(poller_number).collect();
-    let closed: Vec<i64> = positions.values().map(|positions| positions.closed.as_millis()).collect();
-    let done: Vec<i64> = positions.values().map(|positions| positions.done.as_millis()).collect();
+    let closed: Vec<i64> = positions.values().map(|moved| moved.to.closed.as_millis()).collect();
+    let done: Vec<i64> = positions.values().map(|moved| moved.to.done.as_millis()).collect();
+    let reopened: Vec<i64> = positions.values().map(|moved| moved.reopened).collect();
 
     let new_parameters: [&(dyn ToSql + Sync); 13] = [
         &new.incarnations,
@@ -517,7 +521,7 @@ async fn write(
         [&redriven.incarnations, &redriven.nominals, &redriven.versions, &now];
     let (freed_parameters, asked_parameters): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 1]) =
         ([&freed], [&asked]);
-    let position_parameters: [&(dyn ToSql + Sync); 3] = [&pollers, &closed, &done];
+    let position_parameters: [&(dyn ToSql + Sync); 4] = [&pollers, &closed, &done, &reopened];
     let (near, far) = (due.near.parameters(), due.far.parameters());
     let [insert_near, insert_far] = due::statements(is_of_creators);
 

@@ -15,9 +15,9 @@ use runtime::Runtime;
 
 use crate::encryption::Keyring;
 use crate::{
-    Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Cursor, DuePage, DueRead, HandOver,
-    HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions,
-    Store, Usage, WriteRejection, Written,
+    Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Closed, Cursor, DuePage, DueRead,
+    HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed,
+    Positions, Store, Usage, WriteRejection, Written,
 };
 
 pub struct EncryptedStore {
@@ -61,7 +61,8 @@ impl Store for EncryptedStore {
                 | Change::End { .. }
                 | Change::Defer(_)
                 | Change::Redrive { .. }
-                | Change::Positions(_) => {}
+                | Change::Positions(_)
+                | Change::Reopen(_) => {}
             }
         }
         self.store.write(writes)
@@ -69,7 +70,7 @@ impl Store for EncryptedStore {
 
     // The remaining methods of this store write no secrets.
 
-    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>> {
+    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Closed>> {
         self.store.closed(pollers)
     }
 

@@ -14,7 +14,11 @@
 //! A poller has two durable positions, `done` and `closed`. Positions are instants, and `done` <= `closed`. Every
 //! occurrence at or before `done` has an outcome. A creator leaves a due row at or before `closed` only if the owner is
 //! certain to read the row. The modules `creator` and `owner` of `scheduler` define the order in which creators and
-//! owners write and read `closed` and due rows. An engine stores the two positions, and its reads are linearizable.
+//! owners write and read `closed` and due rows. An engine stores the two positions, and its reads are linearizable. The
+//! positions only increase, except in a change [`Change::Reopen`]. An engine drops due rows only by the position `done`
+//! that it reads in the same step. It therefore never drops, after a change [`Change::Reopen`], a row by the position
+//! from before this change. It may have dropped a row before the change, and the creator of the row may still wait for
+//! its confirmation. A creator therefore writes its row again if [`Closed::reopened`] has increased.
 //!
 //! A reader may observe a state between two steps of these calls:
 //! - [`Change::Advance`] writes the schedule's `next` before the due row.
@@ -70,7 +74,7 @@ pub trait Store: Send + Sync + 'static {
     fn insert(&self, inserts: Vec<Insert>) -> Answer<'_, Vec<Inserted>>;
 
     /// Returns the position `closed` of each poller. The engine reads the values after this call began.
-    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>>;
+    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Closed>>;
 
     /// Writes due rows of existing schedules, and their entries in the insert log. A second write of the same row is
     /// harmless. The engine does not compare the revision of a row with the revision of its schedule.
@@ -273,9 +277,10 @@ pub struct Placed {
     /// the requested position is at or before `closed`.
     pub position: Timestamp,
     /// True if the engine confirmed the placement: it compared `position` with `closed` in the same step as the write,
-    /// or after the row was durable, and found that `position` is later. If the field is false, the creator confirms
-    /// the placement. The creator calls [`Store::closed`] after the write, and calls [`Store::place`] again if the row
-    /// is at or before `closed`.
+    /// or after the row was durable, and found that `position` is later. In the second case, it also found that
+    /// [`Closed::reopened`] is 0. If the field is false, the creator confirms the placement. The creator calls
+    /// [`Store::closed`] after the write. It calls [`Store::place`] again if the row is at or before `closed`, or if
+    /// [`Closed::reopened`] may have increased since the write.
     pub settled: bool,
 }
 
@@ -301,6 +306,17 @@ pub struct CancellationResult {
 pub struct Positions {
     pub closed: Timestamp,
     pub done: Timestamp,
+}
+
+/// Position `closed` of a poller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Closed {
+    pub at: Timestamp,
+    /// Number of changes [`Change::Reopen`] of the poller.
+    pub reopened: u32,
+    /// Latest `closed` from which a change [`Change::Reopen`] set the poller back. [`Timestamp::MIN`] if there was no
+    /// such change.
+    pub reopened_from: Timestamp,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -454,15 +470,20 @@ pub enum Change {
     /// revision and loses its `next`. The engine returns [`Written::Done`] without any effect if the schedule has
     /// another revision.
     End { incarnation: Incarnation, revision: Revision },
-    /// Writes a due row again at a later position.
+    /// Writes a due row again at another position.
     Defer(DueKey),
     /// Redrives a dead letter. `due` has the same occurrence with the next replay number. The engine rejects the change
     /// with [`WriteRejection::NotFound`] if `of` is not a dead letter, or if a caller has already redriven it.
     Redrive { of: Occurrence, due: DueKey },
-    /// Raises the positions of the poller. Each position becomes the maximum of its old and new value, so it never
-    /// decreases. The caller must ensure `done` <= `closed`. The engine may drop rows at or before `done`, so the owner
+    /// Raises the positions of the poller. Each position becomes the maximum of its old and new value, so it does not
+    /// decrease. The caller must ensure `done` <= `closed`. The engine may drop rows at or before `done`, so the owner
     /// must not write such rows.
     Positions(Positions),
+    /// Sets the positions of the poller in one step, also to earlier instants. An owner writes this change if its clock
+    /// shows that `closed` lies in the future. The owner must write it before any other change under its term. From
+    /// this step on, the engine keeps all rows after the new `done`. Earlier, it may have dropped rows at or before the
+    /// old `done`. All occurrences of such rows have an outcome.
+    Reopen(Positions),
 }
 
 /// List of the attempts that are in flight when the owner of `shard` releases the shard.

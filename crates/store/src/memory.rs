@@ -23,14 +23,13 @@ use std::time::Duration;
 use domain::occurrence::Run;
 use domain::{
     Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Status, Tenant, TenantId, Term,
-    Timestamp,
 };
 use runtime::Runtime;
 
 use self::call::Access;
 use self::model::{Model, Writer};
 use crate::{
-    Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Cursor, DuePage, DueRead, HandOver,
+    Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Closed, Cursor, DuePage, DueRead, HandOver,
     HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions,
     Store, StoreError, Usage, WriteRejection, Written,
 };
@@ -215,8 +214,8 @@ impl Store for MemoryStore {
         })
     }
 
-    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>> {
-        Box::pin(self.read(pollers, |model, poller| model.positions(poller).closed))
+    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Closed>> {
+        Box::pin(self.read(pollers, Model::closed))
     }
 
     fn place(&self, rows: Vec<(PollerId, DueKey)>) -> Answer<'_, Vec<Placed>> {

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cluster::events::Reported;
 use crate::cluster::forwarding::Forwarding;
-use crate::cluster::ownership::lose_superseded;
+use crate::cluster::ownership::{lose_superseded, retake};
 use crate::metrics::count_store_error;
 use crate::shared::Shared;
 use crate::tenants::Tenants;
@@ -18,12 +18,15 @@ pub(crate) async fn handle_events(shared: Arc<Shared>, forwarding: Arc<Forwardin
     loop {
         tokio::select! {
             biased;
-            Reported { superseded, near, unknown_poller, outcomes } = shared.events.take() => {
+            Reported { superseded, near, unknown_poller, ahead, clock_was_at, outcomes } = shared.events.take() => {
                 for (shard, term) in superseded {
                     lose_superseded(&shared, shard, term).await;
                 }
                 if unknown_poller && let Err(error) = Tenants::new(shared.clone()).refresh().await {
                     count_store_error(&shared.metrics, "tenants", &error);
+                }
+                if !ahead.is_empty() {
+                    retake(&shared, &ahead, clock_was_at).await;
                 }
                 forwarding.nudge(&near);
                 for (outcome, permit) in outcomes {

@@ -1,13 +1,13 @@
 //! Queue of events from the owner and from the module `changes`. The task `event_handler` takes the events.
 //!
-//! The queue merges repeated events, so its memory is bounded. The merged events are of three kinds: another member has
-//! taken a shard, a shard has new rows, a poller is unknown. The queue does not merge outcomes, but limits their
-//! number.
+//! The queue merges repeated events, so its memory is bounded. The merged events are of four kinds: another member has
+//! taken a shard, a shard has new rows, a poller is unknown, the positions of a shard are ahead of the present time.
+//! The queue does not merge outcomes, but limits their number.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use domain::{ShardId, Term};
+use domain::{ShardId, Term, Timestamp};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::requests::AttemptOutcome;
@@ -29,6 +29,10 @@ pub(crate) struct Reported {
     /// True if the owner received a due row of a poller that it does not know. In this case, the tenant got more
     /// pollers after the owner gained the shard.
     pub(crate) unknown_poller: bool,
+    /// Shards whose positions or rows may be ahead of the present time.
+    pub(crate) ahead: BTreeSet<ShardId>,
+    /// Latest time that this member's clock showed before it went back.
+    pub(crate) clock_was_at: Timestamp,
     /// Outcomes of attempts whose shard now has another owner.
     pub(crate) outcomes: Vec<(AttemptOutcome, OwnedSemaphorePermit)>,
 }
@@ -57,6 +61,13 @@ impl Events {
 
     pub(crate) fn report_unknown_poller(&self) {
         self.lock().unknown_poller = true;
+        self.notify.notify_one();
+    }
+
+    pub(crate) fn report_ahead(&self, shards: impl IntoIterator<Item = ShardId>, clock_was_at: Timestamp) {
+        let mut reported = self.lock();
+        reported.ahead.extend(shards);
+        reported.clock_was_at = reported.clock_was_at.max(clock_was_at);
         self.notify.notify_one();
     }
 
@@ -92,7 +103,7 @@ impl Events {
 
 impl Reported {
     fn is_empty(&self) -> bool {
-        let Reported { superseded, near, unknown_poller, outcomes } = self;
-        superseded.is_empty() && near.is_empty() && !unknown_poller && outcomes.is_empty()
+        let Reported { superseded, near, unknown_poller, ahead, clock_was_at: _, outcomes } = self;
+        superseded.is_empty() && near.is_empty() && !unknown_poller && ahead.is_empty() && outcomes.is_empty()
     }
 }

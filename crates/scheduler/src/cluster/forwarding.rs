@@ -218,6 +218,10 @@ impl Forwarding {
     pub(crate) async fn forward_outcome(&self, outcome: AttemptOutcome) {
         let shard = outcome.poller.shard();
         let Some(cluster) = &self.cluster else {
+            // This member has taken its own shard again.
+            if self.shared.owns(shard) && receive_outcome(&self.shared, outcome).await.is_ok() {
+                return;
+            }
             tracing::error!(
                 shard = shard.0,
                 "another process took a shard of this store; stop one of the two processes"

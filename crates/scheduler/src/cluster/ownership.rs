@@ -7,32 +7,57 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use domain::occurrence::Run;
-use domain::{PollerId, ShardId, Term, Timestamp};
-use store::{Change, Cursor, HandOver, HandedOver, OwnerWrite, StoreError, WriteRejection};
+use domain::{DueKey, Occurrence, PollerId, Schedule, ShardId, Term, Timestamp};
+use store::{
+    Change, Cursor, DueBound, DueRead, HandOver, HandedOver, OwnerWrite, Positions, StoreError, WriteRejection,
+};
 use tokio::sync::oneshot;
 
+use crate::ahead::is_ahead;
 use crate::cluster::shards::{NotOwned, ShardTerm};
 use crate::firing::messages::{Gained, ToOwner, ToWriter};
+use crate::firing::run_executor::ends_by;
+use crate::firing::window::{closable, instant_of};
+use crate::metrics::count_store_error;
 use crate::requests::{AttemptOutcome, OwnerError};
 use crate::shared::Shared;
 
+/// Longest time by which the scheduler moves a row to a position after the present time: the largest deferral, or the
+/// delay of most retries.
+const MOVED_MAX: Duration = Duration::from_secs(600);
+/// Number of rows in one read of moved rows.
+const MOVED_PER_READ: usize = 2_048;
+const RETRY_WAIT: Duration = Duration::from_millis(200);
+
+/// State of a member before it takes its shards again.
+#[derive(Default)]
+pub(crate) struct Before {
+    /// Latest time that the member's clock showed before it went back.
+    clock_was_at: Timestamp,
+    in_flight: Vec<HandedOver>,
+}
+
 /// Takes these shards and applies their waiting cancellation records. No due row of the shards may fire before this
-/// function returns.
+/// function returns. `before` is the default value, except in [`retake`].
 ///
 /// # Errors
 /// Returns an error if the store fails. This member then does not own the shards.
-pub(crate) async fn take(shared: &Shared, shards: &[ShardId]) -> Result<Gained, StoreError> {
+pub(crate) async fn take(shared: &Shared, shards: &[ShardId], before: &Before) -> Result<Gained, StoreError> {
     let since = shared.runtime.now();
     let terms = shared.store.take(shards.to_vec()).await?;
     let shard_terms: BTreeMap<ShardId, ShardTerm> =
         shards.iter().copied().zip(terms.into_iter().map(|term| ShardTerm { term, since })).collect();
     apply_cancellations(shared, shards.into(), Cursor::default(), |shard| Ok(shard_terms[&shard])).await?;
-    let handed_over = open_handed_over(shared, shards).await?;
+    let handed_over = open_handed_over(shared, shards, &before.in_flight).await?;
     let pollers =
         shared.tenants.pollers().into_iter().filter(|poller| shard_terms.contains_key(&poller.shard())).collect();
-    let pollers = with_positions(shared, pollers, |shard| shard_terms[&shard]).await?;
+    let mut pollers = with_positions(shared, pollers, |shard| shard_terms[&shard]).await?;
+    reopen(shared, &mut pollers).await?;
+    bring_forward(shared, &pollers, before.clock_was_at).await?;
+    record_clock(shared, &mut pollers, since).await?;
     // This member may already have moved its cursor past cancellation records of these shards, because it read the
     // records only for its other shards. The function therefore resets the cursor.
     let mut applied_to = shared.cancellations.lock().await;
@@ -41,11 +66,117 @@ pub(crate) async fn take(shared: &Shared, shards: &[ShardId]) -> Result<Gained, 
     Ok(Gained { shards: shards.to_vec(), pollers, handed_over })
 }
 
+/// Sets the positions that are ahead of the present time back to the present. Without this step, the shards' rows would
+/// fire only after that time. The owner reads the rows up to the old `closed` again, although many of them have an
+/// outcome.
+async fn reopen(shared: &Shared, pollers: &mut [(PollerId, ShardTerm, Positions)]) -> Result<(), StoreError> {
+    let now = shared.runtime.now();
+    let mut reopened: Vec<_> = pollers.iter_mut().filter(|(_, _, positions)| is_ahead(positions.closed, now)).collect();
+    let Some(ahead) = reopened.iter().map(|(_, _, positions)| positions.closed.since(now)).max() else {
+        return Ok(());
+    };
+    let closed = closable(now);
+    let to = |positions: &Positions| Positions { closed, done: positions.done.min(closed) };
+    let write = |(poller, ShardTerm { term, .. }, positions): &&mut (PollerId, ShardTerm, Positions)| OwnerWrite {
+        term: *term,
+        poller: *poller,
+        change: Change::Reopen(to(positions)),
+    };
+    let responses = shared.store.write(reopened.iter().map(write).collect()).await?;
+    if responses.iter().any(Result::is_err) {
+        return Err(superseded());
+    }
+    for (_, shard_term, positions) in &mut reopened {
+        // Earlier owners may have fired all rows up to the old `closed`.
+        shard_term.since = shard_term.since.max(positions.closed);
+        *positions = to(positions);
+    }
+    shared.metrics.reopened.inc_by(reopened.len() as u64);
+    tracing::warn!(
+        pollers = reopened.len(),
+        ahead_seconds = ahead.as_secs(),
+        "the clock of an earlier owner was ahead of this member's clock; this member has set the positions of the \
+         pollers back. Check the clocks of all hosts. Occurrences that the earlier owner fired too early do not fire \
+         again"
+    );
+    Ok(())
+}
+
+/// Writes the present time as the position `closed` of one poller of each shard. If this member's clock is ahead, a later owner sees
+/// this from the position, even if this member stops before it has closed a range of time.
+async fn record_clock(
+    shared: &Shared,
+    pollers: &mut [(PollerId, ShardTerm, Positions)],
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    let mut firsts = BTreeMap::new();
+    for (poller, shard_term, positions) in pollers {
+        firsts.entry(poller.shard()).or_insert((*poller, shard_term.term, positions));
+    }
+    let mut writes = Vec::with_capacity(firsts.len());
+    for (poller, term, positions) in firsts.into_values() {
+        positions.closed = positions.closed.max(closable(now));
+        writes.push(OwnerWrite { term, poller, change: Change::Positions(*positions) });
+    }
+    if shared.store.write(writes).await?.iter().any(Result::is_err) {
+        return Err(superseded());
+    }
+    Ok(())
+}
+
+/// Writes the rows that a fast clock has moved into the future again, at positions that are not later than necessary.
+///
+/// While an earlier owner's clock was ahead, new rows and retries got positions shortly after that owner's `closed`. The
+/// function finds them by their nominal instants, which are earlier than their positions. It reads all rows up to one
+/// [`MOVED_MAX`] after the latest `closed` of the shard that an owner has set back. Every later owner does the same until that time
+/// has come, because an owner may stop before it has written all rows. If `clock_was_at` is later than this `closed`,
+/// the function reads the rows up to one [`MOVED_MAX`] after `clock_was_at`.
+async fn bring_forward(
+    shared: &Shared,
+    pollers: &[(PollerId, ShardTerm, Positions)],
+    clock_was_at: Timestamp,
+) -> Result<(), StoreError> {
+    let all = shared.store.closed(pollers.iter().map(|(poller, _, _)| *poller).collect()).await?;
+    let mut reopened_from = BTreeMap::new();
+    for ((poller, _, _), closed) in pollers.iter().zip(all) {
+        let latest: &mut Timestamp = reopened_from.entry(poller.shard()).or_insert(clock_was_at);
+        *latest = closed.reopened_from.max(*latest);
+    }
+    for (poller, ShardTerm { term, .. }, positions) in pollers {
+        let ahead = reopened_from[&poller.shard()];
+        let until = ahead + MOVED_MAX;
+        let mut after = DueBound::Instant(positions.closed);
+        while instant_of(after) < until && ahead > shared.runtime.now() {
+            let read = DueRead { poller: *poller, after, until, limit: MOVED_PER_READ };
+            let page = shared.store.due(vec![read]).await?.pop().unwrap_or_default();
+            let first = positions.closed.max(shared.runtime.now()) + Duration::from_millis(1);
+            let moved = |key: &DueKey| {
+                let position = key.occurrence.nominal.max(first);
+                let change = Change::Defer(DueKey { position, ..*key });
+                (position < key.position).then_some(OwnerWrite { term: *term, poller: *poller, change })
+            };
+            let writes: Vec<OwnerWrite> = page.keys.iter().filter_map(moved).collect();
+            if !writes.is_empty() && shared.store.write(writes).await?.iter().any(Result::is_err) {
+                return Err(superseded());
+            }
+            match page.keys.last() {
+                Some(last) if page.next.is_some_and(|next| next <= until) => after = DueBound::Key(*last),
+                _ => break,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn superseded() -> StoreError {
+    StoreError::Unavailable("cannot set positions back: another owner took the shard under a later term".to_owned())
+}
+
 async fn with_positions(
     shared: &Shared,
     pollers: Vec<PollerId>,
     shard_term: impl Fn(ShardId) -> ShardTerm,
-) -> Result<Vec<(PollerId, ShardTerm, store::Positions)>, StoreError> {
+) -> Result<Vec<(PollerId, ShardTerm, Positions)>, StoreError> {
     let positions = shared.store.positions(pollers.clone()).await?;
     let with = |(poller, positions): (PollerId, _)| (poller, shard_term(poller.shard()), positions);
     Ok(pollers.into_iter().zip(positions).map(with).collect())
@@ -57,7 +188,7 @@ pub(crate) async fn new_pollers(
     shared: &Shared,
     pollers: impl IntoIterator<Item = PollerId>,
     known: &BTreeSet<PollerId>,
-) -> Result<Vec<(PollerId, ShardTerm, store::Positions)>, StoreError> {
+) -> Result<Vec<(PollerId, ShardTerm, Positions)>, StoreError> {
     let new = pollers.into_iter().filter(|poller| !known.contains(poller));
     let owned: Vec<PollerId> = new.filter(|poller| shared.shards.shard_term(poller.shard()).is_some()).collect();
     if owned.is_empty() {
@@ -68,23 +199,31 @@ pub(crate) async fn new_pollers(
     with_positions(shared, owned, shard_term).await
 }
 
-/// Returns the attempts that previous owners still have in flight and that have no outcome.
-async fn open_handed_over(shared: &Shared, shards: &[ShardId]) -> Result<Vec<HandedOver>, StoreError> {
+/// Returns the attempts that previous owners, or this member itself, still have in flight and that have no outcome.
+async fn open_handed_over(
+    shared: &Shared,
+    shards: &[ShardId],
+    in_flight: &[HandedOver],
+) -> Result<Vec<HandedOver>, StoreError> {
     let now = shared.runtime.now();
     let lists = shared.store.handed_over(shards.to_vec()).await?;
-    let open: Vec<HandedOver> = lists.into_iter().flatten().filter(|attempt| attempt.until > now).collect();
+    let lists = lists.iter().flatten().filter(|attempt| attempt.until > now).chain(in_flight);
+    let open: BTreeMap<Occurrence, HandedOver> = lists.map(|attempt| (attempt.key.occurrence, *attempt)).collect();
     if open.is_empty() {
-        return Ok(open);
+        return Ok(Vec::new());
     }
-    let runs = shared.store.find_runs(open.iter().map(|attempt| attempt.key.occurrence).collect()).await?;
-    let is_open = |(attempt, run): (HandedOver, Option<Run>)| {
+    let runs = shared.store.find_runs(open.keys().copied().collect()).await?;
+    let schedules = shared.store.load(open.keys().map(|occurrence| occurrence.incarnation).collect()).await?;
+    let is_open = |((attempt, run), schedule): ((HandedOver, Option<Run>), Option<Arc<Schedule>>)| {
         let has_ended = |run: &Run| {
             let last = run.attempts.last().map_or(0, |attempt| attempt.number);
             run.state.is_final() || last >= attempt.key.attempt
         };
-        (!run.as_ref().is_some_and(has_ended)).then_some(attempt)
+        // If the clock was ahead at the start of the attempt, the attempt ends earlier than the list states.
+        let latest = schedule.map_or(now, |schedule| ends_by(now, &schedule));
+        (!run.as_ref().is_some_and(has_ended)).then_some(HandedOver { until: attempt.until.min(latest), ..attempt })
     };
-    Ok(open.into_iter().zip(runs).filter_map(is_open).collect())
+    Ok(open.into_values().zip(runs).zip(schedules).filter_map(is_open).collect())
 }
 
 /// Takes shards and starts to fire their due rows. Returns `false`, and takes no shard, if the lease of the claims has
@@ -98,10 +237,36 @@ pub(crate) async fn gain(shared: &Shared, shards: &[ShardId]) -> Result<bool, St
     if !shared.lease.is_valid(shared.runtime.monotonic()) {
         return Ok(false);
     }
-    let gained = take(shared, shards).await?;
+    let gained = take(shared, shards, &Before::default()).await?;
     send_gained(shared, gained).await;
     shared.count_shard_changes("gained", shards.len());
     Ok(true)
+}
+
+/// Takes those of these shards that this member owns again, under new terms, so that it can set their positions back
+/// ([`reopen`]). The attempts in flight continue.
+pub(crate) async fn retake(shared: &Shared, shards: &BTreeSet<ShardId>, clock_was_at: Timestamp) {
+    let _moving = shared.moving.lock().await;
+    let owned: BTreeSet<ShardId> = shared.shards.owned().into_iter().filter(|shard| shards.contains(shard)).collect();
+    if owned.is_empty() {
+        return;
+    }
+    // While this member does not own the shards, no cancellation can miss an attempt in flight.
+    shared.shards.release(&owned);
+    shared.shards.wait_until_left(&owned).await;
+    let before = Before { clock_was_at, in_flight: stop_starting(shared, &owned).await };
+    let owned: Vec<ShardId> = owned.into_iter().collect();
+    // If the lease ends, this member no longer owns the shards.
+    while shared.lease.is_valid(shared.runtime.monotonic()) {
+        match take(shared, &owned, &before).await {
+            Ok(gained) => {
+                send_gained(shared, gained).await;
+                return;
+            }
+            Err(error) => count_store_error(&shared.metrics, "take", &error),
+        }
+        shared.runtime.sleep(RETRY_WAIT).await;
+    }
 }
 
 /// Sends gained shards to this member's owner task. If no owner task runs, the next owner task takes the shards itself.

@@ -13,6 +13,7 @@ use crate::firing::in_flight::InFlight;
 use crate::firing::messages::{ToOwner, ToWriter};
 use crate::known_tenants::KnownTenants;
 use crate::metrics::Metrics;
+use crate::shared::SharedSteadyClock;
 
 /// Context that the owner shares with its tasks.
 pub(crate) struct Context {
@@ -25,6 +26,7 @@ pub(crate) struct Context {
     pub(crate) lease: Arc<Lease>,
     pub(crate) to_writer: mpsc::Sender<ToWriter>,
     pub(crate) to_owner: mpsc::Sender<ToOwner>,
+    pub(crate) steady: Arc<SharedSteadyClock>,
     /// Queue to which the owner adds its events.
     pub(crate) events: Arc<Events>,
 }

@@ -147,8 +147,15 @@ fn after_closed(closed: &mut BTreeMap<PollerId, Timestamp>, write: &mut OwnerWri
         Change::Run { then: Some(due), .. } => due,
         Change::Advance { due, .. } | Change::Defer(due) => due,
         Change::Run { then: None, .. } | Change::End { .. } => return None,
-        Change::Put(_) | Change::PutIf { .. } | Change::Cancel(_) | Change::CancelIf(_) | Change::Redrive { .. } => {
-            unreachable!("the outcome writer receives no client's change; the module `changes` writes such changes")
+        Change::Put(_)
+        | Change::PutIf { .. }
+        | Change::Cancel(_)
+        | Change::CancelIf(_)
+        | Change::Redrive { .. }
+        | Change::Reopen(_) => {
+            unreachable!(
+                "the modules `changes` and `ownership` write this change; the outcome writer receives no such change"
+            )
         }
     };
     if let Some(closed) = closed.get(&write.poller) {

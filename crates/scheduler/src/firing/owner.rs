@@ -18,19 +18,19 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{Occurrence, ShardId, Timestamp};
+use domain::{DueKey, Occurrence, ShardId, Timestamp};
 use runtime::Monotonic;
 use store::{Change, Cursor, DueRead, InsertLogEntry, OwnerWrite, WriteRejection};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
+use crate::ahead::is_ahead;
 use crate::cluster::shards::ShardTerm;
 use crate::firing::context::Context;
 use crate::firing::dispatch::{Dispatch, Lane, Limits, Now};
 use crate::firing::messages::{EndReason, Ended, PendingWrite, ReadDone, Then, ToOwner, ToWriter, WriteDone};
 use crate::firing::owner::reading::read_due;
 use crate::firing::run_executor::{Starting, start};
-use crate::firing::steady::SteadyClock;
 use crate::firing::window::{EntryId, MayStart, PollerIndex, ReadKind, Window};
 use crate::known_tenants::Known;
 use crate::metrics::count_store_error;
@@ -58,7 +58,8 @@ pub(crate) struct Owner {
     options: Options,
     window: Window,
     dispatch: Dispatch,
-    steady: SteadyClock,
+    /// Latest reading of the wall clock.
+    latest: Timestamp,
     messages: mpsc::Receiver<ToOwner>,
     nudge: Arc<Notify>,
     shards: Arc<[ShardId]>,
@@ -97,7 +98,7 @@ impl Owner {
         Owner {
             window: Window::new(&options, now),
             dispatch: Dispatch::new(&options),
-            steady: SteadyClock::new(now, monotonic),
+            latest: now,
             messages,
             nudge,
             shards: Arc::new([]),
@@ -158,12 +159,12 @@ impl Owner {
             self.set_limits();
             self.insert_log_wanted = true;
             self.reads_wanted = true;
-            let steady = self.steady.at(now, monotonic);
-            self.close(steady).await;
+            self.close(self.context.steady.now()).await;
             let at = Now { wall: now, monotonic };
             let overdue = self.dispatch.take_overdue(now - self.options.parked_for, OVERDUE_PER_PERIOD, at);
             self.to_defer.extend(overdue);
-            self.expire_handed_over(now);
+            self.expire_handed_over(self.context.steady.now());
+            self.report_ahead(now);
             self.update_metrics(at);
         }
         if self.insert_log_wanted && !self.insert_log_read_pending {
@@ -174,6 +175,19 @@ impl Owner {
             let dispatch = &self.dispatch;
             let reads = self.window.plan_reads(now, |tenant| dispatch.demand(tenant));
             self.read(reads.into_iter().map(|(index, read)| (index, ReadKind::Ahead, read)).collect());
+        }
+    }
+
+    /// Reports the shards whose `closed` shows that this member's clock was ahead. Reports all shards if this member's
+    /// clock has gone back. This member then takes these shards again and sets their positions and rows back.
+    fn report_ahead(&mut self, now: Timestamp) {
+        let (shards, ahead) = self.window.ahead_of(now);
+        self.context.metrics.clock_behind_seconds.set(ahead.as_secs_f64());
+        let was_at = std::mem::replace(&mut self.latest, now);
+        if is_ahead(was_at, now) {
+            self.context.events.report_ahead(self.shards.iter().copied(), was_at);
+        } else if !shards.is_empty() {
+            self.context.events.report_ahead(shards, Timestamp::MIN);
         }
     }
 
@@ -218,8 +232,14 @@ impl Owner {
             let key = self.window.entry(*entry).key;
             (key.position, key.occurrence.incarnation)
         });
+        let steady = self.context.steady.now();
         for entry in expired.drain(..) {
-            let position = self.window.entry(entry).key.position;
+            let DueKey { position, attempt, .. } = self.window.entry(entry).key;
+            if attempt > 1 && position > steady {
+                // The clock has just leapt ahead, so the delay of the retry has not passed.
+                self.window.wait_again(entry, now.wall + position.since(steady));
+                continue;
+            }
             if !self.dispatch.push(self.lane(entry), entry, position) {
                 self.to_defer.push_back(entry);
             }

@@ -13,7 +13,7 @@ use domain::decide::{CatchUp, Start, after_attempt, after_outcome, at_start};
 use domain::occurrence::Run;
 use domain::{
     Attempt, AttemptResult, DueKey, EGRESS_REJECTED, Incarnation, NOT_DECRYPTED, Occurrence, PollerId, RunState,
-    Schedule, Status, Target, When,
+    Schedule, Status, Target, Timestamp, When,
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use futures_util::{FutureExt, future::BoxFuture};
@@ -281,6 +281,12 @@ fn fire_span(schedule: &Schedule, key: &DueKey) -> Span {
     )
 }
 
+/// Returns the instant by which the outcome of an attempt that starts at `started_at` is durable.
+pub(crate) fn ends_by(started_at: Timestamp, schedule: &Schedule) -> Timestamp {
+    let Target::Http(target) = &schedule.spec.target;
+    started_at + CONNECTION_WAIT_MAX + target.timeout + OUTCOME_TIME
+}
+
 async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, run: Option<&Run>) -> Ended {
     let key = starting.key;
     // The run executor reads the clock again, because the clock may have gone back while the outcome writer wrote the
@@ -298,8 +304,7 @@ async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, ru
         tracing::error!(tenant = schedule.tenant.0, "due row belongs to an unknown tenant; the owner defers the row");
         return starting.ended(EndReason::Unreadable);
     };
-    let Target::Http(target) = &schedule.spec.target;
-    let until = started_at + CONNECTION_WAIT_MAX + target.timeout + OUTCOME_TIME;
+    let until = ends_by(started_at, &schedule);
     if began >= starting.deadline || !context.in_flight.begin(&key.occurrence, starting.shard_term.term, until) {
         return starting.ended(EndReason::Released);
     }
@@ -336,7 +341,9 @@ async fn write_attempt(
 ) -> Ended {
     let key = starting.key;
     let runtime = &context.runtime;
-    let outcome = after_attempt(schedule, &key, &attempt.result, retry_after, runtime.now(), runtime.random());
+    // While the steady clock does not follow a leap of the wall clock, the retry does not follow it either.
+    let now = context.steady.now();
+    let outcome = after_attempt(schedule, &key, &attempt.result, retry_after, now, runtime.random());
     let health = target_health(&attempt.result);
     let labels = AttemptLabels::of(&attempt.result);
     context.metrics.callback_attempts.get_or_create(&labels).inc();

@@ -1,5 +1,6 @@
 //! Wall clock with a filter for sudden leaps ahead. Without the filter, a leap would make the owner advance `closed`
-//! over a range of time that has not passed. All new rows in that range would then fire late.
+//! over a range of time that has not passed. All new rows in that range would then fire late. Creators and retries use
+//! the same clock, so that their rows are not late after an operator has corrected the clock.
 
 use std::time::Duration;
 

@@ -10,7 +10,7 @@ use futures_util::FutureExt;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::ownership::{apply_all_cancellations, new_pollers, send_gained, take};
+use crate::cluster::ownership::{Before, apply_all_cancellations, new_pollers, send_gained, take};
 use crate::firing::context::Context;
 use crate::firing::messages::Gained;
 use crate::firing::outcome_writer::OutcomeWriter;
@@ -80,7 +80,7 @@ pub(crate) async fn supervise(shared: Arc<Shared>, taken: Gained, stop: Cancella
 async fn regain(shared: &Shared) -> Gained {
     loop {
         let owned = shared.shards.owned();
-        match take(shared, &owned).await {
+        match take(shared, &owned, &Before::default()).await {
             Ok(gained) => return gained,
             Err(error) => count_store_error(&shared.metrics, "take", &error),
         }
@@ -136,6 +136,7 @@ async fn serve(shared: Arc<Shared>, taken: Option<Gained>, stop: CancellationTok
         lease: shared.lease.clone(),
         to_writer,
         to_owner,
+        steady: shared.steady.clone(),
         events: shared.events.clone(),
     });
     let tasks = runtime::TaskSet::new(&shared.runtime);

@@ -139,11 +139,16 @@ fn bucket_end(bucket: i64) -> Timestamp {
     Timestamp::from_millis(bucket * BUCKET_MILLIS + BUCKET_MILLIS - 1)
 }
 
+/// Returns the latest position before `now` that an owner may write as `closed`: the end of a whole bucket.
+pub(crate) fn closable(now: Timestamp) -> Timestamp {
+    bucket_end(bucket(now) - 1)
+}
+
 fn hash(occurrence: &Occurrence) -> u64 {
     BuildHasherDefault::<FxHasher>::default().hash_one(occurrence)
 }
 
-fn instant_of(bound: DueBound) -> Timestamp {
+pub(crate) fn instant_of(bound: DueBound) -> Timestamp {
     match bound {
         DueBound::Instant(instant) => instant,
         DueBound::Key(key) => key.position,

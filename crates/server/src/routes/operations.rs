@@ -24,6 +24,13 @@ pub(super) async fn ready(State(app): App) -> HandlerResult {
     if app.readiness.is_withdrawn() {
         return Err(reject(Code::Stopping, "the server is stopping; send new requests to another server"));
     }
+    if app.scheduler.clock_is_behind() {
+        return Err(reject(
+            Code::StoreUnavailable,
+            "the clock of this member or of an earlier owner was ahead; the member is correcting the positions of its \
+             shards",
+        ));
+    }
     let status = match app.scheduler.health() {
         Health::Ready => "ready",
         Health::Full => "storage_full",

@@ -4,14 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::occurrence::Run;
-use domain::{
-    Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term, Timestamp,
-};
+use domain::{Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term};
 use futures_util::future::BoxFuture;
 use membership::{ClaimName, Member, MemberId, Ownership, Renewed, View};
 use runtime::Runtime;
 use store::{
-    Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Cursor, DuePage, DueRead, HandOver,
+    Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Closed, Cursor, DuePage, DueRead, HandOver,
     HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions,
     Store, StoreError, Usage, WriteRejection, Written,
 };
@@ -58,7 +56,7 @@ impl Store for RemoteStore {
         self.over(self.store.insert(inserts))
     }
 
-    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>> {
+    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Closed>> {
         self.over(self.store.closed(pollers))
     }
 

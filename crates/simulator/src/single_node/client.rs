@@ -7,9 +7,9 @@ use std::time::Duration;
 use domain::{Incarnation, Schedule, ScheduleId};
 use scheduler::{CancelResponse, Create, CreateRejection, RedriveResponse};
 
-use super::MEMBER;
 use super::engine::{Engine, tenant};
 use super::series_end;
+use super::{JUMP_MAX, MEMBER};
 use crate::user::{self, Incarnations, expected};
 use crate::{Handle, History};
 
@@ -52,7 +52,10 @@ impl<'a> Client<'a> {
     }
 
     fn request(&self, id: Option<ScheduleId>) -> Create {
-        let spec = self.sim.draw(|random| user::spec(random, self.sim.clock(MEMBER)));
+        // A client knows the true time. If the member's clock is only a little off, the client uses the member's time.
+        let true_time = self.sim.outside().now();
+        let now = self.sim.clock(MEMBER).min(true_time + JUMP_MAX);
+        let spec = self.sim.draw(|random| user::spec(random, now));
         Create { tenant: Arc::new(tenant()), id, incarnation: None, spec }
     }
 

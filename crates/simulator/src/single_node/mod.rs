@@ -14,7 +14,7 @@ use std::time::Duration;
 use domain::Timestamp;
 use futures_util::future::join_all;
 
-use crate::{EPOCH, Faults, Handle, History, Simulation, Suite, Verdict};
+use crate::{EPOCH, Faults, Handle, History, Random, Simulation, Suite, Verdict};
 
 use crate::user::Incarnations;
 use client::Client;
@@ -29,8 +29,12 @@ const RECOVERY_TIME: Duration = Duration::from_secs(60);
 const CLIENTS: usize = 5;
 /// Name of the only member.
 const MEMBER: &str = "a";
-/// Largest offset of the member's clock from true time, in milliseconds.
+/// Largest offset of the member's clock from true time after a small jump.
+const JUMP_MAX: Duration = Duration::from_millis(JUMP_MILLIS_MAX);
 const JUMP_MILLIS_MAX: u64 = 4_000;
+/// Largest time by which the member's clock is ahead after a large jump, in milliseconds. A hardware clock that stores
+/// the local time can be ahead by such a time.
+const FAR_JUMP_MILLIS_MAX: u64 = 3_600_000;
 
 /// Returns the time up to which the history expects every instant of a recurring schedule.
 fn series_end() -> Timestamp {
@@ -60,10 +64,13 @@ pub fn run(sim: &Simulation, kind: EngineKind, mutant: Option<Mutant>) -> Verdic
         // the member halts after a failed fsync.
         let history = History::new(&sim, Duration::from_secs(10));
         let engine = Engine::new(sim.clone(), kind, mutant, history.clone());
+        let clock_at_start = sim.draw(|random| if random.below(4) == 0 { far_ahead_millis(random) } else { 0 });
+        sim.jump_clock(MEMBER, clock_at_start);
         engine.start().await;
         let incarnations = Incarnations::default();
         let client = |number| Client::new(&sim, &engine, &history, &incarnations, number).run(FAULT_TIME);
-        futures_util::future::join(join_all((0..CLIENTS).map(client)), inject_faults(&sim, &engine)).await;
+        futures_util::future::join(join_all((0..CLIENTS).map(client)), inject_faults(&sim, &engine, clock_at_start))
+            .await;
         heal(&sim, &engine).await;
         sim.outside().sleep(RECOVERY_TIME).await;
         engine.stop().await;
@@ -72,10 +79,17 @@ pub fn run(sim: &Simulation, kind: EngineKind, mutant: Option<Mutant>) -> Verdic
     })
 }
 
-/// Injects random faults of all kinds until [`FAULT_TIME`] has passed.
-async fn inject_faults(sim: &Handle, engine: &Engine) {
+/// Returns a time by which a clock is far ahead, in milliseconds.
+fn far_ahead_millis(random: &mut Random) -> i64 {
+    let ahead = JUMP_MILLIS_MAX + random.below(FAR_JUMP_MILLIS_MAX - JUMP_MILLIS_MAX);
+    i64::try_from(ahead).unwrap_or(0)
+}
+
+/// Injects random faults of all kinds until [`FAULT_TIME`] has passed. `clock_at_start` is the time by which the member's
+/// clock is ahead, in milliseconds.
+async fn inject_faults(sim: &Handle, engine: &Engine, clock_at_start: i64) {
     let outside = sim.outside();
-    let mut ahead_millis = 0;
+    let mut ahead_millis = clock_at_start;
     while sim.elapsed() < FAULT_TIME {
         outside.sleep(Duration::from_millis(sim.draw(|random| 50 + random.below(2_500)))).await;
         match sim.draw(|random| random.below(10)) {
@@ -83,8 +97,11 @@ async fn inject_faults(sim: &Handle, engine: &Engine) {
             2 => sim.kill(MEMBER),
             3 => sim.pause(MEMBER, Duration::from_millis(sim.draw(|random| random.below(3_000)))),
             4 | 5 => {
-                let target = sim.draw(|random| random.below(2 * JUMP_MILLIS_MAX));
-                let target = i64::try_from(target).unwrap_or(0) - i64::try_from(JUMP_MILLIS_MAX).unwrap_or(0);
+                let target = sim.draw(|random| {
+                    let small = random.below(2 * JUMP_MILLIS_MAX);
+                    let small = i64::try_from(small).unwrap_or(0) - i64::try_from(JUMP_MILLIS_MAX).unwrap_or(0);
+                    if random.below(4) > 0 { small } else { far_ahead_millis(random) }
+                });
                 sim.jump_clock(MEMBER, target - ahead_millis);
                 ahead_millis = target;
             }

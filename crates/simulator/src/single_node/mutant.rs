@@ -13,9 +13,9 @@ use domain::{
 use futures_util::future::BoxFuture;
 use runtime::{Disk, DiskFile, Monotonic, OpenMode, Place, Runtime, TaskHandle, World};
 use store::{
-    Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Cursor, DueBound, DuePage, DueRead,
-    HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed,
-    Positions, Store, Usage, WriteRejection, Written,
+    Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Closed, Cursor, DueBound, DuePage,
+    DueRead, HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite,
+    Placed, Positions, Store, Usage, WriteRejection, Written,
 };
 
 /// A plausible bug.
@@ -31,6 +31,8 @@ pub enum Mutant {
     ReadsClosedBeforeItsRow,
     /// The owner executes a due row with the first revision of its schedule, even if the schedule has a later revision.
     IgnoresTheRevision,
+    /// An owner does not know the positions from which an earlier owner set the pollers back.
+    ForgetsPositionsAhead,
 }
 
 /// Delay between two steps of a creator. It is so long that an owner may advance `closed` between the steps.
@@ -51,7 +53,7 @@ pub(crate) struct Mutated {
 #[derive(Default)]
 pub(crate) struct Memory {
     closed_written: BTreeMap<PollerId, Timestamp>,
-    closed_read_early: BTreeMap<PollerId, Timestamp>,
+    closed_read_early: BTreeMap<PollerId, Closed>,
     first_seen: BTreeMap<Incarnation, Arc<Schedule>>,
 }
 
@@ -82,9 +84,15 @@ impl Store for Mutated {
         })
     }
 
-    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>> {
+    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Closed>> {
         if self.mutant != Mutant::ReadsClosedBeforeItsRow {
-            return self.store.closed(pollers);
+            return Box::pin(async move {
+                let mut closed = self.store.closed(pollers).await?;
+                if self.mutant == Mutant::ForgetsPositionsAhead {
+                    closed.iter_mut().for_each(|closed| closed.reopened_from = Timestamp::MIN);
+                }
+                Ok(closed)
+            });
         }
         let early = pollers.iter().map(|poller| self.memory().closed_read_early.get(poller).copied());
         let early = early.map(Option::unwrap_or_default).collect();
@@ -232,7 +240,7 @@ impl Store for Mutated {
                         let closed = self.store.closed(vec![write.poller]).await?;
                         due.position = closed
                             .into_iter()
-                            .fold(due.position, |position, closed| position.max(closed + Duration::from_millis(1)));
+                            .fold(due.position, |position, closed| position.max(closed.at + Duration::from_millis(1)));
                     }
                 }
             }

@@ -51,6 +51,11 @@ fn checkers_detect_a_premature_read_of_the_closed_timestamp() {
 }
 
 #[test]
+fn checkers_detect_rows_that_stay_ahead_of_a_corrected_clock() {
+    assert_mutant_caught(Mutant::ForgetsPositionsAhead, EngineKind::Atomic, "lost");
+}
+
+#[test]
 fn checkers_detect_callback_of_an_old_revision_of_a_schedule() {
     assert_mutant_caught(Mutant::IgnoresTheRevision, EngineKind::Atomic, "violations");
 }

@@ -5,9 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
 
 use domain::occurrence::Run;
-use domain::{
-    Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term, Timestamp,
-};
+use domain::{Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term};
 use futures_util::FutureExt as _;
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::TestRunner;
@@ -15,9 +13,9 @@ use runtime::Runtime;
 use simulator::Simulation;
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{
-    Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Cursor, DueBound, DuePage, DueRead,
-    HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListBy, ListPage, ListRead, Order, Outdated,
-    OwnerWrite, Placed, Positions, Store, StoreError, Usage, WriteRejection, Written,
+    Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Closed, Cursor, DueBound, DuePage,
+    DueRead, HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListBy, ListPage, ListRead, Order,
+    Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Usage, WriteRejection, Written,
 };
 use store_conformance::differential::{self, Operation};
 
@@ -55,6 +53,8 @@ enum Bug {
     OneRejectionRejectsAll,
     PayloadIsConvertedToText,
     PositionsAreOfAnotherPoller,
+    ReopenKeepsPositions,
+    ReopenedIsNotCounted,
     RunsAfterIsIncluded,
     TenantIsIgnored,
     TermsDoNotRise,
@@ -94,6 +94,8 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::OneRejectionRejectsAll, "rejected_item_does_not_affect_other_items"),
     (Bug::PayloadIsConvertedToText, "every_field_of_a_schedule_is_preserved"),
     (Bug::PositionsAreOfAnotherPoller, "positions_never_decrease"),
+    (Bug::ReopenKeepsPositions, "reopened_poller_keeps_its_new_rows"),
+    (Bug::ReopenedIsNotCounted, "creator_observes_that_a_poller_was_reopened"),
     (Bug::RunsAfterIsIncluded, "runs_are_read_in_pages"),
     (Bug::TenantIsIgnored, "tenants_are_isolated"),
     (Bug::TermsDoNotRise, "every_take_of_a_shard_returns_a_higher_term"),
@@ -128,6 +130,7 @@ const SEEN_BY_THE_MODEL: &[Bug] = &[
     Bug::OneRejectionRejectsAll,
     Bug::PayloadIsConvertedToText,
     Bug::PositionsAreOfAnotherPoller,
+    Bug::ReopenKeepsPositions,
     Bug::RunsAfterIsIncluded,
     Bug::TenantIsIgnored,
     Bug::TermsDoNotRise,
@@ -217,10 +220,10 @@ impl Broken {
         Ok(true)
     }
 
-    async fn insert_without_check(&self, inserts: Vec<Insert>, closed: Option<Vec<Timestamp>>) -> Vec<Inserted> {
+    async fn insert_without_check(&self, inserts: Vec<Insert>, closed: Option<Vec<Closed>>) -> Vec<Inserted> {
         let mut inserts = inserts;
         for (insert, closed) in inserts.iter_mut().zip(closed.into_iter().flatten()) {
-            insert.due.position = insert.due.position.max(closed + std::time::Duration::from_millis(1));
+            insert.due.position = insert.due.position.max(closed.at + std::time::Duration::from_millis(1));
         }
         let mut responses = self.store.insert(inserts).await.expect("the model does not fail");
         for response in &mut responses {
@@ -265,8 +268,14 @@ impl Store for Broken {
         })
     }
 
-    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>> {
-        self.store.closed(pollers)
+    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Closed>> {
+        Box::pin(async move {
+            let mut closed = self.store.closed(pollers).await?;
+            if self.has(Bug::ReopenedIsNotCounted) {
+                closed.iter_mut().for_each(|closed| closed.reopened = 0);
+            }
+            Ok(closed)
+        })
     }
 
     fn place(&self, rows: Vec<(PollerId, DueKey)>) -> Answer<'_, Vec<Placed>> {
@@ -463,6 +472,13 @@ impl Store for Broken {
                 let terms = self.store.take(shards).await?;
                 let newest = terms.into_iter().max();
                 writes.iter_mut().for_each(|write| write.term = newest.unwrap_or(write.term));
+            }
+            if self.has(Bug::ReopenKeepsPositions) {
+                for write in &mut writes {
+                    if let Change::Reopen(to) = write.change {
+                        write.change = Change::Positions(to);
+                    }
+                }
             }
             let is_unconditional = self.has(Bug::ConditionIsIgnored) || self.has(Bug::ConditionIsCheckedBeforehand);
             if is_unconditional && !self.check_conditions(&mut writes).await? {

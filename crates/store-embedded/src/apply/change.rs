@@ -3,13 +3,14 @@
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Status, Timestamp};
 use std::sync::Arc;
 use store::{Positions, StoreError, WriteRejection, Written};
+use stored::run;
 use stored::schedule::{self, Head};
-use stored::{Put, run};
 
 use super::Machine;
 use crate::codec::changed::Changed;
 use crate::codec::entry::{ChangeItem, InsertItem, RunItem, WriteItem};
 use crate::codec::key;
+use crate::codec::positions::PollerState;
 use crate::index::{Family, Sequence};
 use crate::read::Known;
 
@@ -63,7 +64,11 @@ impl Machine {
             }
             ChangeItem::Redrive { of, due } => self.redrive(at, poller, of, due),
             ChangeItem::Positions(to) => {
-                self.move_positions(at, poller, *to);
+                self.raise_positions(at, poller, *to);
+                DONE
+            }
+            ChangeItem::Reopen(to) => {
+                self.reopen(at, poller, *to);
                 DONE
             }
         }
@@ -218,23 +223,30 @@ impl Machine {
         DONE
     }
 
-    fn move_positions(&self, at: Sequence, poller: PollerId, to: Positions) {
-        let mut memory = self.memory();
-        let known = memory.positions(poller);
-        // `closed` stays below `Timestamp::MAX`. Otherwise the poller could not accept another row.
-        let closed = known.closed.max(to.closed).min(Timestamp::from_millis(Timestamp::MAX.as_millis() - 1));
-        let moved = Positions { closed, done: known.done.max(to.done).min(closed) };
-        if moved == known {
-            return;
+    fn raise_positions(&self, at: Sequence, poller: PollerId, to: Positions) {
+        let known = self.memory().poller(poller);
+        let Positions { closed, done } = known.positions;
+        let positions = Positions { closed: closed.max(to.closed), done: done.max(to.done) };
+        if positions != known.positions {
+            self.write_positions(at, poller, PollerState { positions, ..known });
         }
-        memory.positions.insert(poller, moved);
-        drop(memory);
-        let mut value = vec![1];
-        value.timestamp(moved.closed);
-        value.timestamp(moved.done);
-        self.index().put(Family::Points, &key::positions(poller), &value, at);
-        if moved.done > known.done {
-            self.retire(poller, moved.done);
+    }
+
+    fn reopen(&self, at: Sequence, poller: PollerId, positions: Positions) {
+        let known = self.memory().poller(poller);
+        let reopened_from = known.reopened_from.max(known.positions.closed);
+        let reopened = known.reopened.saturating_add(1);
+        self.write_positions(at, poller, PollerState { positions, reopened, reopened_from });
+    }
+
+    fn write_positions(&self, at: Sequence, poller: PollerId, mut to: PollerState) {
+        // `closed` stays below `Timestamp::MAX`. Otherwise the poller could not accept another row.
+        to.positions.closed = to.positions.closed.min(Timestamp::from_millis(Timestamp::MAX.as_millis() - 1));
+        to.positions.done = to.positions.done.min(to.positions.closed);
+        let known = self.memory().pollers.insert(poller, to).unwrap_or_default();
+        self.index().put(Family::Points, &key::positions(poller), &to.encode(), at);
+        if to.positions.done != known.positions.done {
+            self.retire(poller, to.positions.done);
         }
     }
 }

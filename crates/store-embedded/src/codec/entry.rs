@@ -207,6 +207,11 @@ fn put_write(out: &mut Vec<u8>, write: &OwnerWrite) {
             out.timestamp(positions.closed);
             out.timestamp(positions.done);
         }
+        Change::Reopen(positions) => {
+            out.u8(10);
+            out.timestamp(positions.closed);
+            out.timestamp(positions.done);
+        }
         Change::PutIf { insert, seen } => {
             out.u8(8);
             out.u8(u8::from(seen.is_some()));
@@ -260,6 +265,7 @@ pub(crate) enum ChangeItem<'a> {
     Defer(DueKey),
     Redrive { of: Occurrence, due: DueKey },
     Positions(Positions),
+    Reopen(Positions),
 }
 
 /// Run, still encoded.
@@ -400,12 +406,13 @@ impl<'a> Reader<'a> {
             4 => ChangeItem::End { incarnation: Incarnation(self.take.u128()?), revision: Revision(self.take.u32()?) },
             5 => ChangeItem::Defer(self.take.due()?),
             6 => ChangeItem::Redrive { of: self.take.occurrence()?, due: self.take.due()? },
-            7 => ChangeItem::Positions(Positions { closed: self.take.timestamp()?, done: self.take.timestamp()? }),
+            7 => ChangeItem::Positions(self.positions()?),
             8 => {
                 let seen = if self.flag()? { Some(self.seen()?) } else { None };
                 ChangeItem::PutIf { insert: self.insert()?, seen }
             }
             9 => ChangeItem::CancelIf(self.edition()?),
+            10 => ChangeItem::Reopen(self.positions()?),
             _ => return Err(self.take.malformed()),
         };
         Ok(WriteItem { term, poller, change })
@@ -417,6 +424,10 @@ impl<'a> Reader<'a> {
         let run = RunItem { tenant, occurrence, state, value };
         let then = if self.flag()? { Some(self.take.due()?) } else { None };
         Ok(ChangeItem::Run { run, then, ends: self.flag()? })
+    }
+
+    fn positions(&mut self) -> Result<Positions, Malformed> {
+        Ok(Positions { closed: self.take.timestamp()?, done: self.take.timestamp()? })
     }
 
     fn edition(&mut self) -> Result<ScheduleVersion, Malformed> {

@@ -8,6 +8,7 @@ pub(crate) mod changed;
 pub(crate) mod entry;
 pub(crate) mod key;
 pub(crate) mod listed;
+pub(crate) mod positions;
 pub(crate) mod tenant;
 
 #[cfg(test)]

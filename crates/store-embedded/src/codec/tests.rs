@@ -120,6 +120,7 @@ fn change() -> impl Strategy<Value = Change> {
         due().prop_map(Change::Defer),
         (occurrence(), due()).prop_map(|(of, due)| Change::Redrive { of, due }),
         (timestamp(), timestamp()).prop_map(|(closed, done)| Change::Positions(Positions { closed, done })),
+        (timestamp(), timestamp()).prop_map(|(closed, done)| Change::Reopen(Positions { closed, done })),
     ]
 }
 
@@ -166,7 +167,8 @@ fn same_change(item: &ChangeItem<'_>, change: &Change) -> bool {
         }
         (ChangeItem::Defer(item), Change::Defer(due)) => item == due,
         (ChangeItem::Redrive { of: a, due: b }, Change::Redrive { of, due }) => (a, b) == (of, due),
-        (ChangeItem::Positions(item), Change::Positions(positions)) => item == positions,
+        (ChangeItem::Positions(item), Change::Positions(positions))
+        | (ChangeItem::Reopen(item), Change::Reopen(positions)) => item == positions,
         _ => false,
     }
 }

@@ -131,6 +131,7 @@ impl LsmIndex {
     /// if there are no such tables.
     fn drop_retired(&self) -> Result<bool, IndexError> {
         let due = self.tree(Family::Due);
+        let _no_lower_bounds = self.retired.dropping();
         let tables = due.tables();
         for (poller, to) in &*self.retired.now() {
             let is_retired = |table: &lsm_tree::Table| {
@@ -386,7 +387,7 @@ impl Index for LsmIndex {
     }
 
     fn retire(&self, poller: [u8; 8], to: &[u8]) {
-        self.retired.raise(poller, to);
+        self.retired.set(poller, to);
     }
 
     fn seal(&self, family: Family) {

@@ -12,8 +12,8 @@ use domain::{
 };
 
 use crate::{
-    ChosenIdPage, ChosenIdRead, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, InsertLogEntry,
-    ListBy, ListPage, ListRead, Order, Outdated, Positions, Usage, WriteRejection,
+    ChosenIdPage, ChosenIdRead, Closed, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health,
+    InsertLogEntry, ListBy, ListPage, ListRead, Order, Outdated, Positions, Usage, WriteRejection,
 };
 
 /// Number of bytes that [`Usage::bytes`] counts for each schedule and each run in addition to the payload.
@@ -39,6 +39,9 @@ pub(super) struct Model {
     used: BTreeSet<Incarnation>,
     due: BTreeMap<PollerId, BTreeSet<DueKey>>,
     positions: BTreeMap<PollerId, Positions>,
+    /// Number of changes [`Change::Reopen`](crate::Change::Reopen) of each poller, and the latest `closed` from which such
+    /// a change set the poller back.
+    reopened: BTreeMap<PollerId, (u32, Timestamp)>,
     terms: BTreeMap<ShardId, Term>,
     handed_over: BTreeMap<ShardId, Vec<HandedOver>>,
     runs: BTreeMap<Occurrence, Run>,
@@ -58,6 +61,7 @@ impl Default for Model {
             used: BTreeSet::new(),
             due: BTreeMap::new(),
             positions: BTreeMap::new(),
+            reopened: BTreeMap::new(),
             terms: BTreeMap::new(),
             handed_over: BTreeMap::new(),
             runs: BTreeMap::new(),
@@ -222,6 +226,14 @@ impl Model {
         self.redriven.insert(of);
     }
 
+    /// Writes positions that may be earlier than the current ones.
+    pub(super) fn reopen(&mut self, poller: PollerId, to: Positions) {
+        let from = self.positions.insert(poller, to).unwrap_or_default().closed;
+        let (reopened, reopened_from) = self.reopened.entry(poller).or_default();
+        *reopened += 1;
+        *reopened_from = from.max(*reopened_from);
+    }
+
     pub(super) fn write_positions(&mut self, poller: PollerId, to: Positions) {
         let positions = self.positions.entry(poller).or_default();
         positions.closed = positions.closed.max(to.closed);
@@ -319,6 +331,11 @@ impl Model {
 
     pub(super) fn positions(&self, poller: PollerId) -> Positions {
         self.positions.get(&poller).copied().unwrap_or_default()
+    }
+
+    pub(super) fn closed(&self, poller: PollerId) -> Closed {
+        let (reopened, reopened_from) = self.reopened.get(&poller).copied().unwrap_or_default();
+        Closed { at: self.positions(poller).closed, reopened, reopened_from }
     }
 
     pub(super) fn handed_over(&self, shard: ShardId) -> Vec<HandedOver> {

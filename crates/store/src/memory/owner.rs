@@ -63,6 +63,10 @@ impl MemoryStore {
                 assert!(to.done <= to.closed, "`done` does not exceed `closed`: {to:?}");
                 self.step(call, owner, |model| model.write_positions(poller, to)).await
             }
+            Change::Reopen(to) => {
+                assert!(to.done <= to.closed, "`done` does not exceed `closed`: {to:?}");
+                self.step(call, owner, |model| model.reopen(poller, to)).await
+            }
         };
         match written {
             Ok(written) => Ok(Ok(written)),

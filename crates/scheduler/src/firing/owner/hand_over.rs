@@ -56,7 +56,7 @@ impl Owner {
 
     /// Accepts the outcome of a handed-over attempt. Returns `false` if the owner expects no outcome of this attempt.
     pub(super) fn accept_outcome(&mut self, outcome: AttemptOutcome) -> bool {
-        let AttemptOutcome { poller: _, run, then, ends } = outcome;
+        let AttemptOutcome { poller: _, run, mut then, ends } = outcome;
         let occurrence = run.occurrence;
         let Some((entry, _)) = self.handed_over.get(&occurrence).copied() else { return false };
         let known = self.window.entry(entry);
@@ -64,6 +64,11 @@ impl Owner {
             return false;
         }
         let (poller, ShardTerm { term, .. }) = self.window.poller(known.poller);
+        // The clock may have been ahead during the attempt. The retry then moves back with the clock.
+        let ahead = run.attempts.last().map(|attempt| attempt.started_at.since(self.context.runtime.now()));
+        if let (Some(retry), Some(ahead)) = (&mut then, ahead) {
+            retry.position = (retry.position - ahead).max(occurrence.nominal);
+        }
         self.handed_over.remove(&occurrence);
         self.dispatch.add_unresolved(poller.tenant);
         let change = Change::Run { run, then, ends };

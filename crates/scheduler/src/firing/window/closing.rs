@@ -1,9 +1,12 @@
 //! Advance of `closed`, `checked` and `done`.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
-use domain::{TenantId, Timestamp};
+use domain::{ShardId, TenantId, Timestamp};
 use store::{DueBound, DueRead, Positions};
+
+use crate::ahead::is_ahead;
 
 use super::{EntryId, PAGE_KEYS, PollerIndex, Window, bucket, bucket_end, instant_of, is_within};
 
@@ -51,6 +54,14 @@ impl Window {
             }
         }
         closings
+    }
+
+    /// Returns the shards of the pollers whose `closed` is ahead of `now`, and the time by which the latest of these
+    /// positions is ahead.
+    pub(crate) fn ahead_of(&self, now: Timestamp) -> (BTreeSet<ShardId>, Duration) {
+        let ahead = || self.pollers.values().filter(|poller| is_ahead(poller.closed, now));
+        let by = ahead().map(|poller| poller.closed.since(now)).max().unwrap_or_default();
+        (ahead().map(|poller| poller.id.shard()).collect(), by)
     }
 
     /// Records that `positions` are durable. Returns the second read that the owner must make, or `None` if no second

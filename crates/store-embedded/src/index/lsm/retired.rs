@@ -2,7 +2,7 @@
 //! writes no tombstones for them.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use lsm_tree::compaction::filter::Context;
 use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Verdict};
@@ -10,16 +10,31 @@ use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Verdict};
 /// Bounds of the retired due rows, one for each poller. The map's key is the common prefix of the poller's row keys. No
 /// caller reads a row below the bound any more.
 #[derive(Default, Debug)]
-pub(super) struct Retired(RwLock<Arc<BTreeMap<[u8; 8], Vec<u8>>>>);
+pub(super) struct Retired {
+    bounds: RwLock<Arc<Bounds>>,
+    /// Lock that prevents a lower bound while the index drops whole tables.
+    dropping: Mutex<()>,
+}
+
+type Bounds = BTreeMap<[u8; 8], Vec<u8>>;
 
 impl Retired {
-    pub(super) fn raise(&self, poller: [u8; 8], to: &[u8]) {
-        let mut retired = self.0.write().expect("no holder of this lock panics");
-        Arc::make_mut(&mut retired).insert(poller, to.to_vec());
+    /// Sets the bound of a poller. If the bound becomes lower, this function first waits until the index has dropped the
+    /// tables below the old bound. Rows that the index receives later are therefore not in these tables.
+    pub(super) fn set(&self, poller: [u8; 8], to: &[u8]) {
+        let is_lower = self.now().get(&poller).is_some_and(|known| to < known.as_slice());
+        let _no_drop = is_lower.then(|| self.dropping());
+        let mut bounds = self.bounds.write().expect("no holder of this lock panics");
+        Arc::make_mut(&mut bounds).insert(poller, to.to_vec());
     }
 
-    pub(super) fn now(&self) -> Arc<BTreeMap<[u8; 8], Vec<u8>>> {
-        self.0.read().expect("no holder of this lock panics").clone()
+    pub(super) fn now(&self) -> Arc<Bounds> {
+        self.bounds.read().expect("no holder of this lock panics").clone()
+    }
+
+    /// Prevents lower bounds until the caller drops the guard.
+    pub(super) fn dropping(&self) -> MutexGuard<'_, ()> {
+        self.dropping.lock().expect("no holder of this lock panics")
     }
 }
 
@@ -39,7 +54,7 @@ impl Factory for RetiredFactory {
     }
 }
 
-struct RetiredFilter(Arc<BTreeMap<[u8; 8], Vec<u8>>>);
+struct RetiredFilter(Arc<Bounds>);
 
 impl CompactionFilter for RetiredFilter {
     fn filter_item(&mut self, item: ItemAccessor<'_>, _context: &Context) -> lsm_tree::Result<Verdict> {
