@@ -9,6 +9,7 @@ mod bench;
 mod cli;
 mod client;
 mod cluster;
+mod compose;
 mod configuration;
 mod crash;
 mod deploy;
