@@ -3,7 +3,10 @@
 //!
 //! docs/decisions/0087-check-deployment-files-with-standard-tools.md gives the reasons for the design.
 
+use std::net::IpAddr;
 use std::process::{Command, Output};
+
+use domain::egress::Network;
 
 use crate::server::BINARY;
 
@@ -22,6 +25,20 @@ fn text_of(output: &Output) -> String {
 fn unit_value(key: &str) -> &'static str {
     let mut values = UNIT.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
     values.next_back().unwrap_or_else(|| panic!("the unit does not set {key}"))
+}
+
+/// Returns the networks that the unit denies to the service.
+fn denied_networks() -> Vec<Network> {
+    let lines = UNIT.lines().filter_map(|line| line.strip_prefix("IPAddressDeny="));
+    // systemd.resource-control(5) defines the words.
+    let networks = lines.flat_map(str::split_ascii_whitespace).flat_map(|word| match word {
+        "any" => vec!["0.0.0.0/0", "::/0"],
+        "localhost" => vec!["127.0.0.0/8", "::1/128"],
+        "link-local" => vec!["169.254.0.0/16", "fe80::/64"],
+        "multicast" => vec!["224.0.0.0/4", "ff00::/8"],
+        network => vec![network],
+    });
+    networks.map(|network| network.parse().unwrap()).collect()
 }
 
 /// Returns the effective configuration that `serve` prints for this file.
@@ -76,6 +93,32 @@ fn systemd_accepts_the_service_unit() {
     assert_eq!((verified.status.code(), text_of(&verified).as_str()), (Some(0), ""));
     let exposure = analyze(&["security", "--offline=true", "--no-pager", "--threshold", EXPOSURE_MAX]);
     assert!(exposure.status.success(), "{}", text_of(&exposure));
+}
+
+#[test]
+fn systemd_unit_denies_only_link_local_and_metadata_addresses() {
+    let denied = denied_networks();
+    let is_denied = |address: &str| {
+        let address: IpAddr = address.parse().unwrap();
+        denied.iter().any(|network| network.contains(address))
+    };
+    let metadata = ["169.254.169.254", "169.254.170.2", "169.254.170.23", "100.100.100.200"];
+    let metadata_ipv6 = ["fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254", "fe80::1"];
+    for address in metadata.iter().chain(&metadata_ipv6) {
+        assert!(is_denied(address), "{address}");
+    }
+    // Public targets, targets that an operator can allow, and the database, members and DNS servers.
+    let targets = ["1.1.1.1", "203.0.114.7", "2606:4700::1111", "127.0.0.53", "::1", "10.0.0.1", "172.16.0.1"];
+    let others = ["192.168.1.1", "100.64.0.1", "fd00::1", "168.63.129.16"];
+    for address in targets.iter().chain(&others) {
+        assert!(!is_denied(address), "{address}");
+    }
+}
+
+#[test]
+fn systemd_unit_limits_the_memory_of_the_service() {
+    let share = unit_value("MemoryMax").strip_suffix('%').and_then(|share| share.parse::<u8>().ok());
+    assert!(share.is_some_and(|share| (50..100).contains(&share)), "the limit is a part of the machine's memory");
 }
 
 #[test]
