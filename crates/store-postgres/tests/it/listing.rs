@@ -34,6 +34,7 @@ const UNDO: &str = "drop function reveille.count_schedules, reveille.count_runs 
     create table reveille.active (tenant bigint not null, slot smallint not null, schedules bigint not null);
     drop table reveille.schedule_label; drop function reveille.keep_labels cascade;
     alter table reveille.schedule drop column labels; drop index reveille.schedule_listed;
+    alter table reveille.position drop column reopened, drop column reopened_from;
     update reveille.meta set version = 4";
 
 #[test]
