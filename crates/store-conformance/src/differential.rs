@@ -13,7 +13,7 @@ use std::time::Duration;
 use domain::occurrence::Run;
 use domain::{
     DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, RunState, Schedule, ScheduleId, ScheduleVersion,
-    ShardId, Status, TenantId, Term, Timestamp,
+    Secret, ShardId, Status, Target, TenantId, Term, Timestamp,
 };
 use proptest::prelude::*;
 
@@ -85,6 +85,7 @@ enum Kind {
     End { old_revision: bool },
     Defer,
     Redrive { replay: u8 },
+    Reencrypt { value: u8, old_revision: bool },
     Positions { closed: u8, done: u8 },
     Reopen { closed: u8 },
 }
@@ -150,6 +151,7 @@ fn owner_operation() -> impl Strategy<Value = OwnerOperation> {
         1 => old().prop_map(|old_revision| Kind::End { old_revision }),
         1 => Just(Kind::Defer),
         2 => (0..2_u8).prop_map(|replay| Kind::Redrive { replay }),
+        1 => (any::<u8>(), old()).prop_map(|(value, old_revision)| Kind::Reencrypt { value, old_revision }),
         1 => (0..12_u8, 0..12_u8).prop_map(|(closed, done)| Kind::Positions { closed, done }),
         1 => (0..12_u8).prop_map(|closed| Kind::Reopen { closed }),
     ];
@@ -350,6 +352,12 @@ impl Drive {
                 // `done` stays. If it went back, engines that have not yet dropped its rows would return them again.
                 let done = self.positions.get(&poller).copied().unwrap_or_default().done;
                 Change::Reopen(Positions { closed: minute(i64::from(closed)).max(done), done })
+            }
+            Kind::Reencrypt { value, old_revision } => {
+                let mut changed = Schedule { revision: revision(old_revision), ..Schedule::clone(&schedule) };
+                let Target::Http(http) = &mut changed.spec.target;
+                http.headers = vec![("x-a".to_owned(), Secret::Encrypted(vec![value; usize::from(value)].into()))];
+                Change::Reencrypt(Arc::new(changed))
             }
             Kind::Positions { closed, done } => {
                 let (closed, done) = (minute(i64::from(closed.max(done))), minute(i64::from(done)));

@@ -1,7 +1,9 @@
 //! Test cases of acknowledged writes that survive a close and an open of the store. The tests of each engine cover
 //! kills and crashes.
 
-use domain::{Audit, DueKey, Occurrence, RunState, Schedule, SigningSecret, Tenant};
+use std::sync::Arc;
+
+use domain::{Audit, DueKey, Occurrence, Revision, RunState, Schedule, Secret, SigningSecret, Status, Target, Tenant};
 
 use crate::Subject;
 use crate::fixture::{Fixture, OTHER_TENANT, TENANT, due_of, id, insert_in, minute, poller, run_of};
@@ -49,8 +51,47 @@ pub(super) async fn data_survives_a_reopen(subject: &dyn Subject) {
     }
 }
 
+/// Returns the schedule with this header value.
+fn with_header(schedule: &Schedule, value: u8) -> Arc<Schedule> {
+    let mut schedule = schedule.clone();
+    let Target::Http(http) = &mut schedule.spec.target;
+    http.headers = vec![("authorization".to_owned(), Secret::Encrypted(vec![value; 60].into()))];
+    Arc::new(schedule)
+}
+
+pub(super) async fn reencrypted_headers_change_nothing_else(subject: &dyn Subject) {
+    let mut fixture = Fixture::open(subject).await;
+    let mut insert = fixture.named("invoice-7", minute(1));
+    insert.schedule = with_header(&insert.schedule, 1);
+    let schedule = fixture.create(insert.clone()).await;
+    let owner = fixture.owner(schedule.poller).await;
+    let usage = async || fixture.store.usage(vec![TENANT]).await.expect("the store accepts reads");
+    let before = usage().await;
+    owner.write(Change::Reencrypt(with_header(&schedule, 2))).await;
+    assert_eq!(fixture.now(&schedule).await, with_header(&schedule, 2));
+    assert_eq!((fixture.all_due(schedule.poller).await, usage().await), (vec![insert.due], before));
+
+    let newer = Schedule { revision: Revision(schedule.revision.0 + 1), ..Schedule::clone(&schedule) };
+    owner.write(Change::Reencrypt(with_header(&newer, 3))).await;
+    assert_eq!(fixture.now(&schedule).await, with_header(&schedule, 2), "the stored schedule has another revision");
+    let unknown = Schedule { incarnation: fixture.numbers.incarnation(), ..Schedule::clone(&schedule) };
+    let response = owner.try_write(Change::Reencrypt(Arc::new(unknown))).await;
+    assert_eq!(response, Err(WriteRejection::NotFound));
+
+    let replacing = insert_in(schedule.poller, fixture.numbers.incarnation(), schedule.id.clone(), minute(2));
+    let (replaced, ..) = owner.put(&replacing).await;
+    owner.finish(&replaced, RunState::Succeeded).await;
+    let ended = fixture.now(&schedule).await;
+    // The caller has read the schedule before it ended.
+    owner.write(Change::Reencrypt(with_header(&replaced, 4))).await;
+    let expected = with_header(&ended, 4);
+    assert_eq!((fixture.now(&schedule).await, ended.status), (expected.clone(), Status::Ended));
+    fixture = fixture.reopen(subject).await;
+    assert_eq!(fixture.now(&schedule).await, expected);
+}
+
 /// Returns all data of `schedules` as text for a comparison. The schedules share a poller.
-async fn everything(fixture: &Fixture, schedules: &[std::sync::Arc<Schedule>]) -> String {
+async fn everything(fixture: &Fixture, schedules: &[Arc<Schedule>]) -> String {
     use std::fmt::Write as _;
 
     let store = &fixture.store;

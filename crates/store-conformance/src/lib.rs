@@ -124,6 +124,7 @@ conformance::suite! { $ dyn Subject, conformance_tests, [$crate];
     }
     durable {
         data_survives_a_reopen
+        reencrypted_headers_change_nothing_else
         reopened_store_continues_from_its_state
         cancellation_records_survive_a_reopen
     }

@@ -1,5 +1,7 @@
 //! Test cases of terms. A new term makes the store reject writes of an older owner.
 
+use std::sync::Arc;
+
 use domain::{DueKey, Occurrence, RunState, Schedule, ShardId, Term};
 use futures_util::future::join;
 
@@ -43,6 +45,7 @@ fn every_change(fixture: &Fixture, live: &Schedule, dead: Occurrence, new: Inser
         Change::Advance { incarnation, revision, due: next },
         Change::Defer(DueKey { position: minute(32), ..next }),
         Change::Redrive { of: dead, due: again },
+        Change::Reencrypt(Arc::new(live.clone())),
         Change::Positions(Positions { closed: minute(2), done: minute(1) }),
         Change::Reopen(Positions { closed: minute(1), done: minute(1) }),
         Change::Run {

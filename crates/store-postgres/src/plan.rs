@@ -45,6 +45,9 @@ impl Needs {
                 }
                 Change::Run { run, .. } => needs.of_occurrence(run.occurrence),
                 Change::Redrive { of, .. } => needs.of_occurrence(*of),
+                Change::Reencrypt(schedule) => {
+                    needs.incarnations.insert(schedule.incarnation);
+                }
                 Change::Defer(_) | Change::Positions(_) | Change::Reopen(_) => {}
             }
         }
@@ -155,6 +158,7 @@ impl Plan {
             }
             Change::Defer(key) => self.changes.due.push((poller, key)),
             Change::Redrive { of, due } => self.redrive(poller, of, due)?,
+            Change::Reencrypt(schedule) => self.reencrypt(poller, schedule)?,
             Change::Positions(to) => {
                 assert!(to.done <= to.closed, "`done` does not exceed `closed`: {to:?}");
                 let Moved { to: positions, .. } = self.changes.positions.entry(poller).or_default();
@@ -243,11 +247,7 @@ impl Plan {
             self.changes.asked.insert(requested.incarnation);
         }
         self.heads.insert(live.incarnation, Head::new(&planned));
-        let change = self.changes.schedules.entry(live.incarnation).or_insert(ScheduleChange::Head);
-        *change = match change {
-            ScheduleChange::New(_) => ScheduleChange::New(planned.clone()),
-            ScheduleChange::Replaced(_) | ScheduleChange::Head => ScheduleChange::Replaced(planned.clone()),
-        };
+        self.set_spec(live.incarnation, planned.clone());
         planned
     }
 
@@ -334,6 +334,23 @@ impl Plan {
         self.changes.redriven.insert(of);
         self.changes.due.push((poller, due));
         Ok(())
+    }
+
+    fn reencrypt(&mut self, poller: PollerId, schedule: Arc<Schedule>) -> Result<(), WriteRejection> {
+        let incarnation = schedule.incarnation;
+        if self.owned(poller, incarnation)?.revision == schedule.revision {
+            self.set_spec(incarnation, schedule);
+        }
+        Ok(())
+    }
+
+    /// Records that the transaction must write the spec of `schedule`.
+    fn set_spec(&mut self, incarnation: Incarnation, schedule: Arc<Schedule>) {
+        let change = self.changes.schedules.entry(incarnation).or_insert(ScheduleChange::Head);
+        *change = match change {
+            ScheduleChange::New(_) => ScheduleChange::New(schedule),
+            ScheduleChange::Replaced(_) | ScheduleChange::Head => ScheduleChange::Replaced(schedule),
+        };
     }
 
     fn end(&mut self, incarnation: Incarnation, revision: Revision) {

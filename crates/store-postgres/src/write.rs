@@ -193,6 +193,7 @@ impl gather::Work for Writes {
 fn payload_of(write: &OwnerWrite) -> usize {
     match &write.change {
         Change::Put(insert) | Change::PutIf { insert, .. } => insert.schedule.spec.payload.len(),
+        Change::Reencrypt(schedule) => schedule.spec.payload.len(),
         _ => 0,
     }
 }

@@ -54,6 +54,7 @@ impl Store for EncryptedStore {
             // contains secrets.
             match &mut write.change {
                 Change::Put(insert) | Change::PutIf { insert, .. } => self.encrypt_schedule(&mut insert.schedule),
+                Change::Reencrypt(schedule) => self.encrypt_schedule(schedule),
                 Change::Cancel(_)
                 | Change::CancelIf(_)
                 | Change::Run { .. }

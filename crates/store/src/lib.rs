@@ -484,6 +484,11 @@ pub enum Change {
     /// this step on, the engine keeps all rows after the new `done`. Earlier, it may have dropped rows at or before the
     /// old `done`. All occurrences of such rows have an outcome.
     Reopen(Positions),
+    /// Replaces the header values of a schedule by the same values in another encrypted form. Everything else stays the
+    /// same, also the revision. The caller has read the given schedule and has changed only the header values. The
+    /// engine does not write its status and its `next`, which other changes may have changed since. The engine returns
+    /// [`Written::Done`] without any effect if the schedule has another revision.
+    Reencrypt(Arc<Schedule>),
 }
 
 /// List of the attempts that are in flight when the owner of `shard` releases the shard.

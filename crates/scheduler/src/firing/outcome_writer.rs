@@ -157,6 +157,7 @@ fn after_closed(closed: &mut BTreeMap<PollerId, Timestamp>, write: &mut OwnerWri
                 "the modules `changes` and `ownership` write this change; the outcome writer receives no such change"
             )
         }
+        Change::Reencrypt(_) => unreachable!("only a migration of the store encrypts stored headers again"),
     };
     if let Some(closed) = closed.get(&write.poller) {
         due.position = due.position.max(*closed + Duration::from_millis(1));

@@ -63,6 +63,7 @@ impl Machine {
                 DONE
             }
             ChangeItem::Redrive { of, due } => self.redrive(at, poller, of, due),
+            ChangeItem::Reencrypt { head, row } => self.reencrypt(at, head, row),
             ChangeItem::Positions(to) => {
                 self.raise_positions(at, poller, *to);
                 DONE
@@ -220,6 +221,25 @@ impl Machine {
         if let Some(changed) = self.rows.changed(of.incarnation, at)? {
             self.write_changed(at, of.incarnation, &changed);
         }
+        DONE
+    }
+
+    /// Replaces the row that contains the spec of a schedule. The new row has the key of the old row.
+    fn reencrypt(&self, at: Sequence, head: &Head, row: &[u8]) -> WriteResult {
+        let Some(known) = self.rows.known(head.incarnation, at)? else {
+            return rejected(WriteRejection::NotFound);
+        };
+        if known.changed.state.revision != head.state.revision {
+            return DONE;
+        }
+        let number = known.changed.row;
+        let before = schedule::head(&known.row).map_err(|error| self.rows.malformed(number, error))?;
+        let row = schedule::patch(row, &before);
+        self.index().put(Family::Rows, &key::row(number), &row, at);
+        self.memory().usages.resize(before.tenant, Some(known.row.len()), Some(row.len()));
+        // A reader may have to read the row as of the sequence of the state (`Rows::known`), so this method writes the
+        // state again, after the row.
+        self.write_changed(at, head.incarnation, &known.changed);
         DONE
     }
 

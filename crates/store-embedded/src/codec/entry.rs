@@ -208,7 +208,7 @@ fn put_write(out: &mut Vec<u8>, write: &OwnerWrite) {
             out.timestamp(positions.done);
         }
         Change::Reopen(positions) => {
-            out.u8(10);
+            out.u8(11);
             out.timestamp(positions.closed);
             out.timestamp(positions.done);
         }
@@ -225,6 +225,10 @@ fn put_write(out: &mut Vec<u8>, write: &OwnerWrite) {
         Change::CancelIf(edition) => {
             out.u8(9);
             put_edition(out, edition);
+        }
+        Change::Reencrypt(schedule) => {
+            out.u8(10);
+            put_blob_of(out, |out| schedule::put(out, schedule));
         }
     }
 }
@@ -266,6 +270,7 @@ pub(crate) enum ChangeItem<'a> {
     Redrive { of: Occurrence, due: DueKey },
     Positions(Positions),
     Reopen(Positions),
+    Reencrypt { head: schedule::Head, row: &'a [u8] },
 }
 
 /// Run, still encoded.
@@ -412,7 +417,11 @@ impl<'a> Reader<'a> {
                 ChangeItem::PutIf { insert: self.insert()?, seen }
             }
             9 => ChangeItem::CancelIf(self.edition()?),
-            10 => ChangeItem::Reopen(self.positions()?),
+            10 => {
+                let row = self.take.blob()?;
+                ChangeItem::Reencrypt { head: schedule::head(row)?, row }
+            }
+            11 => ChangeItem::Reopen(self.positions()?),
             _ => return Err(self.take.malformed()),
         };
         Ok(WriteItem { term, poller, change })

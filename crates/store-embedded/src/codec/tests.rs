@@ -6,8 +6,8 @@ use domain::occurrence::Run;
 use domain::retry::RetryPolicy;
 use domain::{
     ApiKey, Attempt, AttemptResult, Audit, DueKey, HttpTarget, Incarnation, LabelKey, Occurrence, PollerId,
-    Precondition, Revision, RunState, Schedule, ScheduleId, ScheduleVersion, ShardId, SigningSecret, Spec, Status,
-    Target, TargetKey, Tenant, TenantId, Term, Timestamp, When,
+    Precondition, Revision, RunState, Schedule, ScheduleId, ScheduleVersion, Secret, ShardId, SigningSecret, Spec,
+    Status, Target, TargetKey, Tenant, TenantId, Term, Timestamp, When,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -119,6 +119,7 @@ fn change() -> impl Strategy<Value = Change> {
         }),
         due().prop_map(Change::Defer),
         (occurrence(), due()).prop_map(|(of, due)| Change::Redrive { of, due }),
+        schedule().prop_map(|schedule| Change::Reencrypt(schedule.into())),
         (timestamp(), timestamp()).prop_map(|(closed, done)| Change::Positions(Positions { closed, done })),
         (timestamp(), timestamp()).prop_map(|(closed, done)| Change::Reopen(Positions { closed, done })),
     ]
@@ -169,6 +170,9 @@ fn same_change(item: &ChangeItem<'_>, change: &Change) -> bool {
         (ChangeItem::Redrive { of: a, due: b }, Change::Redrive { of, due }) => (a, b) == (of, due),
         (ChangeItem::Positions(item), Change::Positions(positions))
         | (ChangeItem::Reopen(item), Change::Reopen(positions)) => item == positions,
+        (ChangeItem::Reencrypt { head, row }, Change::Reencrypt(schedule)) => {
+            *head == Head::of(schedule) && schedule::decode(&Bytes::copy_from_slice(row)).as_ref() == Ok(&**schedule)
+        }
         _ => false,
     }
 }
@@ -504,6 +508,17 @@ fn encoded_bytes_of_listings_match_golden_file_of_version_2() {
         ("list", Bucket::encode(&BTreeSet::from([incarnation, next]))),
     ];
     check_stored("stored-v2.txt", &lines);
+}
+
+/// This golden file contains the form that version 3 added for headers that the store encrypts again.
+#[test]
+fn encoded_bytes_of_reencrypted_headers_match_golden_file_of_version_3() {
+    let mut schedule = a_schedule();
+    let Target::Http(http) = &mut schedule.spec.target;
+    http.headers = vec![("authorization".to_owned(), Secret::Encrypted(Bytes::from_static(&[7; 60])))];
+    let poller = schedule.poller;
+    let write = OwnerWrite { term: Term(77), poller, change: Change::Reencrypt(schedule.into()) };
+    check_stored("stored-v3.txt", &[("entry write", one_entry(Kind::Write, |builder| builder.write(&write)))]);
 }
 
 fn check_stored(file: &str, lines: &[(&str, Vec<u8>)]) {

@@ -59,6 +59,7 @@ impl MemoryStore {
             Change::End { incarnation, revision } => self.end_schedule(call, owner, incarnation, revision).await,
             Change::Defer(key) => self.step(call, owner, |model| model.write_owned_due(poller, key)).await,
             Change::Redrive { of, due } => self.redrive(call, owner, of, due).await,
+            Change::Reencrypt(schedule) => self.reencrypt(call, owner, &schedule).await,
             Change::Positions(to) => {
                 assert!(to.done <= to.closed, "`done` does not exceed `closed`: {to:?}");
                 self.step(call, owner, |model| model.write_positions(poller, to)).await
@@ -239,6 +240,17 @@ impl MemoryStore {
         self.try_step(call, owner, |model| {
             model.check_owned(owner.poller, incarnation)?;
             model.end_schedule(incarnation, revision);
+            Ok(Written::Done)
+        })
+        .await
+    }
+
+    async fn reencrypt(&self, call: &mut Call<'_>, owner: Owner, schedule: &Schedule) -> Result<Written, Stop> {
+        self.try_step(call, owner, |model| {
+            let stored = model.check_owned(owner.poller, schedule.incarnation)?;
+            if stored.revision == schedule.revision {
+                model.change_schedule(stored.incarnation, |stored| stored.spec = schedule.spec.clone());
+            }
             Ok(Written::Done)
         })
         .await
