@@ -228,9 +228,11 @@ impl Client {
         if !target.headers.iter().any(|(_, value)| value.is_encrypted()) {
             return Ok(Cow::Borrowed(target));
         }
+        let origin = delivery.schedule.spec.target.origin();
         let mut decrypted = target.clone();
         for (name, value) in &mut decrypted.headers {
-            let place = Place::Header { tenant: delivery.schedule.tenant, schedule: &delivery.schedule.id, name };
+            let schedule = &delivery.schedule;
+            let place = Place::Header { tenant: schedule.tenant, schedule: &schedule.id, name, origin: &origin };
             *value = Secret::Plain(self.keyring.open(place, value)?);
         }
         Ok(Cow::Owned(decrypted))

@@ -28,6 +28,9 @@ pub struct Tenant {
     /// Ids of all keys that ever encrypted a secret of the store, the oldest first. Only [`Tenant::OPERATOR`] uses this
     /// field.
     pub store_keys: Vec<KeyId>,
+    /// Encrypted record which states whether every header of the store is bound to the origin of its target. `None` in a
+    /// store of a build that did not bind headers. Only [`Tenant::OPERATOR`] uses this field.
+    pub header_binding: Option<Secret>,
 }
 
 impl Tenant {
@@ -48,6 +51,7 @@ impl Tenant {
             ceilings: Quotas::NONE,
             egress: Egress::default(),
             store_keys: Vec::new(),
+            header_binding: None,
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::{Args, Subcommand};
 use cli_support::console;
 use domain::egress::Class;
@@ -20,11 +20,11 @@ use store_postgres::PostgresStore;
 
 use crate::engine::{EngineArguments, PostgresEngine};
 use crate::store_key::StoreKeyArguments;
-use crate::{identity, service, store_key};
+use crate::{header_binding, identity, service, store_key};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum StoreCommand {
-    /// Create the schema in a database, or migrate an older schema to the version of this build
+    /// Create the schema in a database, or migrate an older schema and its encrypted headers to the version of this build
     Migrate(MigrateArguments),
 }
 
@@ -104,9 +104,39 @@ async fn migrate(runtime: &Runtime, arguments: &MigrateArguments) -> anyhow::Res
             let key = identity::admin_key_path(data);
             console::line(&format!("created the tenant `default`; its admin key is in the file {}", key.display()))?;
         }
+        if !created.operator && !header_binding::is_complete(&*unlocked.store, &unlocked.keyring).await? {
+            ensure_no_members(runtime, &engine, store).await?;
+        }
+        let bound = header_binding::migrate(runtime, &unlocked).await?;
+        if bound.schedules > 0 {
+            console::line(&format!("bound the headers of {} schedules to their targets", bound.schedules))?;
+        }
+        if bound.failed > 0 {
+            console::line(&format!(
+                "{} schedules have headers that no key can decrypt; send these headers again",
+                bound.failed
+            ))?;
+        }
         Ok(())
     })
     .await
+}
+
+/// # Errors
+/// Returns an error if the cluster has members, or if the coordination engine cannot be read.
+pub(crate) async fn ensure_no_members(
+    runtime: &Runtime,
+    engine: &PostgresEngine,
+    store: &PostgresStore,
+) -> anyhow::Result<()> {
+    let view = engine.view(runtime, store).await?;
+    let names: Vec<&str> = view.members.iter().map(|member| member.name.as_str()).collect();
+    ensure!(
+        names.is_empty(),
+        "the database has running members; stop the members {}, and run this command again",
+        names.join(", ")
+    );
+    Ok(())
 }
 
 /// Creates the schemas of the store and of the coordination engine, or migrates older schemas to the version of this

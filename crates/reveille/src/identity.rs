@@ -124,6 +124,7 @@ async fn create_operator(runtime: &Runtime, store: &dyn Store, data: &Path) -> a
         ceilings: Quotas::NONE,
         egress: Egress::default(),
         store_keys: Vec::new(),
+        header_binding: None,
     };
     create(runtime, store, operators, &[(operator_key_path(data), bearer)]).await
 }

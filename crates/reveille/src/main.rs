@@ -12,6 +12,7 @@ mod data_folder;
 mod demo;
 mod descriptors;
 mod engine;
+mod header_binding;
 mod identity;
 mod inbox;
 mod logs;

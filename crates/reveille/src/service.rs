@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use callback::HttpDeliver;
 use domain::Egress;
 use domain::egress::Class;
@@ -29,7 +29,7 @@ use crate::data_folder::{explain_open, store_path};
 use crate::engine::{Engine, PostgresEngine};
 use crate::store_key::{StoreKeyArguments, Unlocked};
 use crate::tls::Certificate;
-use crate::{control, identity, inbox, store_key};
+use crate::{control, header_binding, identity, inbox, store_key};
 
 /// Options of the service that an operator may set.
 #[derive(Clone, Debug, Default)]
@@ -108,6 +108,7 @@ impl Service {
             let egress = first_egress(options.server.listen.ip());
             let unlocked = store_key::unlock(runtime, store.clone(), &options.store_key.path(data), true).await?;
             identity::create_first(runtime, &unlocked, data, options.scheduler.pollers, &egress).await?;
+            header_binding::migrate(runtime, &unlocked).await?;
             let mut registry = build_registry();
             store.register(&mut registry);
             let deliver = Arc::new(deliver(runtime, options, &unlocked, &mut registry)?);
@@ -138,6 +139,11 @@ impl Service {
         let mut registry = build_registry();
         let unlocked = store_key::unlock(runtime, store.clone(), &options.store_key.path(&options.data), false).await?;
         unlocked.register_key(runtime).await?;
+        ensure!(
+            header_binding::is_complete(&*unlocked.store, &unlocked.keyring).await?,
+            "the headers in this store are not bound to their targets yet: stop all members, and run `reveille store \
+             migrate --store …`"
+        );
         let deliver = Arc::new(deliver(runtime, options, &unlocked, &mut registry)?);
         let stores = Stores { postgres: &store, encrypted: unlocked.store };
         let joined =

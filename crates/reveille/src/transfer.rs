@@ -32,10 +32,10 @@ use store_postgres::PostgresStore;
 use crate::admin;
 use crate::data_folder::{explain_open, store_path};
 use crate::engine::{EngineArguments, PostgresEngine};
-use crate::identity;
 use crate::progress::Progress;
 use crate::service::create_private;
 use crate::store_key::{self, StoreKeyArguments};
+use crate::{header_binding, identity};
 
 #[derive(Args, Debug)]
 pub(crate) struct TransferArguments {
@@ -51,8 +51,9 @@ pub(crate) struct TransferArguments {
 /// Maximum number of rows or records in one read or write.
 const PAGE: usize = 1_000;
 
+/// Numbers of copied objects.
 #[derive(Clone, Copy, Debug, Default)]
-struct Copied {
+pub(crate) struct Copied {
     tenants: usize,
     schedules: usize,
     due: usize,
@@ -122,13 +123,7 @@ async fn on_both(
     let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), store_embedded::Options::default()).await;
     let embedded = opened.map_err(|error| explain_open(error, data))?;
     let copied = admin::with_store(runtime, engine, async |postgres| {
-        let view = engine.view(runtime, postgres).await?;
-        let names: Vec<&str> = view.members.iter().map(|member| member.name.as_str()).collect();
-        ensure!(
-            names.is_empty(),
-            "the database has running members; before the copy, stop the members {}",
-            names.join(", ")
-        );
+        admin::ensure_no_members(runtime, engine, postgres).await?;
         work(&embedded, postgres).await
     });
     let copied = copied.await;
@@ -150,10 +145,21 @@ fn pollers_of(tenants: &[Tenant]) -> Vec<PollerId> {
 
 /// Copies one store to another store. `key` is the path of the source's key file. If the file does not exist, the
 /// source must not contain secrets in plain text.
-async fn copy(runtime: &Runtime, from: &dyn Store, to: &dyn Store, target: &str, key: &Path) -> anyhow::Result<Copied> {
+pub(crate) async fn copy(
+    runtime: &Runtime,
+    from: &dyn Store,
+    to: &dyn Store,
+    target: &str,
+    key: &Path,
+) -> anyhow::Result<Copied> {
     let tenants = from.tenants().await.context("cannot read the source's tenants")?;
     ensure!(!tenants.is_empty(), "nothing to copy: the source has no tenant");
-    let encryption = Encryption { runtime, keyring: store_key::of_source(&tenants, key)?, path: key };
+    let keyring = store_key::of_source(&tenants, key)?;
+    let binds = match &keyring {
+        Some(keyring) => header_binding::copy_binds(from, &tenants, keyring).await?,
+        None => false,
+    };
+    let encryption = Encryption { runtime, keyring, binds, path: key };
     ensure_empty(to, target).await?;
     let terms = to.take((0..SHARDS).map(ShardId).collect()).await;
     let terms = terms.context("cannot take ownership of the destination's shards")?;
@@ -210,15 +216,22 @@ async fn dead_letters_of(from: &dyn Store, tenant: TenantId, dead: &mut BTreeSet
     }
 }
 
-/// Encryption of secrets that an earlier build without encryption stored in plain text.
+/// Encryption of secrets that an earlier build without encryption stored in plain text, and of headers that an earlier
+/// build did not bind to their targets.
 struct Encryption<'a> {
     runtime: &'a Runtime,
     keyring: Option<Keyring>,
+    /// True if the source has not bound its headers, so that the copy binds them. Without a keyring, the copy contains
+    /// the headers as they are, and the target binds them later.
+    binds: bool,
     path: &'a Path,
 }
 
 impl Encryption<'_> {
     fn tenant(&self, tenant: &mut Tenant) -> anyhow::Result<()> {
+        if self.binds && tenant.id == Tenant::OPERATOR {
+            tenant.header_binding = Some(header_binding::complete_record(self.runtime, self.keyring()?));
+        }
         if has_plain_secret(tenant) {
             self.keyring()?.encrypt_tenant(self.runtime, tenant);
         }
@@ -226,6 +239,13 @@ impl Encryption<'_> {
     }
 
     fn schedule(&self, schedule: &mut Arc<Schedule>) -> anyhow::Result<()> {
+        if self.binds {
+            if let Err(error) = self.keyring()?.bind_schedule(self.runtime, schedule) {
+                let (tenant, schedule) = (schedule.tenant.0, schedule.id.as_str());
+                tracing::warn!(tenant, schedule, %error, "header not bound to its target; send the headers again");
+            }
+            return Ok(());
+        }
         if has_plain_header(schedule) {
             self.keyring()?.encrypt_schedule(self.runtime, schedule);
         }

@@ -21,6 +21,7 @@ const SCHEMA: Schema = Schema {
         include_str!("../migrations/0005-listing.sql"),
         include_str!("../migrations/0006-usage.sql"),
         include_str!("../migrations/0007-reopened.sql"),
+        include_str!("../migrations/0008-bound-headers.sql"),
     ],
     lock: "x'52657665696c6c65'::bigint",
 };
@@ -136,6 +137,6 @@ mod tests {
             SCHEMA.migrations.iter().map(|migration| domain::id::fnv1a(migration.as_bytes())).collect();
         let first = [4_224_502_875, 4_031_461_419, 3_603_038_693, 1_248_121_497, 2_406_174_216, 3_091_802_326];
         assert_eq!(digests[..6], first);
-        assert_eq!(digests[6..], [709_879_593]);
+        assert_eq!(digests[6..], [709_879_593, 3_904_843_749]);
     }
 }

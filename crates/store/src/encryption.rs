@@ -5,13 +5,18 @@
 //! ciphertext and tag of AES-256-GCM. As in XAES-256-GCM (C2SP), this module derives a separate key for each value from
 //! the master key and the first half of the random bytes. The derivation uses HMAC-SHA256. The second half of the
 //! random bytes is the nonce. One master key can safely encrypt so many values that the module does not count them. The
-//! authenticated data contains the kind and the name of the value, its tenant and, for a header, its schedule. If an
-//! attacker moves a value to another place, the decryption of the value therefore fails.
+//! authenticated data contains the kind and the name of the value, its tenant and, for a header, its schedule and the
+//! origin of the schedule's target. If an attacker moves a value to another place, or changes the target to another
+//! origin, the decryption of the value therefore fails.
+//!
+//! Earlier builds encrypted headers in a form without the origin. The module decrypts such a value only to encrypt it
+//! again with the origin ([`Keyring::bind_schedule`]). A header with an origin is *bound*.
 //!
 //! The module does not define where operators store keys. `StoreKey::parse` parses a line of a key file. Encryption
 //! does not hide the length or the existence of a value.
 //!
 //! docs/decisions/0033-encrypt-secrets-above-the-engines.md gives the reasons for the design.
+//! docs/decisions/0211-bind-encrypted-headers-to-the-targets-origin.md gives the reasons for bound headers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,7 +29,10 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use ring::hmac;
 use runtime::Runtime;
 
-const FORM: u8 = 1;
+/// Form of signing secrets, and of the headers that earlier builds encrypted without the origin.
+const FORM_1: u8 = 1;
+/// Form of bound headers, and of the record of header binding.
+const FORM_2: u8 = 2;
 const KEY_LEN: usize = 32;
 const KEY_ID_LEN: usize = KeyId::LEN;
 const SALT_LEN: usize = 12;
@@ -43,28 +51,49 @@ const KEY_PREFIX: &str = "rvsk_";
 /// together with the ciphertext.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place<'a> {
-    /// Header of a schedule's target. `name` is in lower case.
-    Header { tenant: TenantId, schedule: &'a ScheduleId, name: &'a str },
+    /// Header of a schedule's target. `name` is in lower case. `origin` is the target's scheme, host and port in the form
+    /// of [`domain::schedule::origin`]. The callback connects to exactly this origin.
+    Header { tenant: TenantId, schedule: &'a ScheduleId, name: &'a str, origin: &'a str },
     /// Secret that signs a tenant's callbacks.
     SigningSecret { tenant: TenantId, id: &'a str },
+    /// Record in the operator tenant that states whether every header of the store is bound.
+    HeaderBinding,
 }
 
 impl Place<'_> {
     /// Returns the encoding of the place. Different places have different encodings.
     fn bytes(&self) -> Vec<u8> {
-        let (kind, tenant, texts) = match self {
-            Place::Header { tenant, schedule, name } => (1, tenant, [schedule.as_str(), name]),
-            Place::SigningSecret { tenant, id } => (2, tenant, [*id, ""]),
-        };
-        let mut bytes = Vec::with_capacity(64);
-        bytes.push(kind);
-        bytes.extend(tenant.0.to_be_bytes());
-        for text in texts {
-            bytes.extend((text.len() as u64).to_be_bytes());
-            bytes.extend(text.as_bytes());
+        match self {
+            Place::SigningSecret { tenant, id } => place_bytes(2, *tenant, &[id, ""]),
+            Place::Header { tenant, schedule, name, origin } => {
+                place_bytes(3, *tenant, &[schedule.as_str(), name, origin])
+            }
+            Place::HeaderBinding => place_bytes(4, Tenant::OPERATOR, &[]),
         }
-        bytes
     }
+
+    fn form(&self) -> u8 {
+        match self {
+            Place::SigningSecret { .. } => FORM_1,
+            Place::Header { .. } | Place::HeaderBinding => FORM_2,
+        }
+    }
+}
+
+/// Returns the place of a header in the form that earlier builds encrypted.
+fn unbound_place(tenant: TenantId, schedule: &ScheduleId, name: &str) -> Vec<u8> {
+    place_bytes(1, tenant, &[schedule.as_str(), name])
+}
+
+fn place_bytes(kind: u8, tenant: TenantId, texts: &[&str]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(128);
+    bytes.push(kind);
+    bytes.extend(tenant.0.to_be_bytes());
+    for text in texts {
+        bytes.extend((text.len() as u64).to_be_bytes());
+        bytes.extend(text.as_bytes());
+    }
+    bytes
 }
 
 /// Master key of a store. The module derives a cipher key from it for each value.
@@ -112,11 +141,14 @@ impl StoreKey {
         self.id
     }
 
-    /// Returns the cipher for one value. The function derives the cipher's key from the master key and the value's
-    /// `salt`.
-    fn cipher(&self, salt: &[u8; SALT_LEN]) -> LessSafeKey {
+    /// Returns the cipher for one value. The function derives the cipher's key from the master key, the value's form and
+    /// the value's `salt`.
+    fn cipher(&self, form: u8, salt: &[u8; SALT_LEN]) -> LessSafeKey {
         let mut context = hmac::Context::with_key(&self.root);
-        context.update(b"reveille sealed 1");
+        context.update(match form {
+            FORM_1 => b"reveille sealed 1",
+            _ => b"reveille sealed 2",
+        });
         context.update(salt);
         let key = UnboundKey::new(&AES_256_GCM, context.sign().as_ref())
             .expect("an HMAC-SHA256 tag and an AES-256 key both have 32 bytes");
@@ -132,8 +164,15 @@ pub enum OpenError {
     )]
     UnknownKey(KeyId),
     /// The encrypted secret is damaged, or belongs to another [`Place`].
-    #[error("the encrypted secret is damaged, or belongs to another tenant, schedule or name")]
+    #[error(
+        "the encrypted secret is damaged, or belongs to another tenant, schedule, name or target; if the target's scheme, \
+         host or port was changed without the API, send the target and its headers again"
+    )]
     Forged,
+    /// The header has the form of earlier builds. The migration of the store bound every header that it could decrypt, so
+    /// this header was written to the store later, or was damaged before.
+    #[error("the encrypted header is not bound to a target; send the schedule's headers again")]
+    NotBound,
 }
 
 /// Returns whether the schedule has a header whose value is not encrypted.
@@ -141,6 +180,24 @@ pub enum OpenError {
 pub fn has_plain_header(schedule: &Schedule) -> bool {
     let Target::Http(http) = &schedule.spec.target;
     http.headers.iter().any(|(_, value)| !value.is_encrypted())
+}
+
+/// Returns whether the schedule has a header that is not bound: a header in plain text, or in the form of earlier builds.
+#[must_use]
+pub fn has_unbound_header(schedule: &Schedule) -> bool {
+    let Target::Http(http) = &schedule.spec.target;
+    http.headers.iter().any(|(_, value)| !is_bound(value))
+}
+
+/// Returns whether the schedule has a bound header.
+#[must_use]
+pub fn has_bound_header(schedule: &Schedule) -> bool {
+    let Target::Http(http) = &schedule.spec.target;
+    http.headers.iter().any(|(_, value)| is_bound(value))
+}
+
+fn is_bound(value: &Secret) -> bool {
+    matches!(value, Secret::Encrypted(bytes) if bytes.first() == Some(&FORM_2))
 }
 
 /// Returns whether the tenant has a signing secret that is not encrypted.
@@ -183,13 +240,14 @@ impl Keyring {
         let key = self.keys.first().expect("encryption requires at least one configured key");
         let (salt, nonce) = (random(runtime), random(runtime));
         let mut encrypted = Vec::with_capacity(plain.len() + Secret::ENCRYPTION_OVERHEAD);
-        encrypted.push(FORM);
+        let form = place.form();
+        encrypted.push(form);
         encrypted.extend(key.id.0);
         encrypted.extend(salt);
         encrypted.extend(nonce);
         let mut text = plain.to_vec();
         let (nonce, place) = (Nonce::assume_unique_for_key(nonce), Aad::from(place.bytes()));
-        let tag = key.cipher(&salt).seal_in_place_separate_tag(nonce, place, &mut text);
+        let tag = key.cipher(form, &salt).seal_in_place_separate_tag(nonce, place, &mut text);
         let tag = tag.expect("the length of a secret is below the AES-GCM limit of 64 GiB");
         encrypted.extend(&text);
         encrypted.extend(tag.as_ref());
@@ -202,11 +260,38 @@ impl Keyring {
             return; // Most schedules have no plaintext header. The early return avoids a copy of the schedule.
         }
         let schedule = Arc::make_mut(schedule);
+        let origin = schedule.spec.target.origin();
         let Target::Http(http) = &mut schedule.spec.target;
         for (name, value) in &mut http.headers {
-            let place = Place::Header { tenant: schedule.tenant, schedule: &schedule.id, name };
+            let place = Place::Header { tenant: schedule.tenant, schedule: &schedule.id, name, origin: &origin };
             *value = self.encrypt(runtime, place, value);
         }
+    }
+
+    /// Binds the headers of a schedule that are not bound to the present origin of its target. Leaves a header unchanged
+    /// if the keyring cannot decrypt it.
+    ///
+    /// # Errors
+    /// Returns the first error of a header that the keyring cannot decrypt. The other headers are bound.
+    pub fn bind_schedule(&self, runtime: &Runtime, schedule: &mut Arc<Schedule>) -> Result<(), OpenError> {
+        if !has_unbound_header(schedule) {
+            return Ok(());
+        }
+        let Schedule { tenant, id, spec, .. } = Arc::make_mut(schedule);
+        let (tenant, origin, mut first_error) = (*tenant, spec.target.origin(), None);
+        let Target::Http(http) = &mut spec.target;
+        for (name, value) in http.headers.iter_mut().filter(|(_, value)| !is_bound(value)) {
+            let opened = match &*value {
+                Secret::Plain(plain) => Ok(plain.clone()),
+                Secret::Encrypted(encrypted) => self.decrypt(FORM_1, &unbound_place(tenant, id, name), encrypted),
+            };
+            let place = Place::Header { tenant, schedule: id, name, origin: &origin };
+            match opened {
+                Ok(plain) => *value = self.encrypt(runtime, place, &Secret::Plain(plain)),
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        first_error.map_or(Ok(()), Err)
     }
 
     /// Encrypts the plaintext signing secrets of a tenant.
@@ -221,24 +306,32 @@ impl Keyring {
     ///
     /// # Errors
     /// Returns an error if the keyring does not contain the key that encrypted `secret`. Also returns an error if
-    /// `secret` is damaged or belongs to a place other than `place`.
+    /// `secret` is damaged, belongs to a place other than `place`, or is a header that is not bound.
     pub fn open(&self, place: Place<'_>, secret: &Secret) -> Result<Bytes, OpenError> {
-        let encrypted = match secret {
-            Secret::Plain(plain) => return Ok(plain.clone()),
-            Secret::Encrypted(encrypted) => encrypted,
-        };
+        match secret {
+            Secret::Plain(plain) => Ok(plain.clone()),
+            Secret::Encrypted(encrypted)
+                if matches!(place, Place::Header { .. }) && encrypted.first() == Some(&FORM_1) =>
+            {
+                Err(OpenError::NotBound)
+            }
+            Secret::Encrypted(encrypted) => self.decrypt(place.form(), &place.bytes(), encrypted),
+        }
+    }
+
+    fn decrypt(&self, expected_form: u8, place: &[u8], encrypted: &Bytes) -> Result<Bytes, OpenError> {
         let parts = encrypted.split_first().and_then(|(form, rest)| {
             let (key, rest) = rest.split_first_chunk::<KEY_ID_LEN>()?;
             let (salt, rest) = rest.split_first_chunk::<SALT_LEN>()?;
             let (nonce, text) = rest.split_first_chunk::<NONCE_LEN>()?;
-            (*form == FORM).then_some((KeyId(*key), salt, *nonce, text))
+            (*form == expected_form).then_some((KeyId(*key), salt, *nonce, text))
         });
         let (id, salt, nonce, text) = parts.ok_or(OpenError::Forged)?;
         let key = self.keys.iter().find(|key| key.id == id).ok_or(OpenError::UnknownKey(id))?;
         let mut text = text.to_vec();
-        let (nonce, place) = (Nonce::assume_unique_for_key(nonce), Aad::from(place.bytes()));
-        let opened = key.cipher(salt).open_in_place(nonce, place, &mut text).map_err(|_| OpenError::Forged)?;
-        let len = opened.len();
+        let cipher = key.cipher(expected_form, salt);
+        let opened = cipher.open_in_place(Nonce::assume_unique_for_key(nonce), Aad::from(place), &mut text);
+        let len = opened.map_err(|_| OpenError::Forged)?.len();
         text.truncate(len);
         Ok(text.into())
     }

@@ -210,6 +210,10 @@ pub fn check_put_tenant(tenant: &Tenant, entry: &Audit) {
     assert_eq!(tenant.generations.is_empty(), is_operators, "every tenant except the operator tenant has pollers");
     assert_eq!(tenant.version, entry.version, "the version of an audit entry equals the new version of its tenant");
     assert!(is_operators || tenant.store_keys.is_empty(), "only the operator tenant has store keys");
+    assert!(
+        is_operators || tenant.header_binding.is_none(),
+        "only the operator tenant has the record of header binding"
+    );
     assert_eq!(tenant.quotas.first_above(&tenant.ceilings), None, "every quota is at most its ceiling");
 }
 

@@ -31,6 +31,8 @@ struct Stored {
     egress: StoredEgress,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     store_keys: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "optional_base64")]
+    header_binding: Option<Vec<u8>>,
 }
 
 #[derive(Serialize, Deserialize, Default)]
@@ -176,8 +178,16 @@ pub fn encode(tenant: &Tenant) -> Vec<u8> {
         ceilings: numbers(&tenant.ceilings),
         egress: StoredEgress::of(&tenant.egress),
         store_keys: tenant.store_keys.iter().map(ToString::to_string).collect(),
+        header_binding: tenant.header_binding.as_ref().map(header_binding),
     };
     serde_json::to_vec(&stored).expect("serialization of text, numbers and lists to JSON never fails")
+}
+
+fn header_binding(secret: &Secret) -> Vec<u8> {
+    match secret {
+        Secret::Encrypted(bytes) => bytes.to_vec(),
+        Secret::Plain(_) => panic!("the record of the header binding is encrypted"),
+    }
 }
 
 /// Decodes the tenant that [`encode`] encoded. `id` is the tenant's id.
@@ -213,6 +223,7 @@ pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
             format!("tenant {}: the egress policy has an unknown address class or a malformed network", id.0)
         })?,
         store_keys: store_keys.ok_or_else(|| format!("tenant {}: a store key has a malformed id", id.0))?,
+        header_binding: stored.header_binding.map(|bytes| Secret::Encrypted(bytes.into())),
     })
 }
 
@@ -298,6 +309,25 @@ mod base64_bytes {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
         let text = std::borrow::Cow::<str>::deserialize(from)?;
         STANDARD.decode(text.as_bytes()).map_err(|_| D::Error::custom("not base64"))
+    }
+}
+
+mod optional_base64 {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    #[derive(Deserialize)]
+    struct Bytes(#[serde(with = "super::base64_bytes")] Vec<u8>);
+
+    #[expect(clippy::ref_option, reason = "serde passes a reference to the field")]
+    pub(super) fn serialize<S: Serializer>(bytes: &Option<Vec<u8>>, to: S) -> Result<S::Ok, S::Error> {
+        match bytes {
+            Some(bytes) => super::base64_bytes::serialize(bytes, to),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<u8>>, D::Error> {
+        Ok(Option::<Bytes>::deserialize(from)?.map(|Bytes(bytes)| bytes))
     }
 }
 

@@ -55,6 +55,37 @@ async fn attempt_without_decryption_key_fails_before_it_connects() {
 }
 
 #[tokio::test]
+async fn attempt_to_another_origin_than_that_of_its_headers_fails() {
+    let (intended, other) = (Listening::start().await, Listening::start().await);
+    let runtime = Runtime::real();
+    let keyring = Keyring::new(vec![StoreKey::generate(&runtime).0]);
+    let mut target = target(intended.url());
+    target.headers = vec![("authorization".to_owned(), "Bearer a.b".into())];
+    let mut delivery = delivery(target, b"1");
+    keyring.encrypt_schedule(&runtime, &mut delivery.schedule);
+    let deliverer = deliverer(Options { keyring: Arc::new(keyring), ..Options::default() });
+    let redirected = |url: String| {
+        let mut delivery = delivery.clone();
+        let Target::Http(http) = &mut Arc::make_mut(&mut delivery.schedule).spec.target;
+        http.url = url;
+        delivery
+    };
+    let delivered = sent(&deliverer, redirected(other.url())).await;
+    let AttemptResult::Unreachable(reason) = &delivered.result else { panic!("{delivered:?}") };
+    assert!(
+        reason.starts_with(NOT_DECRYPTED) && reason.contains("host or port was changed without the API"),
+        "{reason}"
+    );
+    assert!(!reason.contains("a.b"), "{reason}");
+    assert_eq!(deliverer.connections().opened, 0);
+
+    let attempt = sent(&deliverer, redirected(intended.url().replace("/hook", "/other/path")));
+    let (delivered, (_, request)) = tokio::join!(attempt, intended.serve(b"HTTP/1.1 204 No\r\n\r\n"));
+    assert_eq!(delivered.result, AttemptResult::Answered(204));
+    assert_eq!(request.header("authorization"), Some("Bearer a.b"));
+}
+
+#[tokio::test]
 async fn client_does_not_follow_a_redirect() {
     let listening = Listening::start().await;
     let elsewhere = Listening::start().await;

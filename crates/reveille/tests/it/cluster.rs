@@ -33,7 +33,7 @@ fn run(command: &mut Command) -> Output {
 
 /// Runs a command that must fail. Returns its standard error.
 #[track_caller]
-fn failure(command: &mut Command) -> String {
+pub(crate) fn failure(command: &mut Command) -> String {
     let output = run(command);
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success(), "{}{message}", String::from_utf8_lossy(&output.stdout));
@@ -75,11 +75,21 @@ impl TestCluster {
         command.args(self.coordination.iter().flat_map(|url| ["--coordination", url]))
     }
 
+    /// Returns the command that migrates the cluster's database again.
+    pub(crate) fn migrate(&self) -> Command {
+        migrate(&self.url, &self.key_folder())
+    }
+
+    /// Returns the name of the cluster's database on the shared server.
+    pub(crate) fn database(&self) -> &str {
+        self.url.rsplit('/').next().expect("the URL names a database")
+    }
+
     fn key_folder(&self) -> PathBuf {
         self.folder.path().join("operator")
     }
 
-    fn serve(&self, name: &str) -> Command {
+    pub(crate) fn serve(&self, name: &str) -> Command {
         let mut command = self.serve_without_key(name);
         command.arg("--store-key").arg(self.key_folder().join("store.key"));
         command

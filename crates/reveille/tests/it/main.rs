@@ -27,6 +27,7 @@ mod progress;
 mod receiver;
 mod receiving;
 mod recipes;
+mod redirected;
 mod secrets;
 mod server;
 mod spans;

@@ -225,6 +225,10 @@ fn make_patch(schemas: &mut Map<String, Value>) {
         }
         schemas.insert(patch.to_owned(), schema);
     }
+    schemas["TargetPatchHttp"]["properties"]["headers"]["description"] = json!(
+        "Headers to set or, with `null`, to remove. The schedule keeps the other stored headers. If the change moves the \
+         target to another scheme, host or port, it must name each stored header."
+    );
     schemas["SchedulePatch"]["properties"]["target"] = reference("TargetPatch");
     schemas["TargetPatch"]["properties"]["http"] = reference("TargetPatchHttp");
 }

@@ -13,8 +13,10 @@ fn keys<const COUNT: usize>() -> [StoreKey; COUNT] {
     std::array::from_fn(|_| StoreKey::generate(&real_runtime()).0)
 }
 
+const ORIGIN: &str = "https://example.com:443";
+
 fn header<'a>(tenant: u32, schedule: &'a ScheduleId, name: &'a str) -> Place<'a> {
-    Place::Header { tenant: TenantId(tenant), schedule, name }
+    Place::Header { tenant: TenantId(tenant), schedule, name, origin: ORIGIN }
 }
 
 fn id(text: &str) -> ScheduleId {
@@ -62,7 +64,9 @@ fn keyring_decrypts_a_secret_only_in_its_original_place() {
         header(2, &a, "x-token"),
         header(1, &b, "x-token"),
         header(1, &a, "x-other"),
+        Place::Header { tenant: TenantId(1), schedule: &a, name: "x-token", origin: "https://example.com:8443" },
         Place::SigningSecret { tenant: TenantId(1), id: "a" },
+        Place::HeaderBinding,
     ];
     for other in others {
         assert_eq!(keyring.open(other, &encrypted), Err(OpenError::Forged), "{other:?}");
@@ -118,14 +122,109 @@ fn parser_of_store_keys_accepts_only_well_formed_keys() {
     assert!(!shown.contains(&text[5..20]), "{shown}");
 }
 
-/// Every build must decrypt the values that the first version stored. The key and the golden file of this test
-/// therefore never change.
+/// Key of the golden files. The key and the golden files never change.
+const KEY: &str = "rvsk_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
+/// Returns a schedule with the id `order-7` of the tenant 7, with these headers.
+fn schedule(url: &str, headers: &[(&str, Secret)]) -> Arc<Schedule> {
+    let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+    let timeout = std::time::Duration::from_secs(1);
+    Arc::new(Schedule {
+        tenant: TenantId(7),
+        id: id("order-7"),
+        incarnation: domain::Incarnation(1),
+        poller: domain::PollerId { tenant: TenantId(7), generation: 0, number: 0 },
+        revision: domain::Revision(0),
+        status: domain::Status::Active,
+        created_at: domain::Timestamp::MIN,
+        updated_at: domain::Timestamp::MIN,
+        next: None,
+        spec: domain::Spec {
+            when: domain::When::At(domain::Timestamp::MIN),
+            target: Target::Http(domain::HttpTarget {
+                url: url.to_owned(),
+                method: "POST".to_owned(),
+                headers,
+                timeout,
+            }),
+            payload: Bytes::new(),
+            labels: std::collections::BTreeMap::new(),
+            retry: domain::retry::RetryPolicy::default(),
+        },
+    })
+}
+
+fn headers(schedule: &Schedule) -> &[(String, Secret)] {
+    let Target::Http(http) = &schedule.spec.target;
+    &http.headers
+}
+
+fn ciphertext_of_version_1() -> Secret {
+    Secret::Encrypted(Bytes::from_static(include_bytes!("../../testdata/sealed-v1.bin")))
+}
+
+/// The first version stored headers without the origins of their targets. Every build must be able to bind them.
 #[test]
-fn current_build_decrypts_ciphertext_of_the_first_version() {
-    const KEY: &str = "rvsk_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+fn current_build_binds_ciphertext_of_the_first_version() {
     let keyring = Keyring::new(vec![StoreKey::parse(KEY).unwrap()]);
-    let schedule = id("order-7");
-    let place = header(7, &schedule, "authorization");
-    let encrypted = include_bytes!("../../testdata/sealed-v1.bin");
-    assert_eq!(keyring.open(place, &Secret::Encrypted(Bytes::from_static(encrypted))), Ok("Bearer abc".into()));
+    let old = ciphertext_of_version_1();
+    let mut schedule = schedule("https://Example.com/hook", &[("authorization", old.clone())]);
+    let order = id("order-7");
+    let place = header(7, &order, "authorization");
+    assert_eq!(keyring.open(place, &old), Err(OpenError::NotBound), "only the migration decrypts the value");
+    keyring.bind_schedule(&real_runtime(), &mut schedule).unwrap();
+    let (_, bound) = &headers(&schedule)[0];
+    assert_eq!(keyring.open(place, bound), Ok("Bearer abc".into()));
+    let Secret::Encrypted(bytes) = bound else { panic!("the value is not encrypted") };
+    for form in [FORM_1, 3] {
+        let mut changed = bytes.to_vec();
+        changed[0] = form;
+        assert!(keyring.open(place, &Secret::Encrypted(changed.into())).is_err(), "another form has other keys");
+    }
+}
+
+/// Every build must decrypt the values that this version stored.
+#[test]
+fn current_build_decrypts_ciphertext_of_the_second_version() {
+    let keyring = Keyring::new(vec![StoreKey::parse(KEY).unwrap()]);
+    let order = id("order-7");
+    let encrypted = Secret::Encrypted(Bytes::from_static(include_bytes!("../../testdata/sealed-v2.bin")));
+    assert_eq!(keyring.open(header(7, &order, "authorization"), &encrypted), Ok("Bearer abc".into()));
+}
+
+#[test]
+fn binding_a_schedule_keeps_headers_that_no_key_decrypts() {
+    let keyring = Keyring::new(vec![StoreKey::parse(KEY).unwrap()]);
+    let (old, plain) = (ciphertext_of_version_1(), Secret::from("plain"));
+    // The name of the second header differs from the name that is part of the ciphertext.
+    let all = [("authorization", old.clone()), ("x-moved", old.clone()), ("x-plain", plain)];
+    let mut schedule = schedule("https://example.com", &all);
+    assert!(has_unbound_header(&schedule) && !has_bound_header(&schedule));
+    assert_eq!(keyring.bind_schedule(&real_runtime(), &mut schedule), Err(OpenError::Forged));
+    let (order, now) = (id("order-7"), headers(&schedule));
+    assert_eq!(now[1].1, old);
+    for (name, value, expected) in [("authorization", &now[0].1, "Bearer abc"), ("x-plain", &now[2].1, "plain")] {
+        assert_eq!(keyring.open(header(7, &order, name), value), Ok(expected.into()));
+    }
+    assert!(has_unbound_header(&schedule) && has_bound_header(&schedule));
+}
+
+#[test]
+fn header_cannot_be_decrypted_for_another_origin() {
+    let keyring = Keyring::new(vec![StoreKey::parse(KEY).unwrap()]);
+    let mut bound = schedule("https://example.com/hook?a=b", &[("authorization", "Bearer abc".into())]);
+    keyring.encrypt_schedule(&real_runtime(), &mut bound);
+    let order = id("order-7");
+    let open = |url: &str| {
+        let origin = domain::schedule::origin(url);
+        let place = Place::Header { tenant: TenantId(7), schedule: &order, name: "authorization", origin: &origin };
+        keyring.open(place, &headers(&bound)[0].1)
+    };
+    for same in ["https://example.com", "HTTPS://EXAMPLE.com.:443/other/path#f"] {
+        assert_eq!(open(same), Ok("Bearer abc".into()), "{same}");
+    }
+    let others = ["http://example.com", "https://example.com:444", "https://example.com.evil.example", "https://evil"];
+    for other in others {
+        assert_eq!(open(other), Err(OpenError::Forged), "{other}");
+    }
 }

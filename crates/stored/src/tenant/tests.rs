@@ -44,7 +44,12 @@ fn stored_tenant_contains_encrypted_secret_and_ids_of_store_keys() {
     let stored = String::from_utf8(encode(&tenant)).unwrap();
     let text = format!(r#"{{"id":"first","sealed":"{}","created_at":5}}"#, "/".repeat(80));
     assert!(stored.contains(&text) && stored.ends_with(r#","store_keys":["0123456789abcdef"]}"#), "{stored}");
-    assert_eq!(decode(TenantId(7), stored.as_bytes()), Ok(tenant));
+    assert_eq!(decode(TenantId(7), stored.as_bytes()), Ok(tenant.clone()));
+    tenant.header_binding = Some(Secret::Encrypted(vec![255; 60].into()));
+    let bound = String::from_utf8(encode(&tenant)).unwrap();
+    let record = format!(r#","header_binding":"{}"}}"#, "/".repeat(80));
+    assert_eq!(bound, format!("{}{record}", stored.strip_suffix('}').unwrap()));
+    assert_eq!(decode(TenantId(7), bound.as_bytes()), Ok(tenant));
     let wrong = stored.replace("0123456789abcdef", "0123");
     assert_eq!(decode(TenantId(7), wrong.as_bytes()), Err("tenant 7: a store key has a malformed id".to_owned()));
 }

@@ -1,0 +1,3 @@
+-- Builds for version 7 cannot decrypt the headers that builds for version 8 encrypt, and encrypt headers in a form that
+-- builds for version 8 reject. The version therefore keeps them apart. After this migration, `reveille store migrate`
+-- encrypts the headers again.
