@@ -15,7 +15,7 @@ pub(crate) struct Need {
 const POSTGRESQL: &str = r#"ls /usr/lib/postgresql/*/bin/postgres || ls "$(pg_config --bindir)/postgres""#;
 
 /// Programs that `cargo xtask test` requires.
-pub(crate) const TESTS: [Need; 14] = [
+pub(crate) const TESTS: [Need; 15] = [
     Need { program: "cc", arguments: &["--version"], package: "gcc" },
     Need { program: "git", arguments: &["--version"], package: "git" },
     Need { program: "bash", arguments: &["--version"], package: "bash" },
@@ -36,6 +36,9 @@ pub(crate) const TESTS: [Need; 14] = [
     // Any installed version of PostgreSQL works. The crate `test-servers` starts its own servers and does not use the
     // server of the system.
     Need { program: "sh", arguments: &["-c", POSTGRESQL], package: "postgresql" },
+    // The tests start their own poolers and do not use the pooler of the system. The search path of a user may lack the
+    // folder of system programs.
+    Need { program: "sh", arguments: &["-c", "PATH=$PATH:/usr/sbin pgbouncer --version"], package: "pgbouncer" },
 ];
 
 /// Programs that `cargo xtask dist` requires.

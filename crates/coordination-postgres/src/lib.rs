@@ -72,7 +72,7 @@ impl Options {
                 ("default_transaction_isolation", "read committed".to_owned()),
                 // The server disconnects a client that is paused while it receives a response, because such a client
                 // blocks other clients.
-                ("tcp_user_timeout", "10s".to_owned()),
+                ("tcp_user_timeout", "10000".to_owned()),
             ],
         };
         Ok(Arc::new(Server::new(url, options)?))

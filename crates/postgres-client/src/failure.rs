@@ -43,6 +43,18 @@ pub enum Failure {
         /// Error text of the TLS negotiation.
         reason: String,
     },
+    /// The settings of the startup message are not in effect, because a pooler between the client and the server dropped
+    /// or rejected them.
+    #[error(
+        "{server} does not apply the settings of the connection: {reason}; connect to PostgreSQL directly and not \
+         through a pooler such as PgBouncer"
+    )]
+    Settings {
+        /// Server's URL without the password.
+        server: String,
+        /// Settings with their values, or the error text of the pooler.
+        reason: String,
+    },
     /// The server rejected a statement.
     #[error("{server} rejected the statement: {reason}")]
     Statement {
@@ -79,6 +91,11 @@ impl Failure {
             Failure::Unreachable { server, reason } if error.to_string().contains("TLS") => {
                 Failure::Tls { server, reason }
             }
+            // A pooler rejects the startup message, and names the unsupported parameter. PostgreSQL supports every
+            // parameter that the client sends.
+            Failure::Unreachable { server, reason } if reason.contains("unsupported startup parameter") => {
+                Failure::Settings { server, reason }
+            }
             failure => failure,
         }
     }
@@ -88,7 +105,11 @@ impl Failure {
     pub fn code(&self) -> Option<SqlState> {
         match self {
             Failure::Statement { code, .. } => Some(SqlState::from_code(code)),
-            Failure::Unreachable { .. } | Failure::Silent { .. } | Failure::Denied { .. } | Failure::Tls { .. } => None,
+            Failure::Unreachable { .. }
+            | Failure::Silent { .. }
+            | Failure::Denied { .. }
+            | Failure::Tls { .. }
+            | Failure::Settings { .. } => None,
         }
     }
 
@@ -98,7 +119,7 @@ impl Failure {
     pub fn is_retryable(&self) -> bool {
         match self {
             Failure::Unreachable { .. } | Failure::Silent { .. } => true,
-            Failure::Denied { .. } | Failure::Tls { .. } => false,
+            Failure::Denied { .. } | Failure::Tls { .. } | Failure::Settings { .. } => false,
             // Error code 57014: the server was slow and cancelled the statement at the statement timeout.
             Failure::Statement { code, .. } => self.is_conflict() || code == "57014",
         }

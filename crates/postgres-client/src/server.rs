@@ -1,4 +1,6 @@
 //! Address and connection options of a PostgreSQL server.
+//!
+//! docs/decisions/0206-reject-poolers-that-drop-settings.md gives the reasons for the check of the settings.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,7 +10,7 @@ use futures_util::stream::BoxStream;
 use percent_encoding::percent_decode_str;
 use runtime::Runtime;
 use tokio_postgres::config::{Host, TargetSessionAttrs};
-use tokio_postgres::{AsyncMessage, Client, Config};
+use tokio_postgres::{AsyncMessage, Client, Config, SimpleQueryMessage};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::failure::Failure;
@@ -28,7 +30,8 @@ pub struct Options {
     /// Longest duration of a statement. The server cancels a statement that takes longer. If the server does not
     /// respond, the client closes the connection one second after this time. The default is 10 s.
     pub statement_timeout: Duration,
-    /// Settings of each session, such as `("jit", "off")`. Settings in the URL's `options` override these settings.
+    /// Settings of each session, such as `("jit", "off")`. Settings in the URL's `options` override these settings. A
+    /// number has the unit of the setting in the view `pg_settings`.
     pub settings: Vec<(&'static str, String)>,
 }
 
@@ -52,6 +55,8 @@ pub struct Server {
     shown: String,
     connect_timeout: Duration,
     statement_timeout: Duration,
+    /// Settings in the startup message of each connection, without those in the URL's `options`.
+    settings: Vec<(&'static str, String)>,
 }
 
 /// Stream of the messages that the server sends without a request (notices, notifications). The stream ends when the
@@ -88,31 +93,75 @@ impl Server {
         if config.get_application_name().is_none() {
             config.application_name(options.application_name);
         }
-        let mut settings: Vec<String> =
-            options.settings.iter().map(|(name, value)| format!("-c {name}={}", escape(value))).collect();
-        settings.push(format!("-c statement_timeout={}", statement_timeout.as_millis()));
-        settings.extend(config.get_options().map(str::to_owned));
-        config.options(settings.join(" "));
+        let mut settings = options.settings;
+        settings.push(("statement_timeout", statement_timeout.as_millis().to_string()));
+        let mut arguments: Vec<String> =
+            settings.iter().map(|(name, value)| format!("-c {name}={}", escape(value))).collect();
+        arguments.extend(config.get_options().map(str::to_owned));
+        config.options(arguments.join(" "));
         let tls = MakeRustlsConnect::new(tls::client(ssl.mode, ssl.roots.as_deref())?);
         let shown = show(&config);
-        Ok(Server { config, tls, shown, connect_timeout: options.connect_timeout, statement_timeout })
+        Ok(Server { config, tls, shown, connect_timeout: options.connect_timeout, statement_timeout, settings })
     }
 
-    /// Opens a connection. The connection makes progress only while the caller polls `Messages`.
+    /// Opens a connection, and checks that its settings are in effect. The connection makes progress only while the
+    /// caller polls `Messages`.
     ///
     /// # Errors
-    /// Returns an error if the client cannot establish the connection within the connect timeout, or if the server
-    /// rejects it.
+    /// Returns an error if the client cannot establish the connection within the connect timeout, if the server rejects
+    /// it, or if a setting is not in effect.
     pub async fn connect(&self, runtime: &Runtime) -> Result<(Client, Messages), Failure> {
-        let connecting = Box::pin(self.config.connect(self.tls.clone()));
-        match runtime.timeout(self.connect_timeout, connecting).await {
-            None => Err(Failure::Silent { server: self.shown.clone(), waited: self.connect_timeout }),
-            Some(Err(error)) => Err(Failure::of_connecting(&self.shown, &error)),
-            Some(Ok((client, mut connection))) => {
-                let messages = futures_util::stream::poll_fn(move |context| connection.poll_message(context));
-                Ok((client, messages.boxed()))
+        let connected = runtime.timeout(self.connect_timeout, Box::pin(self.connect_and_check())).await;
+        connected.unwrap_or_else(|| Err(Failure::Silent { server: self.shown.clone(), waited: self.connect_timeout }))
+    }
+
+    async fn connect_and_check(&self) -> Result<(Client, Messages), Failure> {
+        let connected = self.config.connect(self.tls.clone()).await;
+        let (client, mut connection) = connected.map_err(|error| Failure::of_connecting(&self.shown, &error))?;
+        let mut messages = futures_util::stream::poll_fn(move |context| connection.poll_message(context)).boxed();
+        let ended = async {
+            loop {
+                match messages.next().await {
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => return self.failure(&error),
+                    None => {
+                        let reason = "the server closed the connection".to_owned();
+                        return Failure::Unreachable { server: self.shown.clone(), reason };
+                    }
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            checked = self.check_settings(&client) => checked?,
+            failure = ended => return Err(failure),
+        }
+        Ok((client, messages))
+    }
+
+    /// Checks that the settings of the startup message are in effect. A pooler can drop them without an error.
+    async fn check_settings(&self, client: &Client) -> Result<(), Failure> {
+        // If the source of a setting is `client`, its value is from the startup message. The value can then differ from
+        // `settings`, because the URL can override it. The simple protocol also works with poolers that do not support
+        // prepared statements.
+        let names: Vec<String> = self.settings.iter().map(|(name, _)| format!("'{name}'")).collect();
+        let names = names.join(", ");
+        let select = format!("select name, setting from pg_settings where source <> 'client' and name in ({names})");
+        let messages = client.simple_query(&select).await.map_err(|error| self.failure(&error))?;
+        let mut dropped = Vec::new();
+        for message in messages {
+            let SimpleQueryMessage::Row(row) = message else { continue };
+            let (name, found) = (row.get(0).unwrap_or_default(), row.get(1).unwrap_or_default());
+            let expected = self.settings.iter().find(|(expected, _)| *expected == name);
+            if let Some((_, value)) = expected.filter(|(_, value)| value != found) {
+                dropped.push(format!("{name} is {found} instead of {value}"));
             }
         }
+        if dropped.is_empty() {
+            return Ok(());
+        }
+        dropped.sort();
+        Err(Failure::Settings { server: self.shown.clone(), reason: dropped.join(", ") })
     }
 
     /// Returns the longest duration of a statement ([`Options::statement_timeout`]).

@@ -33,7 +33,11 @@ pub enum OpenError {
 pub(crate) fn store_error(failure: Failure) -> StoreError {
     let code = match &failure {
         Failure::Statement { code, .. } => code.as_str(),
-        Failure::Unreachable { .. } | Failure::Silent { .. } | Failure::Denied { .. } | Failure::Tls { .. } => "",
+        Failure::Unreachable { .. }
+        | Failure::Silent { .. }
+        | Failure::Denied { .. }
+        | Failure::Tls { .. }
+        | Failure::Settings { .. } => "",
     };
     match code {
         // Error codes of class 53: disk full, out of memory (also for locks), configuration limit exceeded.

@@ -1,5 +1,6 @@
 //! PostgreSQL server for tests. The server has the newest installed version.
 
+mod bouncer;
 mod programs;
 
 use std::fs::File;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal};
 
+pub use bouncer::PgBouncer;
 use programs::Programs;
 
 use crate::guard::Guard;

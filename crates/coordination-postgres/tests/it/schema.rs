@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use coordination::Elector as _;
+use postgres_client::Failure;
 use reveille_coordination_postgres::{OpenError, Options, PostgresElectors, VERSION, migrate};
 use runtime::Runtime;
-use test_servers::postgres::{PASSWORD, shared};
+use test_servers::postgres::{PASSWORD, PgBouncer, shared};
 
 use crate::electors::{group, open};
 use crate::support::{database, name_of, on_real};
@@ -62,6 +63,20 @@ fn engine_rejects_a_schema_of_an_older_or_newer_build() {
         let older = open_error(&runtime, &url).await;
         assert!(matches!(older, OpenError::SchemaOlder { .. }), "{older:?}");
         assert!(older.to_string().contains("reveille store migrate"), "{older}");
+    });
+}
+
+#[test]
+fn engine_rejects_a_pooler_that_drops_its_settings() {
+    let url = database();
+    let pooler = PgBouncer::start(shared()).unwrap();
+    let pooled = pooler.url(name_of(&url));
+    on_real(async |runtime| {
+        let migration = migrate(&runtime, &pooled, &Options::default()).await.unwrap_err();
+        for error in [open_error(&runtime, &pooled).await, migration] {
+            assert!(matches!(error, OpenError::Server(Failure::Settings { .. })), "{error}");
+            assert!(!error.is_retryable(), "{error}");
+        }
     });
 }
 

@@ -6,8 +6,9 @@ use coordination::Elector as _;
 use coordination_postgres::{GroupName, PostgresElectors, migrate};
 use membership::{ClaimName, Member, MemberId, Ownership as _};
 use membership_postgres::{OpenError, Options, PostgresOwnership};
+use postgres_client::Failure;
 use runtime::Runtime;
-use test_servers::postgres::{PASSWORD, shared};
+use test_servers::postgres::{PASSWORD, PgBouncer, shared};
 
 use crate::support::{TestEngine, database, member, name_of, on_real, open};
 
@@ -15,6 +16,16 @@ const LONG: Duration = Duration::from_secs(60);
 
 async fn open_error(runtime: &Runtime, url: &str) -> OpenError {
     PostgresOwnership::open(runtime, url, &Options::default()).await.map(drop).unwrap_err()
+}
+
+#[test]
+fn engine_rejects_a_pooler_that_drops_its_settings() {
+    let url = database();
+    let pooler = PgBouncer::start(shared()).unwrap();
+    on_real(async |runtime| {
+        let error = open_error(&runtime, &pooler.url(name_of(&url))).await;
+        assert!(matches!(error, OpenError::Server(Failure::Settings { .. })), "{error}");
+    });
 }
 
 #[test]

@@ -3,4 +3,5 @@
 #![expect(clippy::unwrap_used, reason = "a failed step ends the test")]
 
 mod connecting;
+mod pooler;
 mod reconnecting;

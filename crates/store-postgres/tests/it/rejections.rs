@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use domain::Timestamp;
+use postgres_client::Failure;
 use runtime::Runtime;
 use store::Store as _;
 use store_postgres::{OpenError, Options, SCHEMA_VERSION, migrate};
-use test_servers::postgres::shared;
+use test_servers::postgres::{PgBouncer, shared};
 
 use crate::support::{Home, database, name_of, on_real};
 
@@ -65,6 +66,21 @@ fn store_opens_only_a_database_with_its_schema_version() {
         assert!(matches!(error, OpenError::Newer { found, .. } if found == SCHEMA_VERSION + 1), "{error}");
         let error = migrate(&runtime, &url, &Options::default()).await.unwrap_err();
         assert!(matches!(error, OpenError::Newer { .. }), "{error}");
+    });
+}
+
+#[test]
+fn store_rejects_a_pooler_that_drops_its_settings() {
+    let url = database();
+    let pooler = PgBouncer::start(shared()).unwrap();
+    let pooled = pooler.url(name_of(&url));
+    on_real(async |runtime| {
+        let error = open_error(&runtime, &pooled, Options::default()).await;
+        assert!(error.to_string().contains("statement_timeout is 0 instead of 10000"), "{error}");
+        let migration = migrate(&runtime, &pooled, &Options::default()).await.unwrap_err();
+        for error in [error, migration] {
+            assert!(matches!(error, OpenError::Server(Failure::Settings { .. })), "{error}");
+        }
     });
 }
 

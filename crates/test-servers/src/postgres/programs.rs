@@ -27,9 +27,10 @@ impl Programs {
         Ok(Programs { folder, is_root: rustix::process::geteuid().is_root() })
     }
 
-    /// Returns a command that runs the program `name` as a user that PostgreSQL accepts.
-    pub(super) fn command(&self, name: &str) -> Command {
-        let program = self.folder.join(name);
+    /// Returns a command that runs a program as a user that PostgreSQL accepts. `program` is the name of a program of
+    /// PostgreSQL, or the absolute path of another program.
+    pub(super) fn command(&self, program: impl AsRef<Path>) -> Command {
+        let program = self.folder.join(program);
         let mut command = if self.is_root {
             let mut command = Command::new("setpriv");
             command.args([&format!("--reuid={USER}"), &format!("--regid={USER}"), "--init-groups"]).arg(program);
