@@ -27,6 +27,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use instants::Timestamp;
 use runtime::{Runtime, TaskSet};
 use tokio::sync::{Notify, watch};
 
@@ -56,7 +57,7 @@ pub struct Options {
     pub view_period: Duration,
     /// Largest permitted difference between the engine's wall clock and this machine's wall clock, in addition to the
     /// uncertainty of the measurement. Default 500 ms. While the difference is larger, the member owns no shards,
-    /// because its callbacks could be early or late.
+    /// because its callbacks would be late. [`Membership::clock_limit`] prevents callbacks that are early by more.
     pub clock_offset_max: Duration,
 }
 
@@ -225,6 +226,16 @@ impl Membership {
     #[must_use]
     pub fn clock_offset(&self) -> Option<ClockOffset> {
         self.shared.clock().offset()
+    }
+
+    /// Returns the latest time that this machine's wall clock may show now. The limit is the engine's clock at the last
+    /// measurement, plus the monotonic time since then, plus [`Options::clock_offset_max`]. A member that uses the
+    /// earlier of its wall clock and this limit does nothing early, even if its wall clock leaps between two
+    /// measurements. Returns `None` before the first measurement, and for an engine whose sessions never end.
+    #[must_use]
+    pub fn clock_limit(&self) -> Option<Timestamp> {
+        let is_measured_again = self.shared.options.lease != Duration::MAX;
+        self.shared.clock().limit(self.shared.runtime.monotonic()).filter(|_| is_measured_again)
     }
 
     /// Returns a channel with the latest view, which is empty at first. The channel notifies its receivers only when

@@ -88,7 +88,7 @@ impl Changes {
         }
         self.shared.metrics.created.inc_by(placed.len() as u64);
         self.nudge(&placed_rows, &placed, now);
-        let unconfirmed = Unconfirmed::of(placed_rows, &placed, self.shared.runtime.now(), reopened);
+        let unconfirmed = Unconfirmed::of(placed_rows, &placed, self.shared.clock.now(), reopened);
         confirm_placement(&self.shared, unconfirmed).await?;
         self.repair(existing).await?;
         Ok(responses)
@@ -360,7 +360,7 @@ impl Changes {
             .collect();
         let reopened = self.shared.reopened.now();
         let placed = self.shared.store.place(rows.clone()).await?;
-        let unconfirmed = Unconfirmed::of(rows, &placed, self.shared.runtime.now(), reopened);
+        let unconfirmed = Unconfirmed::of(rows, &placed, self.shared.clock.now(), reopened);
         confirm_placement(&self.shared, unconfirmed).await
     }
 

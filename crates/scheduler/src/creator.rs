@@ -69,7 +69,7 @@ pub(crate) async fn confirm_placement(shared: &Shared, unconfirmed: Unconfirmed)
     let deadline = runtime.monotonic() + REOPEN_WAIT_MAX;
     while !rows.is_empty() {
         let closed = store.closed(rows.iter().map(|(poller, _)| *poller).collect()).await?;
-        let now = runtime.now();
+        let now = shared.clock.now();
         let (mut late, mut waiting) = (Vec::new(), Vec::new());
         let mut seen = Vec::new();
         for ((poller, key), Closed { at, reopened, .. }) in rows.into_iter().zip(closed) {
@@ -103,7 +103,7 @@ pub(crate) async fn confirm_placement(shared: &Shared, unconfirmed: Unconfirmed)
         }
         if !late.is_empty() {
             let placed = store.place(late.clone()).await?;
-            let now = runtime.now();
+            let now = shared.clock.now();
             rows.extend(Unconfirmed::of(late, &placed, now, Arc::default()).rows);
         }
     }
@@ -131,7 +131,7 @@ pub(crate) async fn open_position(
 ) -> Result<Timestamp, StoreError> {
     let closed = shared.store.closed(vec![poller]).await?;
     let open = closed.iter().fold(position, |position, closed| position.max(closed.at + Duration::from_millis(1)));
-    if open > position && is_ahead(open, shared.runtime.now()) {
+    if open > position && is_ahead(open, shared.clock.now()) {
         return Err(ahead());
     }
     Ok(open)

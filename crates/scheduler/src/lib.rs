@@ -10,6 +10,7 @@
 
 mod ahead;
 mod changes;
+mod clock;
 mod cluster;
 mod creator;
 mod deliver;

@@ -10,6 +10,7 @@ use store::{Cursor, Store, StoreError};
 use tokio::sync::{Notify, RwLockReadGuard, mpsc};
 
 use crate::ahead::Reopened;
+use crate::clock::Clock;
 use crate::cluster::events::Events;
 use crate::cluster::lease::Lease;
 use crate::cluster::shards::{NotOwned, Shards};
@@ -24,6 +25,8 @@ use crate::turns::Turns;
 
 pub(crate) struct Shared {
     pub(crate) runtime: Runtime,
+    /// Clock by which this member fires.
+    pub(crate) clock: Arc<Clock>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) deliver: Arc<dyn Deliver>,
     pub(crate) options: Options,
@@ -69,8 +72,10 @@ impl Shared {
         tenants.replace(store.tenants().await?);
         let metrics = Arc::new(Metrics::new(&mut registry, runtime.clone()));
         let events = Arc::new(Events::new(options.in_flight_max));
+        let clock = Arc::new(Clock::new(runtime.clone()));
         let shared = Shared {
             runtime: runtime.clone(),
+            clock: clock.clone(),
             store,
             deliver,
             options,
@@ -84,7 +89,7 @@ impl Shared {
             cancellations: tokio::sync::Mutex::default(),
             owner: Mutex::new(None),
             events,
-            steady: Arc::new(SharedSteadyClock::new(runtime)),
+            steady: Arc::new(SharedSteadyClock::new(runtime, clock)),
             reopened: Reopened::default(),
             turns: Turns::default(),
         };
@@ -142,20 +147,20 @@ impl Shared {
 }
 
 /// Steady clock that the creators and the owner of this process share.
-#[derive(Debug)]
 pub(crate) struct SharedSteadyClock {
     runtime: Runtime,
-    clock: Mutex<SteadyClock>,
+    clock: Arc<Clock>,
+    steady: Mutex<SteadyClock>,
 }
 
 impl SharedSteadyClock {
-    pub(crate) fn new(runtime: &Runtime) -> Self {
-        let clock = SteadyClock::new(runtime.now(), runtime.monotonic());
-        SharedSteadyClock { runtime: runtime.clone(), clock: Mutex::new(clock) }
+    fn new(runtime: &Runtime, clock: Arc<Clock>) -> Self {
+        let steady = Mutex::new(SteadyClock::new(clock.now(), runtime.monotonic()));
+        SharedSteadyClock { runtime: runtime.clone(), clock, steady }
     }
 
     pub(crate) fn now(&self) -> Timestamp {
-        let (wall, monotonic) = (self.runtime.now(), self.runtime.monotonic());
-        self.clock.lock().expect("no holder of this lock panics").at(wall, monotonic)
+        let (wall, monotonic) = (self.clock.now(), self.runtime.monotonic());
+        self.steady.lock().expect("no holder of this lock panics").at(wall, monotonic)
     }
 }

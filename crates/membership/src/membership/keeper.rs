@@ -164,10 +164,10 @@ impl Keeper {
     async fn measured(&self, call: crate::Answer<'_, Renewed>) -> Result<(), OwnershipError> {
         let start = CallStart::now(self.runtime());
         let renewed = self.shared.limited(call).await?;
-        let offset = start.offset(self.runtime(), renewed);
+        let measurement = start.measurement(self.runtime(), renewed);
         let mut clock = self.shared.clock();
-        if clock.measured(offset) {
-            let ahead_millis = offset.ahead_millis;
+        if clock.measured(measurement) {
+            let ahead_millis = measurement.offset.ahead_millis;
             if clock.is_off() {
                 tracing::warn!(
                     ahead_millis,

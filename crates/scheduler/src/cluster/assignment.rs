@@ -72,6 +72,7 @@ impl Cluster {
             Box::pin(async move { apply_all_cancellations(&shared).await.is_ok() })
         });
         let membership = Membership::join(&shared.runtime, tasks, ownership, profile, options.clone(), before_renewal);
+        shared.clock.limit_by(membership.clone());
         Cluster { shared: shared.clone(), membership, peers, options, changing: tokio::sync::Mutex::default() }
     }
 

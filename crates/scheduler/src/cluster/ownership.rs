@@ -46,7 +46,7 @@ pub(crate) struct Before {
 /// # Errors
 /// Returns an error if the store fails. This member then does not own the shards.
 pub(crate) async fn take(shared: &Shared, shards: &[ShardId], before: &Before) -> Result<Gained, StoreError> {
-    let since = shared.runtime.now();
+    let since = shared.clock.now();
     let terms = shared.store.take(shards.to_vec()).await?;
     let shard_terms: BTreeMap<ShardId, ShardTerm> =
         shards.iter().copied().zip(terms.into_iter().map(|term| ShardTerm { term, since })).collect();
@@ -70,7 +70,7 @@ pub(crate) async fn take(shared: &Shared, shards: &[ShardId], before: &Before) -
 /// fire only after that time. The owner reads the rows up to the old `closed` again, although many of them have an
 /// outcome.
 async fn reopen(shared: &Shared, pollers: &mut [(PollerId, ShardTerm, Positions)]) -> Result<(), StoreError> {
-    let now = shared.runtime.now();
+    let now = shared.clock.now();
     let mut reopened: Vec<_> = pollers.iter_mut().filter(|(_, _, positions)| is_ahead(positions.closed, now)).collect();
     let Some(ahead) = reopened.iter().map(|(_, _, positions)| positions.closed.since(now)).max() else {
         return Ok(());
@@ -146,10 +146,10 @@ async fn bring_forward(
         let ahead = reopened_from[&poller.shard()];
         let until = ahead + MOVED_MAX;
         let mut after = DueBound::Instant(positions.closed);
-        while instant_of(after) < until && ahead > shared.runtime.now() {
+        while instant_of(after) < until && ahead > shared.clock.now() {
             let read = DueRead { poller: *poller, after, until, limit: MOVED_PER_READ };
             let page = shared.store.due(vec![read]).await?.pop().unwrap_or_default();
-            let first = positions.closed.max(shared.runtime.now()) + Duration::from_millis(1);
+            let first = positions.closed.max(shared.clock.now()) + Duration::from_millis(1);
             let moved = |key: &DueKey| {
                 let position = key.occurrence.nominal.max(first);
                 let change = Change::Defer(DueKey { position, ..*key });
@@ -205,7 +205,7 @@ async fn open_handed_over(
     shards: &[ShardId],
     in_flight: &[HandedOver],
 ) -> Result<Vec<HandedOver>, StoreError> {
-    let now = shared.runtime.now();
+    let now = shared.clock.now();
     let lists = shared.store.handed_over(shards.to_vec()).await?;
     let lists = lists.iter().flatten().filter(|attempt| attempt.until > now).chain(in_flight);
     let open: BTreeMap<Occurrence, HandedOver> = lists.map(|attempt| (attempt.key.occurrence, *attempt)).collect();

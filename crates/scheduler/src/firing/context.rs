@@ -6,6 +6,7 @@ use runtime::Runtime;
 use store::Store;
 use tokio::sync::mpsc;
 
+use crate::clock::Clock;
 use crate::cluster::events::Events;
 use crate::cluster::lease::Lease;
 use crate::deliver::Deliver;
@@ -18,6 +19,8 @@ use crate::shared::SharedSteadyClock;
 /// Context that the owner shares with its tasks.
 pub(crate) struct Context {
     pub(crate) runtime: Runtime,
+    /// Clock by which the owner fires.
+    pub(crate) clock: Arc<Clock>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) deliver: Arc<dyn Deliver>,
     pub(crate) metrics: Arc<Metrics>,

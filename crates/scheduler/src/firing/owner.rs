@@ -93,7 +93,7 @@ impl Owner {
         messages: mpsc::Receiver<ToOwner>,
         nudge: Arc<Notify>,
     ) -> Self {
-        let now = context.runtime.now();
+        let now = context.clock.now();
         let monotonic = context.runtime.monotonic();
         Owner {
             window: Window::new(&options, now),
@@ -147,7 +147,7 @@ impl Owner {
 
     /// Runs one iteration of the owner's loop: reads the clock once and does all work that is due.
     async fn run_once(&mut self) {
-        let now = self.context.runtime.now();
+        let now = self.context.clock.now();
         let monotonic = self.context.runtime.monotonic();
         self.fire(Now { wall: now, monotonic });
         self.defer(now);
@@ -207,7 +207,7 @@ impl Owner {
     }
 
     fn next_wake(&self) -> Monotonic {
-        let now = self.context.runtime.now();
+        let now = self.context.clock.now();
         let monotonic = self.context.runtime.monotonic();
         // After `fire`, the owner may have handled ends of attempts while it waited for the outcome writer. A key may
         // therefore be able to start now.
@@ -361,8 +361,8 @@ impl Owner {
                 let _receiver_is_gone = sender.send(self.accept_outcome(outcome));
             }
             ToOwner::Ended(ended) => {
-                let runtime = &self.context.runtime;
-                let now = Now { wall: runtime.now(), monotonic: runtime.monotonic() };
+                let Context { runtime, clock, .. } = &*self.context;
+                let now = Now { wall: clock.now(), monotonic: runtime.monotonic() };
                 for ended in ended {
                     self.on_ended(ended, now);
                 }

@@ -175,7 +175,7 @@ async fn start_one(context: &Context, starting: Starting, schedule: Option<Arc<S
             let Some(schedule) = schedule else { return starting.ended(EndReason::Dropped) };
             let attempt = Attempt {
                 number: starting.key.attempt,
-                started_at: context.runtime.now(),
+                started_at: context.clock.now(),
                 duration: Duration::ZERO,
                 result: AttemptResult::Panicked,
             };
@@ -202,7 +202,7 @@ async fn start_loaded(
     {
         return has_outcome(context, starting, &schedule, run).await;
     }
-    let now = context.runtime.now();
+    let now = context.clock.now();
     if now < key.occurrence.nominal {
         return starting.ended(EndReason::NotDue);
     }
@@ -253,7 +253,7 @@ async fn has_outcome(context: &Context, starting: Starting, schedule: &Schedule,
     if run.state.is_final() && is_one_shot && replay == 0 && schedule.status == Status::Active {
         write(context, starting.pending_write(Change::End { incarnation, revision }, Then::Nothing)).await;
     }
-    let next = after_outcome(schedule, run, starting.key.target, context.runtime.now());
+    let next = after_outcome(schedule, run, starting.key.target, context.clock.now());
     if let Some(due) = next.filter(|_| starting.key.attempt == 1) {
         advance_to(context, starting, schedule, due, Then::Resolve(starting.entry)).await;
         return starting.ended(EndReason::Writing);
@@ -291,7 +291,7 @@ async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, ru
     let key = starting.key;
     // The run executor reads the clock again, because the clock may have gone back while the outcome writer wrote the
     // next row.
-    let started_at = context.runtime.now();
+    let started_at = context.clock.now();
     if started_at < key.occurrence.nominal {
         return starting.ended(EndReason::NotDue);
     }

@@ -128,6 +128,7 @@ async fn serve(shared: Arc<Shared>, taken: Option<Gained>, stop: CancellationTok
     drop(moving);
     let context = Arc::new(Context {
         runtime: shared.runtime.clone(),
+        clock: shared.clock.clone(),
         store: shared.store.clone(),
         deliver: shared.deliver.clone(),
         metrics: shared.metrics.clone(),

@@ -14,6 +14,9 @@ pub enum Mutant {
     ReadsClosedBeforeItsRow,
     /// A member renews its lease without reading the cancellation records.
     RenewsWithoutCancellations,
+    /// The coordination engine returns the time of the member's own clock if this clock is ahead, so the member does not
+    /// detect that its clock is wrong.
+    ConfirmsFastClocks,
     /// A member responds "cancelled" when the cancellation record is durable, without a request to the owner.
     CancelsWithoutOwner,
 }
@@ -26,6 +29,7 @@ impl Mutant {
             Mutant::HandsOverNothing
             | Mutant::ForgetsTerms
             | Mutant::RenewsWithoutCancellations
+            | Mutant::ConfirmsFastClocks
             | Mutant::CancelsWithoutOwner => None,
         }
     }

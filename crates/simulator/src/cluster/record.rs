@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use domain::{Incarnation, ShardId, Term};
+use domain::{Incarnation, ShardId, Term, Timestamp};
 use membership::MemberId;
 
 use super::CLOCK_OFFSET_MAX;
@@ -133,13 +133,20 @@ impl Record {
         }
     }
 
-    /// Checks the start of a callback. The member that starts the callback must be the only owner of the shard, and the
-    /// offset of the member's clock must be within the bound.
-    pub(super) fn check_start(&self, member: &str, shard: ShardId) {
+    /// Checks the start of a callback of the instant `nominal`. The member that starts the callback must be the only
+    /// owner of the shard, and the offset of the member's clock must be within the bound. Even if the member's clock
+    /// has just leapt, the callback must not be early by more than this bound, by the clock of the coordination engine.
+    pub(super) fn check_start(&self, member: &str, shard: ShardId, nominal: Timestamp) {
         let now = self.sim.elapsed();
+        let early = nominal.since(self.sim.outside().now());
+        if early > CLOCK_OFFSET_MAX {
+            self.record_violation(format!(
+                "ahead: {member} fires the instant {nominal} at {now:?}, {early:?} before it by the engine's clock"
+            ));
+        }
         let off_since = self.entries().clocks_off.get(member).copied();
         // A member measures its clock at every renewal of its lease. Therefore it can start callbacks for at most one
-        // lease duration after the offset exceeds the bound.
+        // lease duration after the offset exceeds the bound. If its clock is behind, these callbacks are late.
         if off_since.is_some_and(|since| now > since + self.lease) {
             self.record_violation(format!(
                 "clock: {member} fires at {now:?}, but its clock offset has exceeded the bound since {off_since:?}"

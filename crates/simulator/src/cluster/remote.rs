@@ -206,10 +206,19 @@ pub(super) struct RemoteOwnership {
     pub(super) net: Net,
     pub(super) record: Record,
     pub(super) name: String,
+    pub(super) runtime: Runtime,
     pub(super) ownership: Arc<dyn Ownership>,
+    pub(super) mutant: Option<Mutant>,
 }
 
 impl RemoteOwnership {
+    fn with_bug(&self, renewed: Renewed) -> Renewed {
+        match self.mutant {
+            Some(Mutant::ConfirmsFastClocks) => Renewed { engine_now: renewed.engine_now.max(self.runtime.now()) },
+            _ => renewed,
+        }
+    }
+
     /// Runs a call over the network. If the network loses the call or its response, the call never returns, and the
     /// caller's timeout ends it.
     fn over<'a, T: Send + 'a>(&'a self, call: membership::Answer<'a, T>) -> membership::Answer<'a, T> {
@@ -235,14 +244,14 @@ impl Ownership for RemoteOwnership {
     fn join(&self, member: Member, lease: Duration) -> membership::Answer<'_, Renewed> {
         Box::pin(async move {
             let id = member.id;
-            let seen = self.over(self.ownership.join(member, lease)).await?;
+            let renewed = self.over(self.ownership.join(member, lease)).await?;
             self.record.record_join(&self.name, id);
-            Ok(seen)
+            Ok(self.with_bug(renewed))
         })
     }
 
     fn renew(&self, member: MemberId, lease: Duration) -> membership::Answer<'_, Renewed> {
-        self.over(self.ownership.renew(member, lease))
+        Box::pin(async move { Ok(self.with_bug(self.over(self.ownership.renew(member, lease)).await?)) })
     }
 
     fn leave(&self, member: MemberId) -> membership::Answer<'_, ()> {

@@ -194,7 +194,9 @@ impl TestCluster {
             net: net.clone(),
             record: record.clone(),
             name: name.clone(),
+            runtime: runtime.clone(),
             ownership: Arc::new(self.engine.reopen(runtime.clone())),
+            mutant,
         });
         let receiver = Receiver {
             sim: self.sim.clone(),
@@ -358,7 +360,7 @@ impl Deliver for Receiver {
         }
         let shard = delivery.schedule.poller.shard();
         self.record.record_home(delivery.occurrence.incarnation, shard);
-        self.record.check_start(&self.name, shard);
+        self.record.check_start(&self.name, shard, delivery.occurrence.nominal);
         self.sim
             .note(&format!("{} starts {:?} attempt {} {shard:?}", self.name, delivery.occurrence, delivery.attempt));
         let callback = self.history.callback_began(&self.name, delivery.occurrence, delivery.attempt);

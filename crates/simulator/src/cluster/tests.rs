@@ -48,3 +48,8 @@ fn checkers_detect_lease_renewal_that_ignores_cancellation_records() {
 fn checkers_detect_cancellation_that_bypasses_the_owner() {
     assert_mutant_caught(Mutant::CancelsWithoutOwner, StoreKind::Weak, "the cancel");
 }
+
+#[test]
+fn checkers_detect_member_that_does_not_detect_its_fast_clock() {
+    assert_mutant_caught(Mutant::ConfirmsFastClocks, StoreKind::Atomic, "ahead");
+}

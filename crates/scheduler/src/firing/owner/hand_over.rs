@@ -65,7 +65,7 @@ impl Owner {
         }
         let (poller, ShardTerm { term, .. }) = self.window.poller(known.poller);
         // The clock may have been ahead during the attempt. The retry then moves back with the clock.
-        let ahead = run.attempts.last().map(|attempt| attempt.started_at.since(self.context.runtime.now()));
+        let ahead = run.attempts.last().map(|attempt| attempt.started_at.since(self.context.clock.now()));
         if let (Some(retry), Some(ahead)) = (&mut then, ahead) {
             retry.position = (retry.position - ahead).max(occurrence.nominal);
         }

@@ -1,0 +1,33 @@
+//! Wall clock by which this member fires.
+
+use std::sync::OnceLock;
+
+use domain::Timestamp;
+use membership::Membership;
+use runtime::Runtime;
+
+/// Wall clock of this machine. In a cluster, the clock of the coordination engine limits it: if the wall clock leaps
+/// ahead, the member does not fire early in the time until it detects the leap and releases its shards.
+pub(crate) struct Clock {
+    runtime: Runtime,
+    /// Membership that knows the limit. It is empty if this member has no cluster.
+    membership: OnceLock<Membership>,
+}
+
+impl Clock {
+    pub(crate) fn new(runtime: Runtime) -> Self {
+        Clock { runtime, membership: OnceLock::new() }
+    }
+
+    /// Limits the clock by the engine's clock. The caller calls this function at most once.
+    pub(crate) fn limit_by(&self, membership: Membership) {
+        let is_first = self.membership.set(membership).is_ok();
+        assert!(is_first, "a member joins a cluster only once");
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        let wall = self.runtime.now();
+        let limit = self.membership.get().and_then(Membership::clock_limit);
+        limit.map_or(wall, |limit| wall.min(limit))
+    }
+}
