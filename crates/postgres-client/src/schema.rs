@@ -3,7 +3,7 @@
 use tokio_postgres::error::SqlState;
 
 use crate::failure::Failure;
-use crate::link::Session;
+use crate::session::Session;
 
 /// A schema and its migrations.
 ///

@@ -1,4 +1,6 @@
 //! Wall clock by which this member fires.
+//!
+//! docs/decisions/0207-bound-the-effects-of-a-half-dead-member.md gives the reasons for the design.
 
 use std::sync::OnceLock;
 

@@ -11,7 +11,7 @@ use domain::{
     Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term, Timestamp,
 };
 use postgres_client::tokio_postgres::Row;
-use postgres_client::{Failure, Link, Server};
+use postgres_client::{Failure, Link, Probe, Server};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use runtime::{Monotonic, Runtime, TaskSet};
@@ -47,6 +47,9 @@ pub(crate) struct Inner {
     pub(crate) runtime: Runtime,
     pub(crate) options: Options,
     server: Arc<Server>,
+    /// Probe of the server. When the server does not respond, the probe closes the connections of all links, so that no
+    /// call waits for long.
+    probe: Probe,
     cluster: schema::Cluster,
     pub(crate) creations: gather::Queue<create::Work, create::CreateResults>,
     pub(crate) changes: gather::Queue<write::Writes, write::WriteResults>,
@@ -104,7 +107,8 @@ impl PostgresStore {
     pub async fn open(runtime: &Runtime, tasks: &TaskSet, url: &str, options: Options) -> Result<Self, OpenError> {
         let server = Arc::new(Server::new(url, options.client())?);
         let stop = CancellationToken::new();
-        let starter = Starter { runtime, tasks, server: &server, stop: &stop };
+        let probe = Probe::start(runtime, tasks, &server, stop.clone());
+        let starter = Starter { runtime, tasks, server: &server, probe: &probe, stop: &stop };
         let partition_link = starter.link();
         let opened = read_cluster(&partition_link, &server, options.cluster.as_deref()).await;
         let (cluster, snapshot) = opened.inspect_err(|_| stop.cancel())?;
@@ -131,6 +135,7 @@ impl PostgresStore {
             commit_seconds: Histogram::new(COMMIT_SECONDS),
             stop: stop.clone(),
             server: server.clone(),
+            probe: probe.clone(),
             options,
         };
         inner.readers.connected().await.inspect_err(|_| stop.cancel())?;
@@ -307,7 +312,7 @@ impl Store for PostgresStore {
     fn health(&self) -> Health {
         if self.inner.stop.is_cancelled() {
             Health::Closed
-        } else if !self.inner.readers.is_up() {
+        } else if self.inner.probe.is_silent() || !self.inner.readers.is_up() {
             Health::Unreachable
         } else if self.inner.full_until.is_after(self.inner.runtime.monotonic()) {
             Health::Full

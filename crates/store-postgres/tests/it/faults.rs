@@ -11,6 +11,7 @@ use store::{
     Answer, Cancellation, Change, Health, Insert, Inserted, Positions, Store, StoreError, WriteRejection, Written,
 };
 use store_postgres::{Options, PostgresStore};
+use test_servers::Proxy;
 use test_servers::postgres::{Postgres, shared};
 
 use crate::support::{Home, POLLER, TENANT, database, due_after, migrated, name_of, on_real, one_shot, outcome, owned};
@@ -171,6 +172,59 @@ fn calls_to_a_paused_server_fail_within_their_timeout() {
         until_health(&runtime, store, Health::Ready).await;
         while let Err(error) = store.insert(vec![soon()]).await {
             assert!(error.is_retryable(), "{error}");
+        }
+        home.close().await;
+    });
+}
+
+/// Without the probe, the calls would wait for their statement timeout.
+#[test]
+fn calls_fail_soon_if_the_server_stops_responding() {
+    let postgres = Postgres::start().unwrap();
+    let url = migrated(&postgres);
+    let proxy = Proxy::start(([127, 0, 0, 1], postgres.port()).into()).unwrap();
+    let cut = url.replace(&format!(":{}/", postgres.port()), &format!(":{}/", proxy.address().port()));
+    on_real(async |runtime| {
+        let long = Duration::from_secs(600);
+        let options = Options { statement_timeout: long, ..Options::default() };
+        let home = Home::try_open(&runtime, &cut, options).await.unwrap();
+        let store = &*home.store;
+        let soon = || one_shot(&runtime, runtime.now() + Duration::from_secs(60));
+        let insert = soon();
+        let term = store.take(vec![POLLER.shard()]).await.unwrap()[0];
+        store.insert(vec![insert.clone()]).await.unwrap();
+        for proxy_is_cut in [true, false] {
+            if proxy_is_cut {
+                proxy.cut(true)
+            } else {
+                postgres.pause().unwrap()
+            }
+            // These calls are under way when the store detects that the server does not respond. The test repeats them
+            // afterwards.
+            for _ in 0..2 {
+                let mark = Cancellation { tenant: TENANT, id: insert.schedule.id.clone() };
+                let failures = async {
+                    let (inserted, read) = join(store.insert(vec![soon()]), store.positions(vec![POLLER])).await;
+                    let changed = store.write(vec![owned(term, outcome(&insert))]);
+                    let (changed, marked) = join(changed, store.append_cancellations(vec![mark])).await;
+                    let taken = store.take(vec![POLLER.shard()]).await;
+                    [inserted.err(), read.err(), changed.err(), marked.err(), taken.err()]
+                };
+                let failures = runtime.timeout(Duration::from_secs(60), failures).await.unwrap();
+                for failure in failures {
+                    assert!(matches!(failure, Some(StoreError::Unavailable(_))), "{failure:?}");
+                }
+                assert_eq!(store.health(), Health::Unreachable);
+            }
+            if proxy_is_cut {
+                proxy.cut(false)
+            } else {
+                postgres.resume().unwrap()
+            }
+            until_health(&runtime, store, Health::Ready).await;
+            while let Err(error) = store.insert(vec![soon()]).await {
+                assert!(error.is_retryable(), "{error}");
+            }
         }
         home.close().await;
     });
