@@ -18,7 +18,8 @@ use axum::response::{IntoResponse, Response};
 use deadpool_postgres::{Object, Pool, PoolError};
 use http::StatusCode;
 use http::request::Parts;
-use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::middleware::missing;
 use crate::{Verifier, clock, handled};
@@ -41,7 +42,8 @@ impl Once {
 
     /// Sets the longest time that a callback waits for a database connection and for the end of a concurrent duplicate.
     /// The default is 10 s, which is also Reveille's default timeout for a callback. After this time, the middleware
-    /// responds with 503.
+    /// responds with 503, and PostgreSQL stops waiting (`lock_timeout`). The handler's statements keep the `lock_timeout`
+    /// of the connection.
     #[must_use]
     pub fn wait_max(self, wait_max: Duration) -> Self {
         Once { wait_max, ..self }
@@ -51,14 +53,36 @@ impl Once {
     async fn begin(&self, id: &str) -> Result<Option<Open>, Failure> {
         let beginning = async {
             let open = Open(Some(self.pool.get().await?));
-            open.client().batch_execute("begin").await?;
-            match handled::insert(open.client(), id).await? {
-                true => Ok(Some(open)),
-                false => open.end("rollback").await.map(|()| None),
+            // Without the lock timeout, PostgreSQL would wait for the concurrent duplicate even after the connection
+            // closes. Each further attempt of the callback would then occupy another connection of the database.
+            let wait_ms = self.wait_max.as_millis().clamp(1, LOCK_TIMEOUT_MAX_MS);
+            let begin = format!("begin; show lock_timeout; set local lock_timeout = {wait_ms}");
+            let lock_timeout = first_value(&open.client().simple_query(&begin).await?);
+            match handled::insert(open.client(), id).await {
+                Ok(true) => {}
+                Ok(false) => return open.end("rollback").await.map(|()| None),
+                Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+                    return Err(Failure::TimedOut(self.wait_max));
+                }
+                Err(error) => return Err(error.into()),
             }
+            open.client().batch_execute(&format!("set local lock_timeout = '{lock_timeout}'")).await?;
+            Ok(Some(open))
         };
         clock::timeout(self.wait_max, beginning).await.unwrap_or(Err(Failure::TimedOut(self.wait_max)))
     }
+}
+
+/// Largest value of the setting `lock_timeout`.
+const LOCK_TIMEOUT_MAX_MS: u128 = 2_147_483_647;
+
+/// Returns the first value in the first row, or an empty text if there is no row.
+fn first_value(messages: &[SimpleQueryMessage]) -> String {
+    let value = messages.iter().find_map(|message| {
+        let SimpleQueryMessage::Row(row) = message else { return None };
+        row.get(0)
+    });
+    value.unwrap_or_default().to_owned()
 }
 
 impl fmt::Debug for Once {

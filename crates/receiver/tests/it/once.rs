@@ -153,9 +153,27 @@ fn waiting_duplicate_receives_503_after_the_time_limit() {
         let (first, ()) = tokio::join!(sent.to(address), async {
             gate.wait_entered().await;
             assert_eq!(sent.to(address).await.0, 503);
+            // The database also stops waiting, although the first callback still holds its transaction open.
+            wait_for_waiters(&runtime, &pool, 0).await;
             gate.release();
         });
         assert_eq!((first.0, sent.to(address).await.0, count(&pool, "effects").await), (200, 200, 1));
+    });
+}
+
+#[test]
+fn handler_keeps_the_lock_timeout_of_its_connection() {
+    on_real(async |runtime| {
+        let pool = pool().await;
+        pool.get().await.unwrap().batch_execute("set lock_timeout = '7s'").await.unwrap();
+        let handler = async |transaction: Transaction| {
+            let row = transaction.query_one("show lock_timeout", &[]).await?;
+            effect(&transaction, row.get(0)).await
+        };
+        let address = receiver(&runtime, &pool, handler).await;
+        assert_eq!(Sent::new(&runtime, "one", "1").to(address).await.0, 200);
+        let row = pool.get().await.unwrap().query_one("select what from effects", &[]).await.unwrap();
+        assert_eq!(row.get::<_, String>(0), "7s");
     });
 }
 
