@@ -28,7 +28,7 @@ pub use schedule::{
 };
 pub use secret::Secret;
 pub use tenant::{
-    AuditEntry, AuditPage, Egress, Key, KeyCreated, KeyList, KeyRequest, Quota, QuotaSheet, Quotas, Role,
+    AuditEntry, AuditPage, Egress, EgressPatch, Key, KeyCreated, KeyList, KeyRequest, Quota, QuotaSheet, Quotas, Role,
     SigningSecret, SigningSecretCreated, SigningSecretList, Tenant, TenantCreated, TenantList, TenantPatch,
     TenantRequest, Usage,
 };

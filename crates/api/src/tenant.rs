@@ -102,9 +102,9 @@ pub struct TenantPatch {
     /// New ceilings. The server lowers a quota that is above its new ceiling to that ceiling.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub ceilings: Quotas,
-    /// Changes of the egress policy. A missing field keeps its value. A field that is `null` gets its default.
+    /// Changes of the egress policy. A missing field keeps its value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub egress: Option<Egress>,
+    pub egress: Option<EgressPatch>,
 }
 
 /// Permissions of a key. Each role includes the permissions of the roles before it in this list.
@@ -152,6 +152,30 @@ pub struct Egress {
     pub allow_networks: Vec<String>,
     /// Restricts callbacks to `https`.
     pub forbid_http: bool,
+}
+
+/// Changes of a tenant's [`Egress`] policy. A field that is `None` keeps its value.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct EgressPatch {
+    /// New list of address classes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow: Option<Vec<String>>,
+    /// New list of networks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow_networks: Option<Vec<String>>,
+    /// True to restrict callbacks to `https`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forbid_http: Option<bool>,
+}
+
+/// Replaces the whole policy.
+impl From<Egress> for EgressPatch {
+    fn from(egress: Egress) -> Self {
+        let Egress { allow, allow_networks, forbid_http } = egress;
+        EgressPatch { allow: Some(allow), allow_networks: Some(allow_networks), forbid_http: Some(forbid_http) }
+    }
 }
 
 /// Tenant with its settings, without its keys and secrets.

@@ -1,6 +1,6 @@
 //! Tests of the SDK calls for operators and admins.
 
-use reveille_client::api::{TenantPatch, TenantRequest};
+use reveille_client::api::{Egress, EgressPatch, TenantPatch, TenantRequest};
 use reveille_client::{KeyRequest, Quota, Role, TryStreamExt as _};
 
 use crate::support::{OPERATOR_KEY, World, later, on_real};
@@ -56,6 +56,27 @@ fn admin_sets_quotas_up_to_the_operators_ceilings() {
         assert_eq!(admin.quotas().await.unwrap(), sheet);
         let error = admin.set_quotas(&[(Quota::CreatesPerSecond, Some(51))].into()).await.unwrap_err();
         assert_eq!((error.code(), error.is_retryable()), (Some("quota_ceiling"), false));
+        world.stop().await;
+    });
+}
+
+#[test]
+fn tenant_patch_changes_only_the_egress_fields_that_it_names() {
+    on_real(async |runtime| {
+        let world = World::start(&runtime).await;
+        let operator = world.client_as(OPERATOR_KEY);
+        let update = async |egress: EgressPatch| {
+            let patch = TenantPatch { egress: Some(egress), ..TenantPatch::default() };
+            operator.update_tenant("shop", &patch).await.unwrap().egress
+        };
+        let networks = vec!["10.1.0.0/16".to_owned()];
+        let whole = Egress { allow: vec!["private".to_owned()], allow_networks: networks, forbid_http: false };
+        assert_eq!(update(whole.clone().into()).await, whole);
+        let changed = update(EgressPatch { forbid_http: Some(true), ..EgressPatch::default() }).await;
+        assert_eq!(changed, Egress { forbid_http: true, ..whole.clone() });
+        let changed = update(EgressPatch { allow: Some(Vec::new()), ..EgressPatch::default() }).await;
+        assert_eq!(changed, Egress { allow: Vec::new(), forbid_http: true, ..whole });
+        assert_eq!(update(Egress::default().into()).await, Egress::default());
         world.stop().await;
     });
 }

@@ -105,7 +105,8 @@ async fn get(arguments: NameArguments) -> anyhow::Result<()> {
 async fn set_egress(arguments: EgressArguments) -> anyhow::Result<()> {
     let client = arguments.connect.client(DefaultKey::Operator)?;
     let EgressArguments { allow, allow_network: allow_networks, forbid_http, .. } = arguments;
-    let patch = TenantPatch { egress: Some(Egress { allow, allow_networks, forbid_http }), ..TenantPatch::default() };
+    let egress = Egress { allow, allow_networks, forbid_http };
+    let patch = TenantPatch { egress: Some(egress.into()), ..TenantPatch::default() };
     let tenant = client.update_tenant(&arguments.name, &patch).await.map_err(|error| explain(&client, &error))?;
     show_tenant(tenant, arguments.output)
 }
