@@ -41,6 +41,18 @@ pub enum OpenError {
     Group(#[from] GroupNameError),
 }
 
+impl OpenError {
+    /// Returns whether a later attempt may succeed without an operator's action. A program that may start before its
+    /// database passes this function to [`Runtime::open_when_reachable`].
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            OpenError::Postgres(error) => error.is_retryable(),
+            OpenError::Unknown | OpenError::Zookeeper(_) | OpenError::Group(_) => false,
+        }
+    }
+}
+
 /// Settings that the URL does not contain.
 #[derive(Clone, Default)]
 pub struct Options {

@@ -41,7 +41,8 @@ async fn main() -> anyhow::Result<()> {
         anyhow::bail!("usage: candidate URL GROUP ID SESSION_MILLIS SINK");
     };
     let runtime = Runtime::real();
-    let trees = coordination_connect::trees(&runtime, url, None).await?;
+    let open = async || coordination_connect::trees(&runtime, url, None).await;
+    let trees = runtime.open_when_reachable(open, coordination_connect::OpenError::is_retryable).await?;
     let timeout =
         Duration::from_millis(millis.parse().context("SESSION_MILLIS must be a whole number of milliseconds")?);
     let client = Client::new(&runtime, trees, SessionOptions { timeout, credentials: Vec::new() });

@@ -62,7 +62,8 @@ async fn main() -> anyhow::Result<()> {
     let runtime = Runtime::real();
 
     // 1. Create the client from a connection string.
-    let trees = coordination_connect::trees(&runtime, &arguments.coordination, None).await?;
+    let open = async || coordination_connect::trees(&runtime, &arguments.coordination, None).await;
+    let trees = runtime.open_when_reachable(open, coordination_connect::OpenError::is_retryable).await?;
     let session =
         SessionOptions { timeout: Duration::from_millis(arguments.session_millis), ..SessionOptions::default() };
     let client = Client::new(&runtime, trees, session);

@@ -85,7 +85,8 @@ enum ElectorForm {
 async fn main() -> anyhow::Result<()> {
     let Arguments { coordination: url, command } = Arguments::parse();
     let runtime = Runtime::real();
-    let trees = coordination_connect::trees(&runtime, &url, None).await?;
+    let open = async || coordination_connect::trees(&runtime, &url, None).await;
+    let trees = runtime.open_when_reachable(open, coordination_connect::OpenError::is_retryable).await?;
     let client = Client::new(&runtime, trees, SessionOptions::default());
     let opened = client.connect(Duration::from_secs(10)).await;
     opened

@@ -16,7 +16,7 @@ use store_postgres::PostgresStore;
 
 use crate::data_folder::store_path;
 use crate::engine::PostgresEngine;
-use crate::identity;
+use crate::{identity, stop};
 
 /// Task of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -107,7 +107,7 @@ impl MemberArguments {
     }
 }
 
-/// Opens the store for a process with the data folder `data`.
+/// Opens the store for a process with the data folder `data`. Waits while the database is unreachable.
 ///
 /// # Errors
 /// Returns an error if the store cannot be opened or has no tenant, or if the data folder belongs to another store.
@@ -124,7 +124,8 @@ pub(crate) async fn open(
         data.display()
     );
     let options = store_postgres::Options { cluster: identity::known_cluster(data)?, ..engine.store_options() };
-    let opened = PostgresStore::open(runtime, tasks, engine.store.as_str(), options).await;
+    let open = async || PostgresStore::open(runtime, tasks, engine.store.as_str(), options.clone()).await;
+    let opened = stop::open_when_reachable(runtime, open, store_postgres::OpenError::is_retryable).await?;
     let store = match opened {
         Err(error @ store_postgres::OpenError::OtherCluster { .. }) => {
             return Err(anyhow::Error::new(error).context(format!(

@@ -14,12 +14,14 @@ use base64::prelude::BASE64_STANDARD as BASE64;
 use clap::Args;
 use cli_support::Url;
 use coordination::tree::{Acl, Credentials, NodePath};
-use membership::{Ownership, View};
+use membership::{Ownership, OwnershipError, View};
 use membership_postgres::PostgresOwnership;
 use membership_tree::TreeOwnership;
 use runtime::Runtime;
 use sha2::{Digest as _, Sha256};
 use store_postgres::PostgresStore;
+
+use crate::stop;
 
 /// Length of the lease with which a process that is not a member uses the coordination engine. The leases of members
 /// can have another length.
@@ -120,14 +122,36 @@ pub(crate) struct Coordination {
     id: String,
 }
 
+const CANNOT_COORDINATE: &str = "cannot coordinate with the other members";
+
+/// Reason why this process cannot open the coordination engine.
+#[derive(Debug, thiserror::Error)]
+enum ConnectError {
+    #[error(transparent)]
+    Open(#[from] coordination_connect::OpenError),
+    #[error(transparent)]
+    Ownership(#[from] OwnershipError),
+}
+
+impl ConnectError {
+    /// Returns whether the process waits for the engine. It waits for a database, but not for a ZooKeeper ensemble: the
+    /// client of the ensemble has already tried to connect for a while.
+    fn is_retryable(&self) -> bool {
+        match self {
+            ConnectError::Open(error) => error.is_retryable(),
+            ConnectError::Ownership(_) => false,
+        }
+    }
+}
+
 impl PostgresEngine {
     pub(crate) fn store_options(&self) -> store_postgres::Options {
         store_postgres::Options { password: self.password.clone(), ..store_postgres::Options::default() }
     }
 
-    /// Opens the coordination engine for a member of the cluster whose data is in `store`. The leases of members have
-    /// the length `lease`. If the engine is a tree, only processes that know the cluster's secret can access the nodes
-    /// that members create.
+    /// Opens the coordination engine for a member of the cluster whose data is in `store`. Waits while the engine is a
+    /// database that is unreachable. The leases of members have the length `lease`. If the engine is a tree, only
+    /// processes that know the cluster's secret can access the nodes that members create.
     ///
     /// # Errors
     /// Returns an error if the engine cannot be opened, or if the members of the cluster use another engine.
@@ -137,7 +161,9 @@ impl PostgresEngine {
         lease: Duration,
         store: &PostgresStore,
     ) -> anyhow::Result<Coordination> {
-        let coordination = self.open_coordination(runtime, lease, store).await?;
+        let open = async || self.open_coordination(runtime, lease, store).await;
+        let opened = stop::open_when_reachable(runtime, open, ConnectError::is_retryable).await?;
+        let coordination = opened.context(CANNOT_COORDINATE)?;
         let recorded_id = store
             .record_coordination(&coordination.id)
             .await
@@ -151,7 +177,7 @@ impl PostgresEngine {
     /// # Errors
     /// Returns an error if the engine cannot be opened or read, or if the members of the cluster use another engine.
     pub(crate) async fn view(&self, runtime: &Runtime, store: &PostgresStore) -> anyhow::Result<View> {
-        let coordination = self.open_coordination(runtime, VIEW_LEASE, store).await?;
+        let coordination = self.open_coordination(runtime, VIEW_LEASE, store).await.context(CANNOT_COORDINATE)?;
         if let Some(recorded_id) = &store.cluster().coordination_id {
             check_coordination(&coordination, recorded_id)?;
         }
@@ -163,11 +189,10 @@ impl PostgresEngine {
         runtime: &Runtime,
         lease: Duration,
         store: &PostgresStore,
-    ) -> anyhow::Result<Coordination> {
+    ) -> Result<Coordination, ConnectError> {
         let secret = Sha256::new().chain_update("reveille coordination").chain_update(&store.cluster().peer_secret.0);
         let credentials = Credentials { name: "reveille".to_owned(), password: BASE64.encode(secret.finalize()) };
-        let coordination = self.connect_coordination(runtime, lease, credentials).await;
-        coordination.context("cannot coordinate with the other members")
+        self.connect_coordination(runtime, lease, credentials).await
     }
 
     /// Connects to the coordination engine. The engine's data is in tables of the database, or below the node
@@ -177,7 +202,7 @@ impl PostgresEngine {
         runtime: &Runtime,
         lease: Duration,
         credentials: Credentials,
-    ) -> anyhow::Result<Coordination> {
+    ) -> Result<Coordination, ConnectError> {
         let (url, password) = (self.coordination.as_str(), self.password.clone());
         match coordination_connect::Engine::of(url)? {
             coordination_connect::Engine::Zookeeper(_) => {
@@ -191,7 +216,8 @@ impl PostgresEngine {
             coordination_connect::Engine::Postgres => {
                 let options =
                     membership_postgres::Options { password, ..membership_postgres::Options::with_lease(lease) };
-                let ownership = PostgresOwnership::open(runtime, url, &options).await?;
+                let opened = PostgresOwnership::open(runtime, url, &options).await;
+                let ownership = opened.map_err(coordination_connect::OpenError::Postgres)?;
                 let id = ownership.id().to_owned();
                 Ok(Coordination { ownership: Arc::new(ownership), id })
             }

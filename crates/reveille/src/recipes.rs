@@ -7,13 +7,15 @@ mod supervise;
 mod tree;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand};
 use cli_support::Url;
 use coordination::recipes::Client;
-use coordination::tree::{Acl, Credentials, NodePath, SessionOptions, TreeError};
+use coordination::tree::{Acl, Credentials, NodePath, SessionOptions, TreeError, Trees};
+use coordination_connect::OpenError;
 use runtime::Runtime;
 
 #[derive(Subcommand, Debug)]
@@ -46,6 +48,8 @@ pub(crate) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Resu
     }
 }
 
+const NO_SESSION: &str = "cannot open a session: check that the engine is running and reachable";
+
 /// Options for the coordination engine and its credentials.
 #[derive(Args, Clone, Debug)]
 struct Engine {
@@ -66,13 +70,35 @@ struct Engine {
 
 impl Engine {
     async fn client(&self, runtime: &Runtime) -> anyhow::Result<Client> {
-        let options =
-            SessionOptions { timeout: Duration::from_secs(self.session_seconds), credentials: self.credentials()? };
-        let password = self.password_file.as_deref().map(crate::engine::read_password).transpose()?;
-        let trees = coordination_connect::trees(runtime, self.coordination.as_str(), password).await;
+        let (password, options) = (self.password()?, self.session_options()?);
+        let trees = self.trees(runtime, password).await;
         let client = Client::new(runtime, trees.context("--coordination")?, options);
-        client.session().await.context("cannot open a session: check that the engine is running and reachable")?;
+        client.session().await.context(NO_SESSION)?;
         Ok(client)
+    }
+
+    /// Opens a session like [`Engine::client`], but waits while the engine is unreachable. A command that runs for long
+    /// may start before its engine.
+    async fn client_when_reachable(&self, runtime: &Runtime) -> anyhow::Result<Client> {
+        let (password, options) = (self.password()?, self.session_options()?);
+        let open = async || self.trees(runtime, password.clone()).await;
+        let trees = runtime.open_when_reachable(open, OpenError::is_retryable).await;
+        let client = Client::new(runtime, trees.context("--coordination")?, options);
+        let open = async || client.session().await;
+        runtime.open_when_reachable(open, TreeError::is_retryable).await.context(NO_SESSION)?;
+        Ok(client)
+    }
+
+    async fn trees(&self, runtime: &Runtime, password: Option<String>) -> Result<Arc<dyn Trees>, OpenError> {
+        coordination_connect::trees(runtime, self.coordination.as_str(), password).await
+    }
+
+    fn password(&self) -> anyhow::Result<Option<String>> {
+        self.password_file.as_deref().map(crate::engine::read_password).transpose()
+    }
+
+    fn session_options(&self) -> anyhow::Result<SessionOptions> {
+        Ok(SessionOptions { timeout: Duration::from_secs(self.session_seconds), credentials: self.credentials()? })
     }
 
     fn credentials(&self) -> anyhow::Result<Vec<Credentials>> {

@@ -16,7 +16,7 @@ use crate::engine::EngineArguments;
 use crate::logs::LogArguments;
 use crate::receiver::Printer;
 use crate::service::{Options, Service};
-use crate::stop::{self, Signals};
+use crate::stop::{self, Signals, StoppedWaiting};
 use crate::store_key::StoreKeyArguments;
 use crate::tls::TlsArguments;
 use crate::tuning::TuningArguments;
@@ -105,7 +105,13 @@ pub(crate) async fn serve(runtime: &Runtime, arguments: &ServeArguments) -> anyh
     let signals = Signals::listen()?;
     let mut options = arguments.options()?;
     descriptors::fit(&mut options, descriptors::raise_limit());
-    let service = Service::start(runtime, options).await?;
+    let service = match Service::start(runtime, options).await {
+        Err(error) if error.is::<StoppedWaiting>() => {
+            tracing::info!("{error}");
+            return Ok(());
+        }
+        started => started?,
+    };
     let receiver = match service.is_member() || arguments.no_receiver || !arguments.listen.ip().is_loopback() {
         true => None,
         false => try_receiver(runtime, arguments.receiver).await,

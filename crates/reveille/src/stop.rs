@@ -38,6 +38,28 @@ impl Signals {
     }
 }
 
+/// The process received a signal to stop while it waited for a server.
+#[derive(Debug, thiserror::Error)]
+#[error("the process stopped before the server was reachable")]
+pub(crate) struct StoppedWaiting;
+
+/// Calls `open` until it succeeds or returns an error that is not retryable ([`Runtime::open_when_reachable`]).
+///
+/// # Errors
+/// Returns [`StoppedWaiting`] after a signal to stop. Returns an error if the process cannot listen for signals.
+pub(crate) async fn open_when_reachable<T, E: std::fmt::Display>(
+    runtime: &Runtime,
+    open: impl AsyncFnMut() -> Result<T, E>,
+    is_retryable: impl Fn(&E) -> bool,
+) -> anyhow::Result<Result<T, E>> {
+    let mut signals = Signals::listen()?;
+    tokio::select! {
+        biased;
+        () = signals.next() => Err(StoppedWaiting.into()),
+        opened = runtime.open_when_reachable(open, is_retryable) => Ok(opened),
+    }
+}
+
 /// Durations of the two phases of a stop.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StopTimeouts {

@@ -61,6 +61,11 @@ pub trait World: Send + Sync + 'static {
     fn halt(&self, reason: &str);
 }
 
+/// Wait of [`Runtime::open_when_reachable`] between two calls. The wait starts at the minimum and doubles up to the
+/// maximum.
+const REOPEN_WAIT_MIN: Duration = Duration::from_millis(50);
+const REOPEN_WAIT_MAX: Duration = Duration::from_secs(1);
+
 /// Handle to a [`World`]. A clone of the handle is cheap.
 #[derive(Clone)]
 pub struct Runtime(Arc<dyn World>);
@@ -114,6 +119,37 @@ impl Runtime {
         match futures_util::future::select(std::pin::pin!(future), sleep).await {
             futures_util::future::Either::Left((output, _)) => Some(output),
             futures_util::future::Either::Right(((), _)) => None,
+        }
+    }
+
+    /// Calls `open` until it succeeds or returns an error that is not retryable, because a program may start before the
+    /// server that it needs. Logs only the first retryable error, and the success after it.
+    ///
+    /// # Errors
+    /// Returns the first error that is not retryable.
+    pub async fn open_when_reachable<T, E: fmt::Display>(
+        &self,
+        mut open: impl AsyncFnMut() -> Result<T, E>,
+        is_retryable: impl Fn(&E) -> bool,
+    ) -> Result<T, E> {
+        let mut wait = REOPEN_WAIT_MIN;
+        loop {
+            match open().await {
+                Err(error) if is_retryable(&error) => {
+                    if wait == REOPEN_WAIT_MIN {
+                        tracing::warn!(%error, "waiting for a server that is not reachable yet");
+                    }
+                    self.sleep(wait).await;
+                    wait = (wait * 2).min(REOPEN_WAIT_MAX);
+                }
+                Ok(opened) => {
+                    if wait > REOPEN_WAIT_MIN {
+                        tracing::info!("the server is reachable");
+                    }
+                    return Ok(opened);
+                }
+                Err(error) => return Err(error),
+            }
         }
     }
 

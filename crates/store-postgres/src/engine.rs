@@ -11,7 +11,7 @@ use domain::{
     Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term, Timestamp,
 };
 use postgres_client::tokio_postgres::Row;
-use postgres_client::{Failure, Link, Probe, Server};
+use postgres_client::{Failure, Link, Probe, Server, Session};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use runtime::{Monotonic, Runtime, TaskSet};
@@ -106,12 +106,12 @@ impl PostgresStore {
     /// from the expected one.
     pub async fn open(runtime: &Runtime, tasks: &TaskSet, url: &str, options: Options) -> Result<Self, OpenError> {
         let server = Arc::new(Server::new(url, options.client())?);
+        // The links start after the first connection, because a link logs that it cannot connect.
+        let read = async |session: &Session| read_cluster(session, &server, options.cluster.as_deref()).await;
+        let (cluster, snapshot) = Session::once(runtime, &server, read).await?;
         let stop = CancellationToken::new();
         let probe = Probe::start(runtime, tasks, &server, stop.clone());
         let starter = Starter { runtime, tasks, server: &server, probe: &probe, stop: &stop };
-        let partition_link = starter.link();
-        let opened = read_cluster(&partition_link, &server, options.cluster.as_deref()).await;
-        let (cluster, snapshot) = opened.inspect_err(|_| stop.cancel())?;
         let (creations, to_create) = gather::queue(options.queue_calls);
         let (changes, to_change) = gather::queue(options.queue_calls);
         let (cancels, to_cancel) = gather::queue(options.queue_calls);
@@ -124,7 +124,7 @@ impl PostgresStore {
             owners: Exclusive::start(runtime, &server, options.owner_connections, || starter.link()),
             takers: Shared::start(1, || starter.link()),
             readers: Shared::start(options.reader_connections, || starter.link()),
-            partition_link,
+            partition_link: starter.link(),
             making_partitions: Mutex::new(()),
             history_link: starter.link(),
             sweep: Sweep::default(),
@@ -227,13 +227,12 @@ impl Inner {
 /// Checks the schema and returns the cluster that the database belongs to. Also returns a snapshot that shows which
 /// transactions have ended. PostgreSQL takes the snapshot before the first call of the store.
 async fn read_cluster(
-    partition_link: &Link,
+    session: &Session,
     server: &Server,
     expected: Option<&str>,
 ) -> Result<(schema::Cluster, Snapshot), OpenError> {
-    let session = partition_link.session().await?;
-    let cluster = schema::check(&session, server, expected).await?;
-    let rows = query(&session, "select pg_current_snapshot()::text", &[]).await?;
+    let cluster = schema::check(session, server, expected).await?;
+    let rows = query(session, "select pg_current_snapshot()::text", &[]).await?;
     let snapshot = rows.first().and_then(|row| Snapshot::parse(row.get(0)));
     Ok((cluster, snapshot.expect("PostgreSQL returns a snapshot in its documented text format")))
 }

@@ -29,6 +29,22 @@ pub enum OpenError {
     OtherCluster { server: String, found: String, expected: String },
 }
 
+impl OpenError {
+    /// Returns whether a later attempt may succeed without an operator's action.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            OpenError::Server(failure) => failure.is_retryable(),
+            OpenError::Store(error) => error.is_retryable(),
+            OpenError::Url(_)
+            | OpenError::NoSchema { .. }
+            | OpenError::Older { .. }
+            | OpenError::Newer { .. }
+            | OpenError::OtherCluster { .. } => false,
+        }
+    }
+}
+
 /// Converts a failure into a store error.
 pub(crate) fn store_error(failure: Failure) -> StoreError {
     let code = match &failure {

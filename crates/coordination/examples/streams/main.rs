@@ -84,7 +84,8 @@ struct Work {
 async fn main() -> anyhow::Result<()> {
     let Arguments { coordination, session_millis, command } = Arguments::parse();
     let runtime = Runtime::real();
-    let trees = coordination_connect::trees(&runtime, &coordination, None).await?;
+    let open = async || coordination_connect::trees(&runtime, &coordination, None).await;
+    let trees = runtime.open_when_reachable(open, coordination_connect::OpenError::is_retryable).await?;
     let session = SessionOptions { timeout: Duration::from_millis(session_millis), ..SessionOptions::default() };
     let client = Client::new(&runtime, trees, session);
     let opened = client.connect(Duration::from_secs(10)).await;

@@ -36,7 +36,10 @@ pub(crate) struct Arguments {
 }
 
 pub(super) async fn execute(runtime: &Runtime, arguments: &Arguments) -> anyhow::Result<()> {
-    let client = arguments.engine.client(runtime).await?;
+    let client = match arguments.watch {
+        true => arguments.engine.client_when_reachable(runtime).await?,
+        false => arguments.engine.client(runtime).await?,
+    };
     let discovery = Discovery::new(&client, arguments.root.clone(), arguments.engine.acl());
     let discovery = discovery.with_files(arguments.files.clone());
     let following = match &arguments.name {

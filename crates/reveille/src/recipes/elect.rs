@@ -68,7 +68,11 @@ enum Layout {
 /// of the command. After a loss of the leadership, this process stops the command and becomes a candidate again.
 pub(super) async fn execute(runtime: &Runtime, arguments: &Arguments) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
-    let client = arguments.engine.client(runtime).await?;
+    let client = tokio::select! {
+        biased;
+        () = signals.next() => return Ok(()),
+        client = arguments.engine.client_when_reachable(runtime) => client?,
+    };
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let candidate = Candidate {
         acl: arguments.engine.acl(),

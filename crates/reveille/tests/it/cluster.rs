@@ -1,6 +1,7 @@
 //! Tests of clusters of several processes with one PostgreSQL database. The members use this database or a ZooKeeper
 //! ensemble for coordination.
 
+mod waiting;
 mod zookeeper;
 
 use std::collections::BTreeMap;
@@ -60,8 +61,11 @@ impl TestCluster {
     }
 
     fn with_coordination(coordination: Option<String>) -> Self {
+        TestCluster::on_database(postgres::shared().create_database().unwrap(), coordination)
+    }
+
+    fn on_database(url: String, coordination: Option<String>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let url = postgres::shared().create_database().unwrap();
         let cluster = TestCluster { folder, url, coordination };
         let mut migrate = migrate(&cluster.url, &cluster.key_folder());
         let output = run(cluster.add_coordination(&mut migrate));
@@ -285,7 +289,7 @@ fn cluster_setup_error_names_a_next_step_and_hides_passwords() {
     assert!(message.contains("%40") && !message.contains("ter2"), "{message}");
 
     let unreachable = "postgres://someone:hunter2@127.0.0.1:9/reveille";
-    let message = failure(&mut serve(&["--store", unreachable]));
+    let message = failure(&mut migrate(unreachable, &data));
     assert!(message.contains("127.0.0.1:9") && !message.contains("hunter2"), "{message}");
 
     let wrong = empty.replacen("postgres:", "postgres_wrong:", 2).replacen("postgres_wrong://", "postgres://", 1);

@@ -26,7 +26,7 @@ struct Written {
 }
 
 impl Lines {
-    fn follow(output: impl Read + Send + 'static) -> Self {
+    pub(crate) fn follow(output: impl Read + Send + 'static) -> Self {
         let lines = Lines::default();
         let follower = lines.clone();
         thread::spawn(move || {

@@ -29,6 +29,17 @@ fn sleep_never_returns_early() {
 }
 
 #[test]
+fn open_when_reachable_repeats_only_retryable_errors() {
+    on_tokio(async |runtime| {
+        let mut responses = vec![Err("rejected"), Ok(7), Err("silent"), Err("silent")];
+        let mut open = async || responses.pop().unwrap();
+        let is_retryable = |error: &&str| *error == "silent";
+        assert_eq!(runtime.open_when_reachable(&mut open, is_retryable).await, Ok(7));
+        assert_eq!(runtime.open_when_reachable(&mut open, is_retryable).await, Err("rejected"));
+    });
+}
+
+#[test]
 fn timeout_drops_pending_future_but_returns_ready_output() {
     on_tokio(async |runtime| {
         assert_eq!(runtime.timeout(Duration::from_millis(5), std::future::pending::<()>()).await, None);
