@@ -1,6 +1,7 @@
 //! Conformance suite of the store port. The suite has one case for each promise of the port. The tests of every engine
 //! run the suite against the real engine. The crate `conformance` describes how an engine runs a suite. The separate
-//! module [`differential`] compares an engine with the in-memory model.
+//! module [`differential`] compares an engine with the in-memory model. The module [`inbox`] contains the suite of the
+//! inbox port.
 //!
 //! The suite does not know whether an engine is atomic. If the port allows several results, a case accepts the engine's
 //! result ([`store::Placed::settled`], [`store::CancellationResult::applied`]) and checks that the engine's later
@@ -14,6 +15,7 @@ pub mod differential;
 mod durable;
 mod fixture;
 mod gaps;
+pub mod inbox;
 mod listing;
 mod ownership;
 mod positions;

@@ -39,6 +39,7 @@
 mod encrypted_store;
 pub mod encryption;
 mod error;
+pub mod inbox;
 pub mod listing;
 
 pub mod memory;
@@ -55,6 +56,7 @@ use futures_util::future::BoxFuture;
 pub use encrypted_store::EncryptedStore;
 pub use encryption::{Keyring, StoreKey};
 pub use error::{StoreError, WriteRejection};
+pub use inbox::{Inbox, InboxEntry, InboxRead, InboxRequest, InboxState};
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 

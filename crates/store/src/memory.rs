@@ -13,6 +13,7 @@
 //! `runtime` and the same calls give the same results.
 
 mod call;
+mod inbox;
 mod model;
 mod owner;
 
@@ -27,6 +28,7 @@ use domain::{
 use runtime::Runtime;
 
 use self::call::Access;
+pub use self::inbox::{InboxDeadLetter, InboxRejection};
 use self::model::{Model, Writer};
 use crate::{
     Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Closed, Cursor, DuePage, DueRead, HandOver,

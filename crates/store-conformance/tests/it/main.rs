@@ -1,6 +1,7 @@
 //! Tests of the in-memory engine in its atomic and its weak form, and tests that the conformance suite detects bugs.
 
 mod encrypting;
+mod inbox;
 mod memory;
 mod mutants;
 mod support;

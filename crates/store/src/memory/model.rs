@@ -11,6 +11,7 @@ use domain::{
     TargetKey, Tenant, TenantId, Term, Timestamp,
 };
 
+use super::inbox::Rows;
 use crate::{
     ChosenIdPage, ChosenIdRead, Closed, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health,
     InsertLogEntry, ListBy, ListPage, ListRead, Order, Outdated, Positions, Usage, WriteRejection,
@@ -33,6 +34,7 @@ pub(super) struct Model {
     pub(super) health: Health,
     pub(super) insert_log: Stream<InsertLogEntry>,
     pub(super) cancellations: Stream<Incarnation>,
+    pub(super) inbox: Rows,
     schedules: BTreeMap<Incarnation, Arc<Schedule>>,
     names: BTreeMap<(TenantId, ScheduleId), Incarnation>,
     /// Incarnations that inserts and puts requested, including incarnations that a put did not use.
@@ -56,6 +58,7 @@ impl Default for Model {
             health: Health::Ready,
             insert_log: Stream::default(),
             cancellations: Stream::default(),
+            inbox: Rows::default(),
             schedules: BTreeMap::new(),
             names: BTreeMap::new(),
             used: BTreeSet::new(),
