@@ -42,18 +42,37 @@ impl Changes {
         &self,
         requests: Vec<Create>,
     ) -> Result<Vec<Result<Arc<Schedule>, CreateRejection>>, OwnerError> {
+        self.create_in(requests, None).await
+    }
+
+    /// Creates schedules as [`Changes::create`] does. If `pollers` is present, it contains the poller of each request,
+    /// and this member must own the shards of these pollers.
+    pub(crate) async fn create_in(
+        &self,
+        requests: Vec<Create>,
+        pollers: Option<&[PollerId]>,
+    ) -> Result<Vec<Result<Arc<Schedule>, CreateRejection>>, OwnerError> {
         if requests.is_empty() {
             return Ok(Vec::new());
         }
         let now = self.shared.steady.now();
         let _ids = self.lock_ids(&requests).await;
-        let named = requests.iter().filter_map(|request| Some(home_poller(request, request.id.as_ref()?)));
-        let shards = self.enter(named.map(PollerId::shard).collect()).await?;
+        let shards = match pollers {
+            Some(pollers) => pollers.iter().map(|poller| poller.shard()).collect(),
+            None => {
+                let named = requests.iter().filter_map(|request| Some(home_poller(request, request.id.as_ref()?)));
+                named.map(PollerId::shard).collect()
+            }
+        };
+        let shards = self.enter(shards).await?;
         let mut responses = Vec::with_capacity(requests.len());
         let mut inserts = Vec::with_capacity(requests.len());
-        for request in requests {
+        for (at, request) in requests.into_iter().enumerate() {
             responses.push(match self.plan(request, now) {
-                Some(insert) => {
+                Some(mut insert) => {
+                    if let Some(pollers) = pollers {
+                        Arc::make_mut(&mut insert.schedule).poller = pollers[at];
+                    }
                     let schedule = insert.schedule.clone();
                     inserts.push(insert);
                     Ok(schedule)

@@ -15,6 +15,7 @@ mod cluster;
 mod creator;
 mod deliver;
 mod firing;
+mod inbox;
 mod known_tenants;
 mod metrics;
 mod options;
@@ -28,6 +29,7 @@ pub use cluster::assignment::Peering;
 pub use cluster::operations;
 pub use cluster::peers::{InvalidRequest, PeerError, Peers, REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX};
 pub use deliver::{CONNECTION_WAIT_MAX, Deliver, Delivered, Delivery};
+pub use inbox::ReadSpec;
 pub use options::Options;
 pub use prometheus_client::registry::Registry;
 pub use requests::{

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use domain::{AttemptResult, EGRESS_REJECTED, NOT_DECRYPTED, NOT_RESOLVED, TLS_FAILED};
+use domain::{AttemptResult, EGRESS_REJECTED, NOT_DECRYPTED, NOT_RESOLVED, TLS_FAILED, Timestamp};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -16,7 +16,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use runtime::{Monotonic, Runtime};
-use store::{StoreError, Usage};
+use store::{InboxState, StoreError, Usage};
 
 /// Shortest time between two log lines for one kind of failure. Without this limit, an unreachable store would cause
 /// thousands of log lines.
@@ -167,6 +167,13 @@ pub(crate) struct Metrics {
     pub(crate) shards_owned: Gauge,
     /// Shards that this member gained, handed over or lost.
     pub(crate) shard_owner_changes: Family<Change, Counter>,
+    /// Entries of the inbox whose effect is durable, and entries that this member turned into dead letters.
+    pub(crate) inbox_moved: Counter,
+    pub(crate) inbox_rejected: Counter,
+    /// State of the inbox of the whole cluster.
+    pub(crate) inbox_waiting: Gauge,
+    pub(crate) inbox_oldest_seconds: Gauge<f64, AtomicU64>,
+    pub(crate) inbox_dead_letters: Gauge,
     /// Time by which the coordination engine's clock is ahead of this machine's clock. Only members of a cluster
     /// register this metric.
     pub(crate) clock_skew_seconds: Gauge<f64, AtomicU64>,
@@ -204,6 +211,11 @@ impl Metrics {
             stored_bytes: Gauge::default(),
             shards_owned: Gauge::default(),
             shard_owner_changes: Family::default(),
+            inbox_moved: Counter::default(),
+            inbox_rejected: Counter::default(),
+            inbox_waiting: Gauge::default(),
+            inbox_oldest_seconds: Gauge::default(),
+            inbox_dead_letters: Gauge::default(),
             clock_skew_seconds: Gauge::default(),
         };
         metrics.begin_at_zero();
@@ -246,6 +258,40 @@ impl Metrics {
             "Time by which the coordination engine's clock is ahead of this machine's clock",
             self.clock_skew_seconds.clone(),
         );
+        registry.register(
+            "reveille_inbox_moved",
+            "Requests of the SQL inbox that this member carried out",
+            self.inbox_moved.clone(),
+        );
+        registry.register(
+            "reveille_inbox_rejected",
+            "Requests of the SQL inbox that this member rejected and kept as dead letters",
+            self.inbox_rejected.clone(),
+        );
+        registry.register(
+            "reveille_inbox_waiting",
+            "Committed requests in the SQL inbox of the whole cluster",
+            self.inbox_waiting.clone(),
+        );
+        registry.register(
+            "reveille_inbox_oldest_seconds",
+            "Age of the oldest request in the SQL inbox of the whole cluster",
+            self.inbox_oldest_seconds.clone(),
+        );
+        registry.register(
+            "reveille_inbox_dead_letters",
+            "Rejected requests of the SQL inbox that no operator has deleted",
+            self.inbox_dead_letters.clone(),
+        );
+    }
+
+    /// Sets the metrics of the inbox of the whole cluster.
+    pub(crate) fn set_inbox(&self, state: &InboxState, now: Timestamp) {
+        let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        self.inbox_waiting.set(number(state.waiting));
+        self.inbox_dead_letters.set(number(state.dead_letters));
+        let age = state.oldest.map_or(Duration::ZERO, |oldest| now.since(oldest));
+        self.inbox_oldest_seconds.set(age.as_secs_f64());
     }
 
     fn register(&self, registry: &mut Registry) {

@@ -10,7 +10,7 @@ use membership::MemberId;
 use prometheus_client::registry::Registry;
 use runtime::{Runtime, TaskSet};
 use store::listing::{self, Listing};
-use store::{Answer, Health, Store, StoreError};
+use store::{Answer, Health, Inbox, Store, StoreError};
 use tokio_util::sync::CancellationToken;
 
 use crate::changes::Changes;
@@ -25,6 +25,7 @@ use crate::cluster::serving::Serving;
 use crate::deliver::Deliver;
 use crate::firing::messages::Gained;
 use crate::firing::supervisor::supervise;
+use crate::inbox::{Mover, ReadSpec};
 use crate::options::Options;
 use crate::requests::{CancelResponse, Create, CreateRejection, PutResponse, RedriveResponse, Timing};
 use crate::shared::Shared;
@@ -201,6 +202,13 @@ impl Scheduler {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).expect("writing to a string cannot fail");
         text
+    }
+
+    /// Carries out the requests in the inbox of the store until the scheduler stops. This member processes only the
+    /// entries of its own shards. It judges each spec with `read_spec`.
+    pub async fn move_inbox(&self, inbox: Arc<dyn Inbox>, read_spec: ReadSpec) {
+        let mover = Mover::new(self.shared.clone(), self.changes.clone(), inbox, read_spec);
+        self.running.assignment.stop.run_until_cancelled(mover.run()).await;
     }
 
     /// Creates schedules and returns one result per request, in order. The store commits the rows of all requests

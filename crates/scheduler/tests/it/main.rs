@@ -6,6 +6,7 @@ mod cluster;
 mod conditions;
 mod firing;
 mod harness;
+mod inbox;
 mod quotas;
 mod requests;
 mod survival;
