@@ -154,8 +154,8 @@ impl Service {
         tasks.spawn("peers", serve_peers(listener, secret, scheduler.clone(), stop_peers.clone()));
         let front = Front::bind(&scheduler, options).await?;
         let limits = options.server.limits.clone();
-        let inbox = inbox::keep_empty(runtime.clone(), store.clone(), scheduler.clone(), limits, stop_peers.clone());
-        tasks.spawn("inbox", inbox);
+        let (mover, inbox) = (scheduler.clone(), store.clone());
+        tasks.spawn("inbox", async move { mover.move_inbox(inbox, inbox::read_spec(limits)).await });
         let store = OpenStore::Postgres { store, stop_peers, _lock: lock };
         Ok(Service::new(runtime, options, front, scheduler, store, tasks))
     }

@@ -25,7 +25,7 @@ use domain::{
 };
 use runtime::{Runtime, TaskSet};
 use store::encryption::{has_plain_header, has_plain_secret};
-use store::{Change, DueBound, DueRead, Insert, Keyring, OwnerWrite, Store};
+use store::{Change, DueBound, DueRead, Inbox, Insert, Keyring, OwnerWrite, Store};
 use store_embedded::EmbeddedStore;
 use store_postgres::PostgresStore;
 
@@ -91,6 +91,12 @@ pub(crate) async fn import(runtime: &Runtime, arguments: &TransferArguments) -> 
     let engine = arguments.engine.postgres()?;
     let key = arguments.store_key.path(&arguments.data);
     let copied = on_both(runtime, &engine, arguments, async |embedded, postgres| {
+        let waiting = postgres.publish_usage().await.context("cannot read the inbox of the database")?.waiting;
+        ensure!(
+            waiting == 0,
+            "the inbox of the database has {waiting} requests that no member has carried out: start a member, wait \
+             until the table reveille.inbox is empty, stop the member, and repeat the import"
+        );
         copy(runtime, postgres, embedded, "the data folder", &key).await
     })
     .await?;

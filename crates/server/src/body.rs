@@ -14,8 +14,9 @@ mod tests;
 
 use api::FieldError;
 use domain::limits::Limits;
-use domain::{Egress, Schedule, ScheduleId, Secret, Spec, Timestamp};
+use domain::{Egress, Schedule, ScheduleId, Secret, Spec, Tenant, Timestamp};
 
+use crate::quota::check_spec;
 use crate::rejection::{Code, Rejected, reject, reject_fields};
 use check::ScheduleFields;
 pub(crate) use merge::{Merged, merge};
@@ -101,15 +102,17 @@ fn read_text(
     }
 }
 
-/// Reads and checks a schedule that did not arrive over HTTP. `text` has the form of a POST body without an id.
+/// Reads and checks a schedule that did not arrive over HTTP. `text` has the form of a POST body without an id. The
+/// function also checks the quotas that limit a single schedule.
 ///
 /// # Errors
 /// Returns a text that lists all errors.
-pub fn read_spec(text: &str, limits: &Limits, egress: &Egress, now: Timestamp) -> Result<Spec, String> {
+pub fn read_spec(text: &str, limits: &Limits, tenant: &Tenant, now: Timestamp) -> Result<Spec, String> {
     // An id in the text is an error, because the caller of this function has the id from another source.
     let named = ScheduleId::new("named-elsewhere").expect("the text is a valid id");
-    let parsed = read_schedule(text.as_bytes(), Some(&named), limits, egress, now);
-    parsed.map(|parsed| parsed.spec).map_err(|rejected| rejected.to_string())
+    let parsed = read_schedule(text.as_bytes(), Some(&named), limits, &tenant.egress, now);
+    let checked = parsed.and_then(|parsed| check_spec(tenant, &parsed.spec, now).map(|()| parsed.spec));
+    checked.map_err(|rejected| rejected.to_string())
 }
 
 fn summary(count: usize) -> String {

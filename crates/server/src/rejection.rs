@@ -192,7 +192,8 @@ impl fmt::Display for Rejection {
             let separator = if at == 0 { "" } else { "; " };
             write!(f, "{separator}{}: {}", error.pointer.as_deref().unwrap_or(""), error.detail)?;
         }
-        Ok(())
+        // The errors do not contain the name of the quota that the request exceeds.
+        if self.quota.is_some() { write!(f, "; {}", self.detail) } else { Ok(()) }
     }
 }
 

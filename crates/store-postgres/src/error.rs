@@ -11,6 +11,9 @@ pub enum OpenError {
     /// Failure to connect to the server, or a statement that the server rejected.
     #[error(transparent)]
     Server(#[from] Failure),
+    /// A stored tenant that the migration needs is damaged.
+    #[error("cannot migrate the schema: {0}")]
+    Store(#[from] StoreError),
     #[error("{server} has no Reveille schema; create it with `reveille store migrate --store …`")]
     NoSchema { server: String },
     #[error(

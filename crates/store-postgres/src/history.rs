@@ -115,6 +115,7 @@ impl Inner {
             self.forget_rest(&session, before, until).await,
             self.forget_schedules(&session, before, until).await,
             self.forget_asked(&session, before, until).await,
+            self.forget_inbox(&session, before).await,
         ];
         parts.into_iter().sum()
     }

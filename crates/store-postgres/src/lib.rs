@@ -41,6 +41,5 @@ mod write;
 
 pub use engine::PostgresStore;
 pub use error::OpenError;
-pub use inbox::InboxEntry;
 pub use options::Options;
 pub use schema::{Cluster, Migrated, SCHEMA_VERSION, migrate};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use domain::occurrence::Run;
 use domain::{Audit, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Tenant, TenantId, Timestamp};
 use postgres_client::tokio_postgres::Row;
+use postgres_client::tokio_postgres::types::ToSql;
 use postgres_client::{Failure, Session};
 use store::{Closed, Outdated, Positions, StoreError, Usage};
 use stored::{Take, tenant};
@@ -14,7 +15,8 @@ use uuid::Uuid;
 
 use crate::connections::query;
 use crate::engine::Inner;
-use crate::error::store_error;
+use crate::error::{OpenError, store_error};
+use crate::inbox::{Settings, put_settings};
 use crate::rows::{OccurrenceColumns, limit_number, poller_number, poller_of, run_key_of, run_of, schedule_of, uuid};
 
 const LOAD: &str =
@@ -47,14 +49,21 @@ const USAGE: &str = "select tenant, sum(active)::bigint, sum(ended)::bigint, sum
         union all select tenant, 0, 0, 0, bytes from reveille.run_usage where tenant = any($1::bigint[])
     ) u group by tenant";
 const TENANTS: &str = "select tenant, value from reveille.tenant order by tenant";
-const PUT_TENANT: &str = "with put as (
+const PUT_TENANT: &str = concat!(
+    "with put as (
         insert into reveille.tenant as t (tenant, version, value) values ($1, $2, $3)
         on conflict (tenant) do update set version = excluded.version, value = excluded.value
             where t.version = excluded.version - 1
         returning t.tenant
-    )
-    insert into reveille.audit (tenant, version, value) select tenant, $2, $4 from put
-    on conflict (tenant, version) do update set value = excluded.value returning 1";
+    ),
+    settings as (",
+    put_settings!(
+        "select tenant, $5::text, $6::integer, $7::integer, $8::bigint, $9::bigint, $10::bigint, $11::bigint
+        from put where $6 is not null"
+    ),
+    ") insert into reveille.audit (tenant, version, value) select tenant, $2, $4 from put
+    on conflict (tenant, version) do update set value = excluded.value returning 1"
+);
 const AUDIT: &str = "select value from reveille.audit where tenant = $1 and version > $2 order by version limit $3";
 
 /// Lower bound that sorts before every occurrence.
@@ -199,20 +208,29 @@ impl Inner {
 
     pub(crate) async fn tenants(&self) -> Result<Vec<Tenant>, StoreError> {
         let rows = self.readers.query(TENANTS, &[]).await.map_err(store_error)?;
-        let read = |row: &Row| {
-            let id = u32::try_from(row.get::<_, i64>(0));
-            let id = TenantId(
-                id.map_err(|_| StoreError::Damaged("the id of a tenant does not fit into 32 bits".to_owned()))?,
-            );
-            tenant_of(id, row.get(1))
-        };
-        rows.iter().map(read).collect()
+        rows.iter().map(tenant_in).collect()
     }
 
     pub(crate) async fn put_tenant(&self, tenant: &Tenant, entry: &Audit) -> Result<Result<(), Outdated>, StoreError> {
         store::check_put_tenant(tenant, entry);
         let (id, version) = (i64::from(tenant.id.0), tenant.version.cast_signed());
-        let parameters = &[&id as _, &version as _, &tenant::encode(tenant) as _, &tenant::encode_audit(entry) as _];
+        let settings = Settings::of(tenant);
+        let (generation, pollers) = settings.as_ref().map(|it| (it.generation, it.pollers)).unzip();
+        let [pending, stored, payload, horizon] = settings.map_or([None; 4], |settings| settings.quotas);
+        let (value, audit) = (tenant::encode(tenant), tenant::encode_audit(entry));
+        let parameters: &[&(dyn ToSql + Sync)] = &[
+            &id,
+            &version,
+            &value,
+            &audit,
+            &tenant.name,
+            &generation,
+            &pollers,
+            &pending,
+            &stored,
+            &payload,
+            &horizon,
+        ];
         let written =
             self.readers.query(PUT_TENANT, parameters).await.map_err(|failure| self.record_failure(failure))?;
         Ok(if written.is_empty() { Err(Outdated) } else { Ok(()) })
@@ -223,6 +241,18 @@ impl Inner {
         let rows = self.readers.query(AUDIT, &[&id, &after, &limit_number(limit)]).await.map_err(store_error)?;
         rows.iter().map(|row| tenant::decode_audit(row.get(0)).map_err(StoreError::Damaged)).collect()
     }
+}
+
+/// Reads all tenants on the caller's connection, for a migration.
+pub(crate) async fn all_tenants(session: &Session) -> Result<Vec<Tenant>, OpenError> {
+    let rows = query(session, TENANTS, &[]).await?;
+    Ok(rows.iter().map(tenant_in).collect::<Result<_, StoreError>>()?)
+}
+
+fn tenant_in(row: &Row) -> Result<Tenant, StoreError> {
+    let id = u32::try_from(row.get::<_, i64>(0));
+    let id = id.map_err(|_| StoreError::Damaged("the id of a tenant does not fit into 32 bits".to_owned()))?;
+    tenant_of(TenantId(id), row.get(1))
 }
 
 /// Decodes the tenant in a row that this build or an earlier build wrote.

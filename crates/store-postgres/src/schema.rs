@@ -8,8 +8,8 @@ use postgres_client::{Failure, Schema, Server, Session};
 use runtime::Runtime;
 
 use crate::error::OpenError;
-use crate::listing;
 use crate::options::Options;
+use crate::{inbox, listing, read};
 
 const SCHEMA: Schema = Schema {
     name: "reveille",
@@ -22,6 +22,7 @@ const SCHEMA: Schema = Schema {
         include_str!("../migrations/0006-usage.sql"),
         include_str!("../migrations/0007-reopened.sql"),
         include_str!("../migrations/0008-bound-headers.sql"),
+        include_str!("../migrations/0009-inbox.sql"),
     ],
     lock: "x'52657665696c6c65'::bigint",
 };
@@ -35,6 +36,9 @@ pub const SCHEMA_VERSION: i32 = SCHEMA.version();
 
 /// First schema version whose schedules have a column with the hashes of their labels.
 const LABELLED_FROM: i32 = 5;
+
+/// First schema version whose inbox has the settings of the tenants, and entries with pollers.
+const INBOX_CHECKS_FROM: i32 = 7;
 
 /// Timeout of a migration. The timeout is long because a migration may build indexes of all rows.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(6 * 3_600);
@@ -66,6 +70,9 @@ pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<
         let finish = async |from: Option<i32>| {
             if from.is_some_and(|from| from < LABELLED_FROM) {
                 listing::label_all(session).await?;
+            }
+            if from.is_none_or(|from| from < INBOX_CHECKS_FROM) {
+                inbox::migrate_entries(session, &read::all_tenants(session).await?).await?;
             }
             session.run(ROLES).await?;
             let cluster = cluster(session).await?.id;
@@ -137,6 +144,6 @@ mod tests {
             SCHEMA.migrations.iter().map(|migration| domain::id::fnv1a(migration.as_bytes())).collect();
         let first = [4_224_502_875, 4_031_461_419, 3_603_038_693, 1_248_121_497, 2_406_174_216, 3_091_802_326];
         assert_eq!(digests[..6], first);
-        assert_eq!(digests[6..], [709_879_593, 3_904_843_749]);
+        assert_eq!(digests[6..], [709_879_593, 3_904_843_749, 545_978_333]);
     }
 }

@@ -53,6 +53,17 @@ impl TestCluster {
         TestCluster::with_coordination(None)
     }
 
+    /// Imports the database into a new data folder, which must fail. Returns the error.
+    pub(crate) fn import_failure(&self) -> String {
+        let data = self.folder.path().join("imported");
+        failure(Command::new(BINARY).args(["import", "--store", &self.url, "--data"]).arg(data))
+    }
+
+    /// Runs SQL statements in the database of the cluster, and returns the rows.
+    pub(crate) fn sql(&self, statements: &str) -> String {
+        postgres::shared().sql(database(&self.url), statements).unwrap()
+    }
+
     /// Creates a cluster that uses a ZooKeeper ensemble for coordination, below a root node of its own.
     fn on_zookeeper(servers: &Zookeeper) -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -412,43 +423,6 @@ fn export_and_import_preserve_schedules_and_runs() {
         hits.iter().all(|hit| hit.authorization == format!("Bearer {}", hit.body)),
         "each callback has its decrypted header"
     );
-}
-
-#[test]
-fn member_applies_an_inbox_request_only_after_its_commit() {
-    let cluster = TestCluster::new();
-    let receiver = Receiver::start();
-    let server = cluster.start("a");
-    cluster.wait_until_balanced(&["a"]);
-    let sql = |text: &str| postgres::shared().sql(database(&cluster.url), text).unwrap();
-    let spec = |millis: u64, n: u64| {
-        let at = rfc3339(millis);
-        json!({ "at": at, "target": { "http": { "url": receiver.url() } }, "payload": { "n": n } })
-    };
-    sql("create table orders (id text primary key)");
-    let due = now_millis() + 2_500;
-    let schedule = |id: &str, spec: &Value| format!("select reveille.schedule('default', '{id}', '{spec}')");
-    sql(&format!("begin; insert into orders values ('one'); {}; commit", schedule("one", &spec(due, 1))));
-    sql(&format!("begin; insert into orders values ('two'); {}; rollback", schedule("two", &spec(due, 2))));
-    sql(&format!("begin; {}; select reveille.cancel('default', 'three'); commit", schedule("three", &spec(due, 3))));
-    // The instant of this schedule is ten minutes before the commit of its transaction.
-    sql(&schedule("four", &spec(now_millis() - 600_000, 4)));
-    sql("select reveille.schedule('default', 'broken', '{\"at\": \"never\"}')");
-    sql(&schedule("one", &spec(due, 5)));
-
-    let hits = receiver.wait(|hits| hits.len() >= 2);
-    let is_immediate = |hit: &Hit| hit.schedule == "four" && hit.at_millis < due;
-    assert!(hits.iter().any(is_immediate), "an overdue schedule fires immediately: {hits:?}");
-    let is_taken = |line: &str| line.contains("entry: a schedule with this id already exists").then_some(());
-    server.log.wait(is_taken).expect("the log names the taken id");
-    let is_broken = |line: &str| (line.contains("broken") && line.contains("/at")).then_some(());
-    server.log.wait(is_broken).expect("the log names the invalid field");
-    std::thread::sleep(Duration::from_millis(500));
-    let bodies: Vec<String> = receiver.hits().into_iter().map(|hit| hit.body).collect();
-    assert_eq!(bodies.len(), 2, "{bodies:?}");
-    assert_eq!(sql("select count(*) from reveille.inbox").trim(), "0");
-    assert_eq!(server.client().get("/v1/schedules/three").json()["state"], "cancelled");
-    assert!(server.stop().success());
 }
 
 #[test]

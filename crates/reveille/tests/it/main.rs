@@ -20,6 +20,7 @@ mod egress;
 mod examples;
 mod first_start;
 mod full_disk;
+mod inbox;
 mod metrics;
 mod priority;
 mod process;

@@ -10,7 +10,7 @@ use store::{Cancellation, Change, Insert, Store};
 use store_postgres::{Options, SCHEMA_VERSION, migrate};
 use test_servers::postgres::shared;
 
-use crate::support::{Home, POLLER, TENANT, database, name_of, on_real, one_shot, outcome, owned};
+use crate::support::{Home, POLLER, TENANT, database, name_of, on_real, one_shot, outcome, owned, undo_to};
 
 fn labelled(runtime: &Runtime, at: Timestamp) -> Insert {
     let mut insert = one_shot(runtime, at);
@@ -26,16 +26,6 @@ async fn listed(store: &dyn Store, by: By<'_>) -> Vec<Incarnation> {
 }
 
 const BLUE: By<'_> = By::Label { name: "team", value: "blue" };
-
-/// Statements that revert the schema to version 4.
-const UNDO: &str = "drop function reveille.count_schedules, reveille.count_runs cascade;
-    drop function reveille.add_usage, reveille.add_run_usage, reveille.usage_slot, reveille.row_bytes;
-    drop table reveille.usage, reveille.run_usage;
-    create table reveille.active (tenant bigint not null, slot smallint not null, schedules bigint not null);
-    drop table reveille.schedule_label; drop function reveille.keep_labels cascade;
-    alter table reveille.schedule drop column labels; drop index reveille.schedule_listed;
-    alter table reveille.position drop column reopened, drop column reopened_from;
-    update reveille.meta set version = 4";
 
 #[test]
 fn migration_creates_label_rows_for_schedules_of_earlier_builds() {
@@ -56,7 +46,7 @@ fn migration_creates_label_rows_for_schedules_of_earlier_builds() {
         home.close().await;
         expected.sort();
 
-        shared().sql(name_of(&url), UNDO).unwrap();
+        shared().sql(name_of(&url), &undo_to(4)).unwrap();
         let migrated = migrate(&runtime, &url, &Options::default()).await.unwrap();
         assert_eq!((migrated.from, migrated.to), (Some(4), SCHEMA_VERSION));
         let home = Home::open(&runtime, &url).await;

@@ -40,6 +40,37 @@ pub(crate) fn migrated(server: &Postgres) -> String {
     url
 }
 
+/// Statements that revert migrations, from the newest one to the oldest one, each with the version before it.
+const UNDO: [(i32, &str); 3] = [
+    (
+        8,
+        "drop function reveille.schedule, reveille.cancel, reveille.inbox_append, reveille.inbox_check_quotas,
+            reveille.inbox_check_spec, reveille.inbox_check_at, reveille.inbox_text, reveille.inbox_check_object,
+            reveille.inbox_check_id, reveille.inbox_token, reveille.inbox_tenant_named, reveille.count_usage, reveille.publish_usage,
+            reveille.shard_of, reveille.poller_of, reveille.mix, reveille.multiply, reveille.fnv1a, reveille.inbox_reject;
+        drop table reveille.inbox, reveille.inbox_dead_letter, reveille.inbox_usage, reveille.inbox_role,
+            reveille.inbox_tenant;",
+    ),
+    (6, "alter table reveille.position drop column reopened, drop column reopened_from;"),
+    (
+        4,
+        "drop function reveille.count_schedules, reveille.count_runs cascade;
+        drop function reveille.add_usage, reveille.add_run_usage, reveille.usage_slot, reveille.row_bytes;
+        drop table reveille.usage, reveille.run_usage;
+        create table reveille.active (tenant bigint not null, slot smallint not null, schedules bigint not null);
+        drop table reveille.schedule_label; drop function reveille.keep_labels cascade;
+        alter table reveille.schedule drop column labels; drop index reveille.schedule_listed;",
+    ),
+];
+
+/// Returns statements that revert the schema to `version`, which occurs in [`UNDO`].
+pub(crate) fn undo_to(version: i32) -> String {
+    let undone: String = UNDO.iter().filter(|(before, _)| *before >= version).map(|(_, undo)| *undo).collect();
+    let (_, first_inbox) =
+        include_str!("../../migrations/0001-first.sql").split_once("create table reveille.inbox").unwrap();
+    format!("{undone} create table reveille.inbox{first_inbox}; update reveille.meta set version = {version}")
+}
+
 pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     tokio.block_on(async { test(Runtime::real()).await })
