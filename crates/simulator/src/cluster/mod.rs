@@ -1,7 +1,7 @@
 //! Cluster scenario. Several members run the real scheduler over one in-memory store and one in-memory coordination
 //! engine, while members, links and clocks fail.
 //!
-//! Users send requests to any member. Members crash, pause, stop, join and leave. The nemesis cuts links in one or both
+//! Users send requests to any member. An application makes requests through the inbox of the store. Members crash, pause, stop, join and leave. The nemesis cuts links in one or both
 //! directions. Wall clocks differ within the bound that the membership accepts, and sometimes by more. Then all faults
 //! end, and the members must own equal shares of the shards again. One member joins and one member leaves. At the end,
 //! the [`History`] and the `Record` of ownership check every promise.
@@ -9,6 +9,7 @@
 //! Calls of the store and of the coordination engine fail or get lost. The scenario simulates no other failures of the
 //! store or of the coordination engine.
 
+mod application;
 mod client;
 mod mutant;
 mod nemesis;
@@ -21,12 +22,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use domain::{DueKey, PollerId, RunState, ShardId, Status, Timestamp};
-use futures_util::future::{join, join_all};
+use futures_util::future::{join_all, join3};
 use store::{DueBound, DueRead, Store};
 
 use crate::user::Incarnations;
 use crate::{EPOCH, Handle, Simulation, Suite, Verdict};
 
+use application::Application;
 use client::Client;
 pub use mutant::Mutant;
 use test_cluster::{TestCluster, tenant};
@@ -86,15 +88,18 @@ pub fn run(sim: &Simulation, kind: StoreKind, mutant: Option<Mutant>) -> Verdict
         cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
         let incarnations = Incarnations::default();
         let clients = join_all((0..CLIENTS).map(|number| Client::new(&cluster, &incarnations, number).run(FAULT_TIME)));
-        let busy = join(clients, nemesis::run(&cluster));
-        let (mut clients, ()) = with_checks(&cluster, busy).await;
+        let application = Application::new(&cluster, &incarnations).run(FAULT_TIME);
+        let busy = join3(clients, application, nemesis::run(&cluster));
+        let (mut clients, application, ()) = with_checks(&cluster, busy).await;
         with_checks(&cluster, nemesis::stop(&cluster)).await;
         cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
         for client in &mut clients {
             client.finish().await;
         }
+        application.finish().await;
         with_checks(&cluster, join_and_leave(&cluster)).await;
         sim.sleep(RECOVERY_TIME).await;
+        application.check().await;
         verify(&cluster, &incarnations).await
     })
 }

@@ -19,6 +19,10 @@ pub enum Mutant {
     ConfirmsFastClocks,
     /// A member responds "cancelled" when the cancellation record is durable, without a request to the owner.
     CancelsWithoutOwner,
+    /// A member deletes the entries of the inbox when it reads them, before their effect is durable.
+    SettlesBeforeCreating,
+    /// A member carries out the newest entry of the inbox first.
+    ReversesTheInbox,
 }
 
 impl Mutant {
@@ -30,7 +34,9 @@ impl Mutant {
             | Mutant::ForgetsTerms
             | Mutant::RenewsWithoutCancellations
             | Mutant::ConfirmsFastClocks
-            | Mutant::CancelsWithoutOwner => None,
+            | Mutant::CancelsWithoutOwner
+            | Mutant::SettlesBeforeCreating
+            | Mutant::ReversesTheInbox => None,
         }
     }
 }

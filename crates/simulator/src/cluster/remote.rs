@@ -10,8 +10,8 @@ use membership::{ClaimName, Member, MemberId, Ownership, Renewed, View};
 use runtime::Runtime;
 use store::{
     Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Closed, Cursor, DuePage, DueRead, HandOver,
-    HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions,
-    Store, StoreError, Usage, WriteRejection, Written,
+    HandedOver, Health, Inbox, InboxEntry, InboxRead, InboxState, Insert, InsertLogEntry, Inserted, ListPage, ListRead,
+    Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Usage, WriteRejection, Written,
 };
 
 use super::mutant::Mutant;
@@ -24,6 +24,7 @@ pub(super) struct RemoteStore {
     pub(super) runtime: Runtime,
     pub(super) name: String,
     pub(super) store: Arc<dyn Store>,
+    pub(super) inbox: Arc<dyn Inbox>,
     pub(super) mutant: Option<Mutant>,
 }
 
@@ -199,6 +200,30 @@ impl Store for RemoteStore {
 
     fn handed_over(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Vec<HandedOver>>> {
         self.over(self.store.handed_over(shards))
+    }
+}
+
+impl Inbox for RemoteStore {
+    fn read_inbox(&self, read: InboxRead) -> Answer<'_, Vec<InboxEntry>> {
+        Box::pin(async move {
+            let mut entries = self.over(self.inbox.read_inbox(read)).await?;
+            if self.mutant == Some(Mutant::SettlesBeforeCreating) {
+                let numbers = entries.iter().map(|entry| entry.number).collect();
+                self.over(self.inbox.settle_inbox(numbers, Vec::new())).await?;
+            }
+            if self.mutant == Some(Mutant::ReversesTheInbox) {
+                entries.reverse();
+            }
+            Ok(entries)
+        })
+    }
+
+    fn settle_inbox(&self, moved: Vec<u64>, rejected: Vec<(u64, String)>) -> Answer<'_, ()> {
+        self.over(self.inbox.settle_inbox(moved, rejected))
+    }
+
+    fn publish_usage(&self) -> Answer<'_, InboxState> {
+        self.over(self.inbox.publish_usage())
     }
 }
 

@@ -11,9 +11,10 @@ use membership::memory::{EngineOptions, MemoryOwnership};
 use membership::{Ownership, Profile};
 use runtime::Runtime;
 use scheduler::{Deliver, Delivered, Delivery, Options, Peering, Registry, Scheduler};
-use store::Store;
 use store::memory::{MemoryOptions, MemoryStore};
+use store::{Inbox, Store};
 
+use super::application::Specs;
 use super::mutant::Mutant;
 use super::net::{Net, Wire};
 use super::record::{Record, is_beyond};
@@ -43,6 +44,7 @@ pub(super) struct TestCluster {
     engine: MemoryOwnership,
     lease: Duration,
     mutant_memory: Arc<Mutex<Memory>>,
+    specs: Specs,
     members: Mutex<BTreeMap<String, State>>,
 }
 
@@ -87,6 +89,7 @@ impl TestCluster {
             engine: MemoryOwnership::new(sim.outside(), engine_options),
             members: Mutex::default(),
             mutant_memory: Arc::default(),
+            specs: Specs::default(),
             net,
             record,
             mutant,
@@ -98,6 +101,10 @@ impl TestCluster {
 
     pub(super) fn local_store(&self) -> &MemoryStore {
         &self.local_store
+    }
+
+    pub(super) fn specs(&self) -> &Specs {
+        &self.specs
     }
 
     pub(super) fn lease(&self) -> Duration {
@@ -168,13 +175,22 @@ impl TestCluster {
         let joining = self.open(name);
         let started = self.sim.outside().timeout(BOOT_TIME_MAX, self.sim.call(name, joining)).await;
         match started.flatten().flatten() {
-            Some(scheduler) => self.net.attach(name, Some(scheduler)),
+            Some((scheduler, inbox)) => {
+                self.net.attach(name, Some(scheduler.clone()));
+                let read_spec = self.specs.reader();
+                let moving = async move { scheduler.move_inbox(inbox, read_spec).await };
+                // The task ends when the scheduler stops or the member's process ends.
+                if self.sim.is_up(name) {
+                    drop(self.sim.member(name).spawn("inbox", moving));
+                }
+            }
             // The start failed or took too long. The next call of this function starts the member again.
             None => self.sim.kill(name),
         }
     }
 
-    fn open(&self, name: &str) -> impl Future<Output = Option<Scheduler>> + Send + 'static {
+    /// Starts the scheduler of a member. Also returns the member's access to the inbox.
+    fn open(&self, name: &str) -> impl Future<Output = Option<(Scheduler, Arc<dyn Inbox>)>> + Send + 'static {
         let runtime = self.sim.member(name);
         let mutant = self.mutant;
         let mut store: Arc<dyn Store> = Arc::new(self.store.reopen(runtime.clone()));
@@ -182,14 +198,16 @@ impl TestCluster {
             store = Arc::new(Mutated { store, mutant, runtime: runtime.clone(), memory: self.mutant_memory.clone() });
         }
         let (net, record, name) = (self.net.clone(), self.record.clone(), name.to_owned());
-        let store: Arc<dyn Store> = Arc::new(RemoteStore {
+        let store = Arc::new(RemoteStore {
             net: net.clone(),
             record: record.clone(),
             runtime: runtime.clone(),
             name: name.clone(),
             store,
+            inbox: Arc::new(self.store.reopen(runtime.clone())),
             mutant,
         });
+        let inbox: Arc<dyn Inbox> = store.clone();
         let ownership: Arc<dyn Ownership> = Arc::new(RemoteOwnership {
             net: net.clone(),
             record: record.clone(),
@@ -216,7 +234,10 @@ impl TestCluster {
             registry: Registry::default(),
         };
         let options = Options { in_flight_per_target: 8, ..Options::default() };
-        async move { Scheduler::join(&runtime, store, Arc::new(receiver), options, peering).await.ok() }
+        async move {
+            let scheduler = Scheduler::join(&runtime, store, Arc::new(receiver), options, peering).await.ok()?;
+            Some((scheduler, inbox))
+        }
     }
 
     /// Stops a member in an orderly way. Its process continues without the scheduler. Returns false if the member went

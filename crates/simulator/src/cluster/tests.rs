@@ -53,3 +53,13 @@ fn checkers_detect_cancellation_that_bypasses_the_owner() {
 fn checkers_detect_member_that_does_not_detect_its_fast_clock() {
     assert_mutant_caught(Mutant::ConfirmsFastClocks, StoreKind::Atomic, "ahead");
 }
+
+#[test]
+fn checkers_detect_inbox_entry_deleted_before_its_schedule_is_durable() {
+    assert_mutant_caught(Mutant::SettlesBeforeCreating, StoreKind::Weak, "lost");
+}
+
+#[test]
+fn checkers_detect_inbox_that_is_processed_in_the_wrong_order() {
+    assert_mutant_caught(Mutant::ReversesTheInbox, StoreKind::Atomic, "inbox");
+}
