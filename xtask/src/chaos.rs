@@ -10,6 +10,7 @@
 // these operations.
 #![expect(clippy::disallowed_methods, reason = "only a development command uses this module")]
 
+mod application;
 mod build;
 mod clients;
 mod faults;
@@ -35,6 +36,7 @@ use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use test_servers::postgres::{Options, Postgres};
 
+use application::Application;
 use clients::{Client, Workload, connect};
 use faults::{Cluster, wait_until};
 use judge::{Records, judge};
@@ -184,18 +186,25 @@ fn run_cluster(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &
         cluster.show(member);
     }
     let clients = start_clients(&workload, arguments.rate, &mut random);
-    disturb(&cluster, &mut Plan::new(random.fork(), hurry), 60 * arguments.minutes, &receiver);
-    workload.is_over.store(true, Ordering::Relaxed);
+    let database = url.rsplit('/').next().context("the database URL does not end with a database name")?;
+    let mut application = Application::new(&workload, &cluster.postgres, database, random.fork())?;
+    thread::scope(|scope| {
+        scope.spawn(|| application.run(&cluster.postgres));
+        disturb(&cluster, &mut Plan::new(random.fork(), hurry), 60 * arguments.minutes, &receiver);
+        workload.is_over.store(true, Ordering::Relaxed);
+    });
     for client in clients {
         ensure!(client.join().is_ok(), "a client panicked");
     }
+    application.finish(&cluster.postgres)?;
     wait_for_callbacks(&cluster, folder, &receiver)?;
     query_runs(&cluster, folder)?;
-    log_placements(&cluster.postgres, &url, folder)?;
+    log_placements(&cluster.postgres, database, folder)?;
     for member in &cluster.members[..MEMBERS.len()] {
         member.stop()?;
     }
     let mut failures = cluster.failures.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    failures.extend(application.check(&cluster.postgres, folder)?);
     let (unexpected, first) = receiver.unexpected();
     if unexpected > 0 {
         failures.push(format!(
@@ -298,9 +307,10 @@ fn query_runs(cluster: &Cluster, folder: &Path) -> anyhow::Result<()> {
 
 /// Reads the poller of each schedule from the schedule's row, and logs the poller. The payload in the row contains the
 /// schedule's token.
-fn log_placements(postgres: &Postgres, url: &str, folder: &Path) -> anyhow::Result<()> {
-    let database = url.rsplit('/').next().context("the database URL does not end with a database name")?;
-    let select = r#"select substring(encode(spec, 'escape') from '"token":"([^"]*)"'), poller from reveille.schedule"#;
+fn log_placements(postgres: &Postgres, database: &str, folder: &Path) -> anyhow::Result<()> {
+    // PostgreSQL writes a space after the colon in the payload of a schedule that the application requested.
+    let select =
+        r#"select substring(encode(spec, 'escape') from '"token": ?"([^"]*)"'), poller from reveille.schedule"#;
     let rows = postgres.sql(database, select)?;
     let log = Log::create(&folder.join(log::PLACES))?;
     let mut pollers: BTreeMap<&str, i64> = BTreeMap::new();

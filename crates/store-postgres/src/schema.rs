@@ -38,7 +38,7 @@ pub const SCHEMA_VERSION: i32 = SCHEMA.version();
 const LABELLED_FROM: i32 = 5;
 
 /// First schema version whose inbox has the settings of the tenants, and entries with pollers.
-const INBOX_CHECKS_FROM: i32 = 7;
+const INBOX_CHECKS_FROM: i32 = 9;
 
 /// Timeout of a migration. The timeout is long because a migration may build indexes of all rows.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(6 * 3_600);
