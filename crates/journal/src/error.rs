@@ -1,7 +1,7 @@
 //! Errors of the journal: variants for the caller's code, and texts for an operator.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::format::VERSION;
 
@@ -87,4 +87,10 @@ pub enum ReadError {
     Damaged(#[from] Damage),
     #[error("cannot read {}", .path.display())]
     Io { path: PathBuf, source: io::Error },
+}
+
+/// Returns a function that converts the error of a file operation.
+pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
+    let path = path.to_owned();
+    move |source| OpenError::Io { action, path, source }
 }

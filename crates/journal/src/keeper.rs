@@ -1,5 +1,6 @@
 //! Task that prepares the next segment for the writer and recycles released segments. The task is separate from the
-//! writer, so the writer waits neither for the allocation nor for the renaming of a file.
+//! writer, so the writer waits neither for the allocation nor for the renaming of a file. The task also verifies the
+//! lock of the folder once per second and before it changes a file.
 //!
 //! Invariants: a file has a segment's name only while its header is the durable header of that segment. The task
 //! removes the name of the oldest segment first, and makes this removal durable before it removes the next name. A
@@ -13,11 +14,14 @@ use std::time::Duration;
 use runtime::{Disk, OpenMode};
 
 use crate::format::{BLOCK, HEADER_BYTES, SegmentHeader, to_usize};
+use crate::lock::FolderLock;
 use crate::segment::Segment;
 use crate::shared::Shared;
 
 /// Time after which the keeper tries again to prepare a segment on a full disk, unless another event wakes it earlier.
 const FULL_RETRY: Duration = Duration::from_secs(1);
+/// Period after which an idle keeper verifies the lock of the folder again.
+const VERIFY_PERIOD: Duration = Duration::from_secs(1);
 
 const SEGMENT_PREFIX: &str = "segment-";
 /// Name prefix of a file that was a segment. The file's length and its blocks are durable.
@@ -27,7 +31,7 @@ const SPARE_PREFIX: &str = "spare-";
 const FRESH_PREFIX: &str = "fresh-";
 const SUFFIX: &str = ".journal";
 
-pub(crate) async fn run(shared: &Shared) {
+pub(crate) async fn run(shared: &Shared, lock: &FolderLock) {
     loop {
         let (closing, is_segment_missing) = {
             let state = shared.state();
@@ -36,14 +40,16 @@ pub(crate) async fn run(shared: &Shared) {
         if closing {
             return;
         }
-        if let Err(error) = recycle_released(shared).await {
+        // This check also covers an idle keeper, which changes no file.
+        lock.verify().await;
+        if let Err(error) = recycle_released(shared, lock).await {
             shared.runtime.halt(&format!("the journal cannot delete or reuse a released segment: {error}")).await;
         }
         if !is_segment_missing {
-            shared.keeper_wake.notified().await;
+            let _timed_out = shared.runtime.timeout(VERIFY_PERIOD, shared.keeper_wake.notified()).await;
             continue;
         }
-        match prepare_next(shared).await {
+        match prepare_next(shared, lock).await {
             Ok(()) => {}
             Err(error) if is_full(&error) => {
                 let _timed_out = shared.runtime.timeout(FULL_RETRY, shared.keeper_wake.notified()).await;
@@ -82,7 +88,7 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-async fn recycle_released(shared: &Shared) -> io::Result<()> {
+async fn recycle_released(shared: &Shared, lock: &FolderLock) -> io::Result<()> {
     loop {
         let (segment, spare) = {
             let mut state = shared.state();
@@ -91,6 +97,7 @@ async fn recycle_released(shared: &Shared) -> io::Result<()> {
         };
         let recycle = segment.length == shared.options.segment_bytes
             && shared.state().spares.len() < shared.options.spare_segments_max;
+        lock.verify().await;
         if recycle {
             shared.disk.rename(&segment.path, &spare).await?;
         } else {
@@ -107,7 +114,7 @@ pub(crate) fn spare_path(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("{SPARE_PREFIX}{number:020}{SUFFIX}"))
 }
 
-async fn prepare_next(shared: &Shared) -> io::Result<()> {
+async fn prepare_next(shared: &Shared, lock: &FolderLock) -> io::Result<()> {
     let (number, synced_below, spare, fresh) = {
         let mut state = shared.state();
         let fresh = fresh_path(&shared.dir, state.name_file());
@@ -120,7 +127,7 @@ async fn prepare_next(shared: &Shared) -> io::Result<()> {
         synced_below,
         length: shared.options.segment_bytes,
     };
-    let prepared = prepare(&*shared.disk, &shared.dir, &header, spare, &fresh).await;
+    let prepared = prepare(&*shared.disk, lock, &shared.dir, &header, spare, &fresh).await;
     let mut state = shared.state();
     state.is_disk_full = prepared.as_ref().is_err_and(is_full);
     let outcome = prepared.map(|segment| state.ready.push_back(Arc::new(segment)));
@@ -133,14 +140,16 @@ async fn prepare_next(shared: &Shared) -> io::Result<()> {
 /// until the segment is complete.
 pub(crate) async fn prepare(
     disk: &dyn Disk,
+    lock: &FolderLock,
     dir: &Path,
     header: &SegmentHeader,
     spare: Option<PathBuf>,
     fresh: &Path,
 ) -> io::Result<Segment> {
     let from = spare.as_deref().unwrap_or(fresh);
-    let prepared = prepare_from(disk, dir, header, from, spare.is_none()).await;
+    let prepared = prepare_from(disk, lock, dir, header, from, spare.is_none()).await;
     if prepared.as_ref().is_err_and(is_full) {
+        lock.verify().await;
         // The task removes the allocated file, because the file would occupy the little space that is left. If the file
         // already has the segment's name, the removal fails. The next attempt then replaces this file.
         let _removed = disk.remove(from).await;
@@ -150,6 +159,7 @@ pub(crate) async fn prepare(
 
 async fn prepare_from(
     disk: &dyn Disk,
+    lock: &FolderLock,
     dir: &Path,
     header: &SegmentHeader,
     from: &Path,
@@ -164,6 +174,8 @@ async fn prepare_from(
     file.write_at(0, &block).await?;
     file.sync_data().await?;
     let path = segment_path(dir, header.number);
+    // The allocation may have taken seconds. Another process that now owns the folder may have a file of this name.
+    lock.verify().await;
     disk.rename(from, &path).await?;
     disk.sync_dir(dir).await?;
     Ok(Segment {

@@ -26,6 +26,7 @@ mod error;
 mod format;
 mod keeper;
 mod linger;
+mod lock;
 mod queue;
 mod reader;
 mod recover;
@@ -45,11 +46,13 @@ use runtime::{Disk, OpenMode, Runtime, TaskSet};
 use tokio::sync::mpsc;
 
 pub use error::{AppendError, Damage, OpenError, ReadError};
+pub use lock::FolderLock;
 pub use reader::Reader;
 
+use crate::error::io_error;
 use crate::format::{BLOCK, ENTRY_OVERHEAD, SegmentHeader, record_bytes};
 use crate::queue::Queue;
-use crate::recover::{Recovered, io_error};
+use crate::recover::Recovered;
 use crate::shared::{LiveSegment, Shared, State};
 
 /// Handle of a journal; cheap to clone. When the caller drops the last handle, the journal writes the queued entries,
@@ -69,6 +72,8 @@ pub struct Opened<T> {
     pub first: u64,
     /// Index of the next entry to append. A reader can read the entries from `first` up to `next`, exclusive.
     pub next: u64,
+    /// Lock of the journal's folder, for a consumer that changes other files beside this folder.
+    pub lock: FolderLock,
 }
 
 /// Entries that became durable together.
@@ -158,10 +163,10 @@ impl<T: Send + 'static> Journal<T> {
         options.check()?;
         let disk = runtime.disk();
         disk.create_dir_all(dir).await.map_err(io_error("create", dir))?;
-        let lock = lock(&*disk, dir).await?;
+        let lock = FolderLock::take(runtime, dir).await?;
         let listing = recover::list(&*disk, dir).await?;
         let recovered = match listing.segments.as_slice() {
-            [] => create(runtime, dir, &options, listing.files_named).await?,
+            [] => create(runtime, &lock, dir, &options, listing.files_named).await?,
             numbers => recover::recover(&*disk, dir, numbers).await?,
         };
         let files_named = listing.files_named + 1;
@@ -177,20 +182,19 @@ impl<T: Send + 'static> Journal<T> {
         let queue = Arc::new(Queue::new(&shared.options));
         let (commits, receiver) = mpsc::channel(shared.options.commits_max);
         let writer = writer::Writer::new(shared.clone(), queue.clone(), commits, proven);
-        let lock: Arc<dyn Send + Sync> = Arc::from(lock);
-        let keeper_lock = lock.clone();
+        let [writer_lock, keeper_lock] = [lock.clone(), lock.clone()];
         let keeper_shared = shared.clone();
         tasks.spawn_thread("journal writer", async move {
             writer::run(writer).await;
-            drop((lock, writer_alive));
+            drop((writer_lock, writer_alive));
         });
         tasks.spawn_thread("journal keeper", async move {
-            keeper::run(&keeper_shared).await;
+            keeper::run(&keeper_shared, &keeper_lock).await;
             drop((keeper_lock, keeper_alive));
         });
         let open = Arc::new(CloseOnDrop { shared: shared.clone(), queue: queue.clone() });
         let journal = Journal { shared, queue, open };
-        Ok(Opened { journal, commits: receiver, first, next })
+        Ok(Opened { journal, commits: receiver, first, next, lock })
     }
 
     /// Queues an entry for the writer. Waits while the queue is full. The caller may treat the entry as durable once
@@ -209,8 +213,9 @@ impl<T: Send + 'static> Journal<T> {
         self.queue.push(entry, ticket).await
     }
 
-    /// Writes the queued entries, sends their commits, and returns when the journal's tasks have ended and have
-    /// unlocked its folder. The consumer must continue to receive commits until then.
+    /// Writes the queued entries, sends their commits, and returns when the journal's tasks have ended. The folder is
+    /// then unlocked, unless the consumer has retained [`Opened::lock`]. The consumer must continue to receive commits
+    /// until then.
     pub async fn close(&self) {
         self.open.close();
         self.shared.tasks.closed().await;
@@ -313,21 +318,19 @@ impl<T> Drop for CloseOnDrop<T> {
     }
 }
 
-async fn lock(disk: &dyn Disk, dir: &Path) -> Result<Box<dyn Send + Sync>, OpenError> {
-    let path = dir.join("lock");
-    disk.lock(&path).await.map_err(|error| match error.kind() {
-        io::ErrorKind::WouldBlock => OpenError::Locked { lock: path },
-        _ => io_error("lock", &path)(error),
-    })
-}
-
-async fn create(runtime: &Runtime, dir: &Path, options: &Options, files_named: u64) -> Result<Recovered, OpenError> {
+async fn create(
+    runtime: &Runtime,
+    lock: &FolderLock,
+    dir: &Path,
+    options: &Options,
+    files_named: u64,
+) -> Result<Recovered, OpenError> {
     sync_ancestors(&*runtime.disk(), dir).await?;
     let journal_id = runtime.random_u128();
     let header =
         SegmentHeader { journal_id, number: 1, salt: runtime.random(), synced_below: 1, length: options.segment_bytes };
     let fresh = keeper::fresh_path(dir, files_named + 1);
-    let segment = keeper::prepare(&*runtime.disk(), dir, &header, None, &fresh).await.map_err(|error| {
+    let segment = keeper::prepare(&*runtime.disk(), lock, dir, &header, None, &fresh).await.map_err(|error| {
         if keeper::is_full(&error) {
             OpenError::Full { segment_bytes: options.segment_bytes }
         } else {

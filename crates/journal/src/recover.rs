@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use runtime::{Disk, OpenMode};
 
+use crate::error::io_error;
 use crate::format::{BLOCK, HEADER_BYTES, RecordBuffer, RecordHeader, SegmentHeader, SegmentHeaderError, to_usize};
 use crate::keeper::{fresh_number, segment_number, segment_path, spare_number};
 use crate::segment::Segment;
@@ -82,11 +83,6 @@ pub(crate) async fn recover(disk: &dyn Disk, dir: &Path, numbers: &[u64]) -> Res
     let ready = live.split_off(begun + 1).into_iter().map(|live| live.segment).collect();
     let journal_id = walk.journal_id.expect("a successful recovery has read at least one segment");
     Ok(Recovered { journal_id, live, ready, next: walk.next, proven: walk.evidence >= walk.next })
-}
-
-pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
-    let path = path.to_owned();
-    move |source| OpenError::Io { action, path, source }
 }
 
 /// First place in the journal where the expected record is missing.

@@ -32,15 +32,19 @@ pub(crate) fn explain_open(error: store_embedded::OpenError, data: &Path) -> any
     }
 }
 
-/// Returns the id of the process that holds a lock on this file, from `/proc/locks` (`proc_locks(5)`).
+/// Returns the id of the process that holds a lock on this file or its folder, from `/proc/locks` (`proc_locks(5)`). A
+/// process of an earlier build locks only the file.
 fn holder_of(lock: &Path) -> Option<u32> {
     use std::os::unix::fs::MetadataExt;
-    let inode = std::fs::metadata(lock).ok()?.ino().to_string();
     let table = std::fs::read_to_string("/proc/locks").ok()?;
-    let of_this_file = |line: &&str| {
-        let place = line.split_ascii_whitespace().find(|field| field.matches(':').count() == 2);
-        place.is_some_and(|place| place.rsplit(':').next() == Some(&inode))
+    let holder = |path: &Path| {
+        let inode = std::fs::metadata(path).ok()?.ino().to_string();
+        let of_this_file = |line: &&str| {
+            let place = line.split_ascii_whitespace().find(|field| field.matches(':').count() == 2);
+            place.is_some_and(|place| place.rsplit(':').next() == Some(&inode))
+        };
+        let fields = table.lines().find(of_this_file)?.split_ascii_whitespace();
+        fields.skip(4).find_map(|field| field.parse().ok())
     };
-    let fields = table.lines().find(of_this_file)?.split_ascii_whitespace();
-    fields.skip(4).find_map(|field| field.parse().ok())
+    lock.parent().and_then(holder).or_else(|| holder(lock))
 }

@@ -4,14 +4,14 @@
 //! Invariants: this module writes a secret only to a file that only its owner can read, and never to a log or a
 //! terminal. The store contains only the hash of a key.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use domain::{Audit, Egress, Quotas, Role, Tenant, TenantId};
-use runtime::Runtime;
+use runtime::{DiskLock, Runtime};
 use store::Store;
 
 use crate::store_key::Unlocked;
@@ -56,20 +56,17 @@ pub(crate) fn record_cluster(data: &Path, cluster: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Locks the data folder for one member until the caller drops the returned file.
+/// Locks the data folder for one member until the caller drops the returned lock.
 ///
 /// # Errors
 /// Returns an error if another process has locked the folder, or if the folder cannot be written.
-pub(crate) fn lock_member(data: &Path) -> anyhow::Result<File> {
+pub(crate) async fn lock_member(runtime: &Runtime, data: &Path) -> anyhow::Result<Box<dyn DiskLock>> {
     let path = data.join("member.lock");
-    let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
-    let file = file.with_context(|| format!("cannot write {}", path.display()))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => {
+    match runtime.disk().lock(&path).await {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             anyhow::bail!("{} is in use by another member: give each member its own folder with --data", data.display())
         }
-        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("cannot lock {}", path.display())),
+        locked => locked.with_context(|| format!("cannot lock {}", path.display())),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Args;
 use cli_support::console;
 use cli_support::receiver::{self, Receiver};
@@ -133,8 +133,15 @@ pub(crate) async fn serve(runtime: &Runtime, arguments: &ServeArguments) -> anyh
     }
     stop::notify_ready();
     let timeouts = arguments.tuning.stop_timeouts();
-    let stop = stop::is_due(runtime.clone(), signals, service.readiness(), timeouts);
+    let folder_lost = service.folder_lost();
+    let stop = stop::is_due(runtime.clone(), signals, folder_lost.clone(), service.readiness(), timeouts);
     service.run_until(stop).await;
+    ensure!(
+        !folder_lost.is_cancelled(),
+        "the data folder {} or its lock file was removed, moved or replaced while this member used it: check that each \
+         member has its own folder, then start the member again",
+        arguments.data.display()
+    );
     tracing::info!("stopped");
     Ok(())
 }

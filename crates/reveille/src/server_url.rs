@@ -22,9 +22,12 @@ pub(crate) fn url_of(listens: SocketAddr, is_secured: bool) -> String {
     format!("{scheme}://{}", SocketAddr::new(ip, listens.port()))
 }
 
-/// Guard whose drop removes the file with the URL. If a signal kills the process, the file remains until the next start
-/// of the server replaces it.
-pub(crate) struct UrlFile(PathBuf);
+/// Guard whose drop removes the file with the URL, unless another server has replaced the file. If a signal kills the
+/// process, the file remains until the next start of the server replaces it.
+pub(crate) struct UrlFile {
+    path: PathBuf,
+    text: String,
+}
 
 impl UrlFile {
     /// Replaces the file in one atomic step, so that no reader sees only a part of the content.
@@ -34,16 +37,19 @@ impl UrlFile {
     pub(crate) fn write(data: &Path, listens: SocketAddr, is_secured: bool) -> io::Result<Self> {
         let path = path(data);
         let draft = path.with_extension("url.draft");
-        fs::write(&draft, format!("{}\n", url_of(listens, is_secured)))?;
+        let text = format!("{}\n", url_of(listens, is_secured));
+        fs::write(&draft, &text)?;
         fs::rename(&draft, &path)?;
-        Ok(UrlFile(path))
+        Ok(UrlFile { path, text })
     }
 }
 
 impl Drop for UrlFile {
     fn drop(&mut self) {
-        // The drop ignores the error, because another process may already have removed the file.
-        let _removed = fs::remove_file(&self.0);
+        if fs::read_to_string(&self.path).is_ok_and(|text| text == self.text) {
+            // The drop ignores the error, because another process may already have removed the file.
+            let _removed = fs::remove_file(&self.path);
+        }
     }
 }
 

@@ -5,10 +5,10 @@
 //! of the service stops only after the parts that call it.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use callback::HttpDeliver;
@@ -16,7 +16,7 @@ use domain::Egress;
 use domain::egress::Class;
 use peers::{ClusterSecret, Listener};
 use prometheus_client::metrics::info::Info;
-use runtime::{LowPriorityThreads, Runtime, TaskSet};
+use runtime::{DiskLock, LowPriorityThreads, Runtime, TaskSet};
 use scheduler::{Registry, Scheduler};
 use server::{Readiness, Server};
 use store_embedded::EmbeddedStore;
@@ -72,8 +72,9 @@ enum OpenStore {
     Postgres {
         store: Arc<PostgresStore>,
         stop_peers: CancellationToken,
-        /// Lock of the data folder. The service releases the lock after the member has stopped.
-        _lock: File,
+        /// Token that [`watch_folder`] cancels if the member's data folder or its lock file was removed, moved or
+        /// replaced.
+        folder_lost: CancellationToken,
     },
 }
 
@@ -133,7 +134,7 @@ impl Service {
     }
 
     async fn start_member(runtime: &Runtime, engine: &PostgresEngine, options: &Options) -> anyhow::Result<Self> {
-        let lock = identity::lock_member(&options.data)?;
+        let lock = identity::lock_member(runtime, &options.data).await?;
         let tasks = TaskSet::new(runtime);
         let store = cluster::open(runtime, &tasks, engine, &options.data).await?;
         let mut registry = build_registry();
@@ -156,7 +157,10 @@ impl Service {
         let limits = options.server.limits.clone();
         let (mover, inbox) = (scheduler.clone(), store.clone());
         tasks.spawn("inbox", async move { mover.move_inbox(inbox, inbox::read_spec(limits)).await });
-        let store = OpenStore::Postgres { store, stop_peers, _lock: lock };
+        let folder_lost = CancellationToken::new();
+        let watch = watch_folder(runtime.clone(), lock, stop_peers.clone(), folder_lost.clone());
+        tasks.spawn_thread("data folder", watch);
+        let store = OpenStore::Postgres { store, stop_peers, folder_lost };
         Ok(Service::new(runtime, options, front, scheduler, store, tasks))
     }
 
@@ -195,6 +199,15 @@ impl Service {
         self.server.readiness()
     }
 
+    /// Returns a token that is cancelled if the data folder of a member or its lock file was removed, moved or replaced.
+    /// The journal of a single process stops the process by itself in this case.
+    pub(crate) fn folder_lost(&self) -> CancellationToken {
+        match &self.store {
+            OpenStore::Embedded { .. } => CancellationToken::new(),
+            OpenStore::Postgres { folder_lost, .. } => folder_lost.clone(),
+        }
+    }
+
     /// Serves requests until `stop` resolves. Then stops the server, the scheduler and the store, in this order.
     pub(crate) async fn run_until(self, stop: impl Future<Output = ()> + Send + 'static) {
         let served = self.request_threads.runtime.detached("server", self.server.serve_until(stop)).await;
@@ -208,7 +221,7 @@ impl Service {
                 drop(control);
                 store.close().await;
             }
-            OpenStore::Postgres { store, stop_peers, _lock } => {
+            OpenStore::Postgres { store, stop_peers, .. } => {
                 stop_peers.cancel();
                 store.close();
             }
@@ -223,6 +236,23 @@ impl Service {
 fn first_egress(address: IpAddr) -> Egress {
     let allow = if address.is_loopback() { BTreeSet::from([Class::Loopback]) } else { BTreeSet::new() };
     Egress { allow, ..Egress::default() }
+}
+
+/// Verifies the lock of a member's data folder once per second, and holds the lock until the member has stopped.
+async fn watch_folder(
+    runtime: Runtime,
+    lock: Box<dyn DiskLock>,
+    stopped: CancellationToken,
+    folder_lost: CancellationToken,
+) {
+    const PERIOD: Duration = Duration::from_secs(1);
+    while runtime.timeout(PERIOD, stopped.cancelled()).await.is_none() {
+        if let Err(error) = lock.verify().await {
+            tracing::error!(%error, "this member stops, because its data folder is lost");
+            folder_lost.cancel();
+            stopped.cancelled().await;
+        }
+    }
 }
 
 async fn serve_peers(listener: Listener, secret: ClusterSecret, scheduler: Scheduler, stop: CancellationToken) {

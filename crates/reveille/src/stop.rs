@@ -12,6 +12,7 @@ use runtime::Runtime;
 use sd_notify::NotifyState;
 use server::Readiness;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 
 /// Listener for the signals SIGTERM and SIGINT.
 pub(crate) struct Signals {
@@ -70,16 +71,22 @@ pub(crate) struct StopTimeouts {
 }
 
 /// Waits until the stop of the server must begin. The stop begins at the second signal, or at the end of the time
-/// [`StopTimeouts::notice`] after the first signal.
-pub(crate) async fn is_due(runtime: Runtime, mut signals: Signals, readiness: Readiness, timeouts: StopTimeouts) {
+/// [`StopTimeouts::notice`] after the first signal. The cancellation of `folder_lost` has the effect of a first signal.
+pub(crate) async fn is_due(
+    runtime: Runtime,
+    mut signals: Signals,
+    folder_lost: CancellationToken,
+    readiness: Readiness,
+    timeouts: StopTimeouts,
+) {
     /// Time that a stop may need for the final flush of the data in memory.
     const FLUSH: Duration = Duration::from_secs(15);
-    signals.next().await;
+    let _signal = folder_lost.run_until_cancelled(signals.next()).await;
     readiness.withdraw();
     let all = u32::try_from((timeouts.notice + timeouts.drain + FLUSH).as_micros()).unwrap_or(u32::MAX);
     notify(&[NotifyState::Stopping, NotifyState::ExtendTimeoutUsec(all)]);
     if !timeouts.notice.is_zero() {
-        tracing::info!(notice = ?timeouts.notice, "received a signal to stop: /readyz returns 503 from now on");
+        tracing::info!(notice = ?timeouts.notice, "the server will stop: /readyz returns 503 from now on");
         let _second = runtime.timeout(timeouts.notice, signals.next()).await;
     }
 }

@@ -42,9 +42,17 @@ pub trait Disk: Send + Sync + 'static {
     fn sync_dir<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<()>>;
     /// Returns the number of bytes that an unprivileged user can still write on the volume of `path`.
     fn free_bytes<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<u64>>;
-    /// Locks `path` for this process until the caller drops the guard. Creates the file if it does not exist. Fails
-    /// with `WouldBlock` if another process holds the lock.
-    fn lock<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<Box<dyn Send + Sync>>>;
+    /// Locks the directory of `path` and the file `path` for this process until the caller drops the lock. Creates the
+    /// file if it does not exist. Fails with `WouldBlock` if another process holds one of the two locks. The directory
+    /// therefore stays locked if another program removes the file.
+    fn lock<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<Box<dyn DiskLock>>>;
+}
+
+/// Lock of [`Disk::lock`]. The drop of this value unlocks the directory and the file.
+pub trait DiskLock: Send + Sync + 'static {
+    /// Fails if another program has removed, moved or replaced the locked file or its directory. Another process may
+    /// then lock the file or the directory that has the path now.
+    fn verify(&self) -> BoxFuture<'_, io::Result<()>>;
 }
 
 /// Open file of a [`Disk`].

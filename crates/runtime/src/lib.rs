@@ -24,7 +24,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use instants::Timestamp;
 
-pub use disk::{Disk, DiskFile, OpenMode};
+pub use disk::{Disk, DiskFile, DiskLock, OpenMode};
 pub use instants::Monotonic;
 pub use link::MemoryLink;
 pub use real::lower_priority;

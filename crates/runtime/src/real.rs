@@ -5,8 +5,8 @@
 use std::cell::RefCell;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime};
 
@@ -16,7 +16,7 @@ use instants::Timestamp;
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::{Disk, DiskFile, Monotonic, OpenMode, Place, TaskEnd, TaskHandle, World};
+use crate::{Disk, DiskFile, DiskLock, Monotonic, OpenMode, Place, TaskEnd, TaskHandle, World};
 
 /// Interval between two wakeups of a worker by [`wake_workers`]. A blocking task therefore delays the timers and
 /// sockets of other tasks by at most this interval.
@@ -263,8 +263,8 @@ impl Disk for RealDisk {
         done(volume.map(|volume| volume.f_bavail.saturating_mul(volume.f_frsize)))
     }
 
-    fn lock<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<Box<dyn Send + Sync>>> {
-        done(with_descriptor(|| lock_file(path)))
+    fn lock<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<Box<dyn DiskLock>>> {
+        done(with_descriptor(|| RealLock::new(path)).map(|lock| Box::new(lock) as Box<dyn DiskLock>))
     }
 }
 
@@ -289,10 +289,57 @@ fn list_files(dir: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-fn lock_file(path: &Path) -> io::Result<Box<dyn Send + Sync>> {
-    let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
-    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-    Ok(Box::new(file))
+/// Lock of a directory and of a file in it. The lock of the directory excludes other processes even if an operator
+/// removes the file. The lock of the file excludes processes of earlier builds, which lock only the file.
+struct RealLock {
+    directory: Locked,
+    file: Locked,
+}
+
+impl RealLock {
+    fn new(path: &Path) -> io::Result<Self> {
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let directory = Locked::new(directory, File::open(directory)?)?;
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
+        Ok(RealLock { directory, file: Locked::new(path, file)? })
+    }
+}
+
+impl DiskLock for RealLock {
+    fn verify(&self) -> BoxFuture<'_, io::Result<()>> {
+        done(self.directory.verify().and_then(|()| self.file.verify()))
+    }
+}
+
+/// Locked file or directory. The open handle keeps the lock and the inode, so no other file can get the same inode.
+struct Locked {
+    path: PathBuf,
+    inode: (u64, u64),
+    _handle: File,
+}
+
+impl Locked {
+    fn new(path: &Path, handle: File) -> io::Result<Self> {
+        rustix::fs::flock(&handle, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Locked { path: path.to_owned(), inode: inode(&handle.metadata()?), _handle: handle })
+    }
+
+    fn verify(&self) -> io::Result<()> {
+        let path = self.path.display();
+        match fs::metadata(&self.path) {
+            Ok(metadata) if inode(&metadata) == self.inode => Ok(()),
+            Ok(_) => Err(io::Error::other(format!("{path} was replaced"))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(io::Error::other(format!("{path} was removed or moved")))
+            }
+            Err(error) => Err(io::Error::new(error.kind(), format!("cannot read the metadata of {path}: {error}"))),
+        }
+    }
+}
+
+/// Returns the device and the number of an inode.
+fn inode(metadata: &fs::Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
 }
 
 struct RealFile(File);

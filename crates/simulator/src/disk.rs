@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use runtime::{Disk, DiskFile, OpenMode};
+use runtime::{Disk, DiskFile, DiskLock, OpenMode};
 
 use crate::disk::volume::{InodeId, Volume};
 use crate::executor::{Core, DownReason, MemberIndex, Shared, Sleep};
@@ -110,18 +110,18 @@ impl SimulatedDisk {
         Ok(Arc::new(SimulatedFile { disk: self.clone(), path: path.to_owned(), inode, writable }))
     }
 
-    fn lock_now(&self, core: &mut Core, path: &Path) -> io::Result<Box<dyn Send + Sync>> {
+    fn lock_now(&self, core: &mut Core, path: &Path) -> io::Result<Box<dyn DiskLock>> {
         let volume = &mut core.members[self.member].volume;
-        if volume.find(path).is_err() {
-            volume.create(path)?;
-        }
-        if !volume.lock(path) {
+        let inode = volume.find(path).or_else(|_| volume.create(path))?;
+        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+        if !volume.lock(&folder) {
             return Err(io::Error::new(
                 io::ErrorKind::WouldBlock,
-                format!("the file {} is already locked", path.display()),
+                format!("the folder {} is already locked", folder.display()),
             ));
         }
-        Ok(Box::new(LockGuard { disk: self.clone(), path: path.to_owned() }))
+        volume.add_handle(inode);
+        Ok(Box::new(LockGuard { disk: self.clone(), folder, path: path.to_owned(), inode }))
     }
 
     /// Runs `effect` on the volume. Does nothing if the member has gone down, even if the member has started again.
@@ -183,19 +183,42 @@ impl Disk for SimulatedDisk {
         Box::pin(self.operate(operation, |core, member| Ok(volume(core, member).free_bytes())))
     }
 
-    fn lock<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<Box<dyn Send + Sync>>> {
+    fn lock<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<Box<dyn DiskLock>>> {
         Box::pin(self.operate(Operation::on("lock", path), |core, _| self.lock_now(core, path)))
     }
 }
 
 struct LockGuard {
     disk: SimulatedDisk,
+    folder: PathBuf,
     path: PathBuf,
+    inode: InodeId,
+}
+
+impl DiskLock for LockGuard {
+    /// Takes no simulated time and leaves no trace, because the call changes nothing.
+    fn verify(&self) -> BoxFuture<'_, io::Result<()>> {
+        Box::pin(async move {
+            let is_ours = {
+                let core = self.disk.shared.lock();
+                let is_current = core.is_current(self.disk.member, self.disk.boot);
+                is_current.then(|| core.members[self.disk.member].volume.find(&self.path).ok() == Some(self.inode))
+            };
+            match is_ours {
+                Some(true) => Ok(()),
+                Some(false) => Err(io::Error::other(format!("{} was removed or replaced", self.path.display()))),
+                None => std::future::pending().await,
+            }
+        })
+    }
 }
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        self.disk.with_volume(|volume| volume.unlock(&self.path));
+        self.disk.with_volume(|volume| {
+            volume.unlock(&self.folder);
+            volume.remove_handle(self.inode);
+        });
     }
 }
 

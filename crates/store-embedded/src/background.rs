@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use journal::{AppendError, Commit, Journal};
+use journal::{AppendError, Commit, FolderLock, Journal};
 use runtime::Runtime;
 use store::{Health, StoreError};
 use tokio::sync::{Notify, RwLock, mpsc, oneshot, watch};
@@ -276,10 +276,11 @@ impl Applier {
 }
 
 /// Flushes the sealed parts of the index, writes checkpoints, and releases journal segments whose entries are all in
-/// the index.
+/// the index. The task keeps the folder locked until its last write, which may be later than the end of the journal.
 pub(crate) async fn flush(
     shared: Arc<Shared>,
     journal: Journal<Ticket>,
+    lock: FolderLock,
     mut sealed: watch::Receiver<Encrypted>,
     flushed: watch::Sender<u64>,
 ) {
@@ -297,7 +298,7 @@ pub(crate) async fn flush(
             continue;
         };
         let Encrypted { count, entry } = *sealed.borrow_and_update();
-        flush_until_done(&shared, journal.as_ref(), entry).await;
+        flush_until_done(&shared, journal.as_ref(), &lock, entry).await;
         flushed.send_replace(count);
         if !more_to_come {
             return;
@@ -305,8 +306,13 @@ pub(crate) async fn flush(
     }
 }
 
-async fn flush_until_done(shared: &Shared, journal: Option<&Journal<Ticket>>, sealed_entry: Option<u64>) {
-    while let Err(error) = flush_once(shared, journal, sealed_entry).await {
+async fn flush_until_done(
+    shared: &Shared,
+    journal: Option<&Journal<Ticket>>,
+    lock: &FolderLock,
+    sealed_entry: Option<u64>,
+) {
+    while let Err(error) = flush_once(shared, journal, lock, sealed_entry).await {
         // Until a retry of the flush succeeds, the rows stay in memory and in the journal. A full disk may have free
         // space later.
         tracing::error!(%error, "flush failed; retrying");
@@ -320,14 +326,17 @@ async fn flush_until_done(shared: &Shared, journal: Option<&Journal<Ticket>>, se
 async fn flush_once(
     shared: &Shared,
     journal: Option<&Journal<Ticket>>,
+    lock: &FolderLock,
     sealed_entry: Option<u64>,
 ) -> Result<(), IndexError> {
     let _shared = shared.maintenance.read().await;
+    lock.verify().await;
     shared.index.flush(shared.keep_from()).await?;
     shared.update_pressure();
     let mut checkpoint = *shared.checkpoint.borrow();
     let Some(synced) = sealed_entry.filter(|entry| *entry > checkpoint.synced) else { return Ok(()) };
     checkpoint.synced = synced;
+    lock.verify().await;
     checkpoint.write(&shared.runtime, &shared.dir).await?;
     shared.checkpoint.send_replace(checkpoint);
     if let Some(journal) = journal {
@@ -337,9 +346,10 @@ async fn flush_once(
 }
 
 /// Merges flushed parts of the index. The first merges run as soon as the store has started, because user writes may
-/// wait for merges of parts that an earlier process wrote.
-pub(crate) async fn merge(shared: Arc<Shared>, mut flushed: watch::Receiver<u64>) {
+/// wait for merges of parts that an earlier process wrote. The task keeps the folder locked until its last write.
+pub(crate) async fn merge(shared: Arc<Shared>, lock: FolderLock, mut flushed: watch::Receiver<u64>) {
     loop {
+        lock.verify().await;
         let merged = {
             let _shared = shared.maintenance.read().await;
             shared.index.merge_step(shared.keep_from())

@@ -95,7 +95,7 @@ fn start(
     machine: Machine,
     replayed: Replayed,
 ) -> EmbeddedStore {
-    let Opened { journal, commits, .. } = opened;
+    let Opened { journal, commits, lock, .. } = opened;
     let (alive, tasks_alive) = mpsc::channel::<()>(1);
     let living = |task: BoxFuture<'static, ()>| {
         let alive = alive.clone();
@@ -128,8 +128,9 @@ fn start(
         drop(close_at_end);
     };
     task("store apply", Box::pin(apply));
-    background("store flush", Box::pin(background::flush(shared.clone(), journal.clone(), sealed_receiver, flushed)));
-    background("store merge", Box::pin(background::merge(shared.clone(), flushed_receiver)));
+    let flush = background::flush(shared.clone(), journal.clone(), lock.clone(), sealed_receiver, flushed);
+    background("store flush", Box::pin(flush));
+    background("store merge", Box::pin(background::merge(shared.clone(), lock, flushed_receiver)));
     task("store space", Box::pin(background::watch_free_space(shared.clone())));
     task("store history", Box::pin(history::forget(shared.clone(), memory.clone(), rows.clone(), journal.clone())));
     let (readers, jobs) = Readers::new(shared.options.readers);

@@ -1,10 +1,13 @@
+use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use journal::{AppendError, Journal, OpenError, Options};
-use runtime::TaskSet;
-use simulator::{Faults, Incident, run_seeds};
+use runtime::{OpenMode, TaskSet};
+use simulator::{Faults, Incident, Simulation, run_seeds};
 use tokio::sync::oneshot;
 
 use crate::support::{DIR, History, end, small};
@@ -197,4 +200,65 @@ fn writer_waits_one_millisecond_to_combine_entries_under_load() {
         };
         sim.run_until(async { sim.call("a", work).await.unwrap() });
     });
+}
+
+#[test]
+fn journal_stops_the_process_if_its_lock_file_is_removed() {
+    for is_replaced in [false, true] {
+        let sim = Simulation::new(u64::from(is_replaced));
+        let (a, history, lock) = (sim.member("a"), History::default(), Path::new(DIR).join("lock"));
+        let work = async move {
+            let tasks = TaskSet::new(&a);
+            let journal = history.open(&a, &tasks, Path::new(DIR), small()).await.unwrap();
+            a.disk().remove(&lock).await.unwrap();
+            if is_replaced {
+                a.disk().open(&lock, OpenMode::CreateNew).await.unwrap();
+            }
+            // The journal has no work, so only its own timer can reveal the removal.
+            a.sleep(Duration::from_secs(10)).await;
+            drop(journal);
+        };
+        let ended = sim.run_until(sim.call("a", work));
+        assert_eq!(ended, None, "the process stops before the work ends");
+        let halts = sim.halts("a");
+        assert!(halts.len() == 1 && halts[0].contains("/data/journal/lock was removed"), "{halts:?}");
+
+        let (again, history) = (sim.restart("a"), History::default());
+        sim.run_until(async {
+            let tasks = TaskSet::new(&again);
+            let journal = history.open(&again, &tasks, Path::new(DIR), small()).await.unwrap();
+            end(&journal, tasks).await;
+        });
+    }
+}
+
+#[test]
+fn journal_renames_no_file_after_its_lock_file_was_removed() {
+    let prepared_none = Cell::new(0);
+    run_seeds("journal-lock", 0..50, |sim| {
+        let (a, history, lock) = (sim.member("a"), History::default(), Path::new(DIR).join("lock"));
+        let volume = sim.volume("a");
+        let segments = |files: BTreeSet<String>| files.into_iter().filter(|name| name.starts_with("segment-")).count();
+        let before = Arc::new(Mutex::new(None));
+        let work = {
+            let (volume, before) = (volume.clone(), before.clone());
+            async move {
+                let tasks = TaskSet::new(&a);
+                let journal = history.open(&a, &tasks, Path::new(DIR), small()).await.unwrap();
+                // The journal prepares its next segment at the same time.
+                a.sleep(Duration::from_micros(a.random() % 1_500)).await;
+                *before.lock().unwrap() = Some(segments(volume.files(DIR)));
+                a.disk().remove(&lock).await.unwrap();
+                a.sleep(Duration::from_secs(10)).await;
+                drop(journal);
+            }
+        };
+        assert_eq!(sim.run_until(sim.call("a", work)), None, "the process stops before the work ends");
+        assert_eq!(sim.halts("a").len(), 1);
+        let before = before.lock().unwrap().unwrap();
+        assert_eq!(segments(volume.files(DIR)), before, "the journal named a segment after the removal");
+        prepared_none.set(prepared_none.get() + usize::from(before == 1));
+    });
+    let prepared_none = prepared_none.get();
+    assert!((5..45).contains(&prepared_none), "{prepared_none} journals had no second segment at the removal");
 }

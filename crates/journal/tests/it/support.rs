@@ -113,7 +113,7 @@ impl History {
         dir: &Path,
         options: Options,
     ) -> Result<Journal<Ticket>, OpenError> {
-        let Opened { journal, commits, first, next } = Journal::open(runtime, tasks, dir, options).await?;
+        let Opened { journal, commits, first, next, .. } = Journal::open(runtime, tasks, dir, options).await?;
         let found = read_all(&journal, first).await;
         let mut state = self.state();
         assert_eq!(found.len() as u64, next - first, "every announced entry can be read");

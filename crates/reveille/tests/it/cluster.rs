@@ -100,6 +100,10 @@ impl TestCluster {
         self.url.rsplit('/').next().expect("the URL names a database")
     }
 
+    pub(crate) fn data_folder(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
     fn key_folder(&self) -> PathBuf {
         self.folder.path().join("operator")
     }
@@ -113,7 +117,7 @@ impl TestCluster {
     pub(crate) fn serve_without_key(&self, name: &str) -> Command {
         let mut command = Command::new(BINARY);
         command.args(["serve", "--listen", "127.0.0.1:0", "--no-receiver", "--store", &self.url]);
-        command.args(["--lease", "2", "--name", name, "--data"]).arg(self.folder.path().join(name));
+        command.args(["--lease", "2", "--name", name, "--data"]).arg(self.data_folder(name));
         self.add_coordination(&mut command);
         command
     }

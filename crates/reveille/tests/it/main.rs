@@ -19,6 +19,7 @@ mod durability;
 mod egress;
 mod examples;
 mod first_start;
+mod folder_lock;
 mod full_disk;
 mod inbox;
 mod metrics;

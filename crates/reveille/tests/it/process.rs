@@ -15,7 +15,7 @@ fn run(command: &mut Command) -> Output {
 }
 
 /// Runs a command that must exit with `code`. Returns its standard error.
-fn failure(command: &mut Command, code: i32) -> String {
+pub(crate) fn failure(command: &mut Command, code: i32) -> String {
     let output = run(command);
     let message = stderr(&output);
     assert_eq!(output.status.code(), Some(code), "{}: {message}", output.status);

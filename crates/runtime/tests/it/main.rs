@@ -181,6 +181,58 @@ fn disk_keeps_written_bytes_and_file_names() {
 }
 
 #[test]
+fn disk_lock_excludes_others_after_the_removal_of_its_file() {
+    on_tokio(async |runtime| {
+        let (folder, disk) = (tempfile::tempdir().unwrap(), runtime.disk());
+        let path = folder.path().join("lock");
+        let lock = disk.lock(&path).await.unwrap();
+        lock.verify().await.unwrap();
+
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(disk.lock(&path).await.err().unwrap().kind(), ErrorKind::WouldBlock);
+        assert!(!path.exists(), "a rejected lock creates no file");
+        assert!(lock.verify().await.unwrap_err().to_string().ends_with("was removed or moved"));
+        std::fs::write(&path, "").unwrap();
+        assert_eq!(disk.lock(&path).await.err().unwrap().kind(), ErrorKind::WouldBlock);
+        assert!(lock.verify().await.unwrap_err().to_string().ends_with("was replaced"));
+        drop(lock);
+        disk.lock(&path).await.unwrap().verify().await.unwrap();
+    });
+}
+
+#[test]
+fn disk_lock_follows_a_moved_folder_and_detects_the_move() {
+    on_tokio(async |runtime| {
+        let (folder, disk) = (tempfile::tempdir().unwrap(), runtime.disk());
+        let [outer, moved] = ["outer", "moved"].map(|name| folder.path().join(name));
+        disk.create_dir_all(&outer.join("inner")).await.unwrap();
+        let path = outer.join("inner/lock");
+        let lock = disk.lock(&path).await.unwrap();
+        std::fs::rename(&outer, &moved).unwrap();
+        assert!(lock.verify().await.is_err());
+        assert_eq!(disk.lock(&moved.join("inner/lock")).await.err().unwrap().kind(), ErrorKind::WouldBlock);
+
+        disk.create_dir_all(&outer.join("inner")).await.unwrap();
+        disk.lock(&path).await.expect("the new folder has a lock of its own");
+        assert!(lock.verify().await.unwrap_err().to_string().ends_with("inner was replaced"));
+    });
+}
+
+#[test]
+fn disk_lock_is_rejected_if_an_earlier_build_locked_the_file() {
+    on_tokio(async |runtime| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let earlier = File::create(&path).unwrap();
+        earlier.try_lock().unwrap();
+        let rejected = runtime.disk().lock(&path).await.err().unwrap();
+        assert_eq!(rejected.kind(), ErrorKind::WouldBlock);
+        drop(earlier);
+        runtime.disk().lock(&path).await.expect("a rejected lock locks nothing");
+    });
+}
+
+#[test]
 fn unnamed_file_keeps_its_bytes_but_has_no_entry_in_its_folder() {
     on_tokio(async |runtime| {
         let folder = tempfile::tempdir().unwrap();

@@ -27,6 +27,7 @@ pub(crate) struct Volume {
     last_inode: InodeId,
     folders: BTreeMap<PathBuf, Folder>,
     name_changes: Vec<NameChange>,
+    /// Locked folders.
     locks: BTreeSet<PathBuf>,
     pub(crate) capacity: u64,
     /// Number of disk operations since the start of the simulation.
@@ -193,13 +194,13 @@ impl Volume {
         }
     }
 
-    /// Locks the path. Returns false if the path is already locked.
-    pub(crate) fn lock(&mut self, path: &Path) -> bool {
-        self.locks.insert(path.to_owned())
+    /// Locks the folder. Returns false if the folder is already locked.
+    pub(crate) fn lock(&mut self, folder: &Path) -> bool {
+        self.locks.insert(folder.to_owned())
     }
 
-    pub(crate) fn unlock(&mut self, path: &Path) {
-        self.locks.remove(path);
+    pub(crate) fn unlock(&mut self, folder: &Path) {
+        self.locks.remove(folder);
     }
 
     // Bytes.

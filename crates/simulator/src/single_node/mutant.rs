@@ -11,7 +11,7 @@ use domain::{
     Audit, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term, Timestamp,
 };
 use futures_util::future::BoxFuture;
-use runtime::{Disk, DiskFile, Monotonic, OpenMode, Place, Runtime, TaskHandle, World};
+use runtime::{Disk, DiskFile, DiskLock, Monotonic, OpenMode, Place, Runtime, TaskHandle, World};
 use store::{
     Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Closed, Cursor, DueBound, DuePage,
     DueRead, HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite,
@@ -326,7 +326,7 @@ impl Disk for UnsyncedDisk {
         self.0.free_bytes(path)
     }
 
-    fn lock<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<Box<dyn Send + Sync>>> {
+    fn lock<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<Box<dyn DiskLock>>> {
         self.0.lock(path)
     }
 }

@@ -323,6 +323,23 @@ fn simulator_cuts_the_power_during_the_chosen_disk_operation() {
 }
 
 #[test]
+fn folder_lock_detects_the_removal_of_its_file() {
+    let sim = Simulation::new(1);
+    sim.run_until(async {
+        let disk = sim.member("a").disk();
+        let path = Path::new("/lock");
+        let lock = disk.lock(path).await.unwrap();
+        lock.verify().await.unwrap();
+        disk.remove(path).await.unwrap();
+        assert!(lock.verify().await.is_err());
+        assert_eq!(disk.lock(path).await.err().unwrap().kind(), ErrorKind::WouldBlock);
+        assert!(lock.verify().await.is_err(), "the file that the second call created is another file");
+        drop(lock);
+        disk.lock(path).await.unwrap().verify().await.unwrap();
+    });
+}
+
+#[test]
 fn file_lock_lasts_until_its_guard_drops_or_its_member_crashes() {
     let sim = Simulation::new(0);
     sim.run_until(async {

@@ -1,11 +1,12 @@
 //! Tests of rejected operations: on a full disk, by a second process, and with an incomplete data folder.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
 use domain::{Audit, ShardId, SigningSecret, Tenant, TenantId, Timestamp};
-use runtime::TaskSet;
-use simulator::Simulation;
+use runtime::{OpenMode, TaskEnd, TaskSet};
+use simulator::{Simulation, run_seeds};
 use store::{Cancellation, Change, Health, Insert, OwnerWrite, Positions, Store, StoreError};
 use store_embedded::{EmbeddedStore, IndexKind, OpenError, Options};
 
@@ -92,6 +93,41 @@ fn second_store_cannot_open_the_data_folder_of_an_open_store() {
         let second = Home::try_open(&runtime, dir.path(), small(IndexKind::Lsm)).await.err();
         assert!(matches!(second, Some(OpenError::Journal(journal::OpenError::Locked { .. }))), "{second:?}");
         home.close().await;
+    });
+}
+
+#[test]
+fn store_keeps_its_folder_locked_until_its_last_flush() {
+    run_seeds("store-lock", 0..100, |sim| {
+        let (a, options) = (sim.member("a"), Options { checkpoint_bytes: 1 << 30, ..small(IndexKind::Map) });
+        let work = async move {
+            let disk = a.disk();
+            let [dir, lock, checkpoint] = ["/data", "/data/journal/lock", "/data/CHECKPOINT"].map(Path::new);
+            let checkpoint = async || {
+                let file = disk.open(checkpoint, OpenMode::Read).await.unwrap();
+                let mut bytes = vec![0; usize::try_from(file.len().await.unwrap()).unwrap()];
+                file.read_at(0, &mut bytes).await.unwrap();
+                bytes
+            };
+            let home = Home::open(&a, dir, options).await;
+            home.store.insert((1..50).map(an_insert).collect()).await.unwrap();
+            let before = checkpoint().await;
+            let store = home.store.clone();
+            let closing = a.spawn("closes", async move { store.close().await });
+            let lock = loop {
+                match disk.lock(lock).await {
+                    Ok(lock) => break lock,
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+                }
+            };
+            let unlocked = checkpoint().await;
+            assert!(unlocked != before, "the last flush writes a checkpoint");
+            assert_eq!(closing.end.await, TaskEnd::Finished);
+            assert!(checkpoint().await == unlocked, "the store writes a checkpoint after it unlocked its folder");
+            drop(lock);
+            home.close().await;
+        };
+        sim.run_until(async { sim.call("a", work).await.unwrap() });
     });
 }
 
