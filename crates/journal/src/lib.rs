@@ -146,8 +146,8 @@ pub struct Stats {
 }
 
 impl<T: Send + 'static> Journal<T> {
-    /// Opens the journal in the folder `dir`. Creates the folder and the journal if they are missing. `tasks` owns the
-    /// journal's two tasks.
+    /// Opens the journal in the folder `dir`. Creates the folder and the journal if they are missing. Only the user of
+    /// this process has access to the folder and its files afterwards. `tasks` owns the journal's two tasks.
     ///
     /// This function blocks its thread while it reads every retained record.
     ///
@@ -164,6 +164,7 @@ impl<T: Send + 'static> Journal<T> {
         let disk = runtime.disk();
         disk.create_dir_all(dir).await.map_err(io_error("create", dir))?;
         let lock = FolderLock::take(runtime, dir).await?;
+        runtime.restrict_all(dir).await.map_err(io_error("restrict the access to", dir))?;
         let listing = recover::list(&*disk, dir).await?;
         let recovered = match listing.segments.as_slice() {
             [] => create(runtime, &lock, dir, &options, listing.files_named).await?,

@@ -20,7 +20,7 @@ use store_postgres::PostgresStore;
 
 use crate::engine::{EngineArguments, PostgresEngine};
 use crate::store_key::StoreKeyArguments;
-use crate::{header_binding, identity, service, store_key};
+use crate::{data_folder, header_binding, identity, store_key};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum StoreCommand {
@@ -80,7 +80,7 @@ async fn migrate(runtime: &Runtime, arguments: &MigrateArguments) -> anyhow::Res
     migrate_schema(runtime, &engine).await?;
     with_store(runtime, &engine, async |store| {
         let data = &arguments.data;
-        service::create_private(data).with_context(|| format!("cannot create the data folder {}", data.display()))?;
+        data_folder::make_private(runtime, data).await?;
         let pollers = scheduler::Options::default().pollers;
         let egress = Egress { allow: arguments.allow_egress.iter().copied().collect(), ..Egress::default() };
         let path = arguments.store_key.path(data);

@@ -20,7 +20,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
-use crate::data_folder::store_path;
+use crate::data_folder::{make_private, store_path};
 
 /// Maximum size of a request in bytes. The longest request contains the path of a folder.
 const LINE_BYTES_MAX: u64 = 8 * 1024;
@@ -114,7 +114,7 @@ async fn serve(runtime: Runtime, listener: UnixListener, data: &Path, store: Arc
         let mut input = BufReader::new((&mut stream).take(LINE_BYTES_MAX));
         let read = runtime.timeout(REQUEST_TIMEOUT, input.read_line(&mut line)).await;
         let response = match (read, Request::parse(line.trim_end_matches('\n'))) {
-            (Some(Ok(_)), Some(request)) => handle(&store, data, &request).await,
+            (Some(Ok(_)), Some(request)) => handle(&runtime, &store, data, &request).await,
             _ => Err(anyhow::anyhow!("invalid request to the control socket: send `check` or `backup /ABSOLUTE/PATH`")),
         };
         let response = match response {
@@ -147,9 +147,15 @@ pub(crate) async fn send(data: &Path, request: &Request) -> anyhow::Result<Optio
 ///
 /// # Errors
 /// Returns an error if the backup or the check fails, or if the check finds damage.
-pub(crate) async fn handle(store: &EmbeddedStore, data: &Path, request: &Request) -> anyhow::Result<String> {
+pub(crate) async fn handle(
+    runtime: &Runtime,
+    store: &EmbeddedStore,
+    data: &Path,
+    request: &Request,
+) -> anyhow::Result<String> {
     match request {
         Request::Backup(to) => {
+            make_private(runtime, to).await?;
             store.backup(to).await?;
             let warning = match is_same_disk(&store_path(data), to) {
                 true => {

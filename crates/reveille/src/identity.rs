@@ -32,12 +32,32 @@ pub(crate) fn signing_secret_path(data: &Path) -> PathBuf {
     data.join("signing.secret")
 }
 
+/// Returns the path of the file that a member locks.
+pub(crate) fn member_lock_path(data: &Path) -> PathBuf {
+    data.join("member.lock")
+}
+
+fn cluster_path(data: &Path) -> PathBuf {
+    data.join("cluster.id")
+}
+
+/// Returns the paths of the files that this module writes to a data folder.
+pub(crate) fn files(data: &Path) -> [PathBuf; 5] {
+    [
+        admin_key_path(data),
+        operator_key_path(data),
+        signing_secret_path(data),
+        member_lock_path(data),
+        cluster_path(data),
+    ]
+}
+
 /// Returns the id of the cluster to which this data folder belongs, or `None` if the folder belongs to no cluster.
 ///
 /// # Errors
 /// Returns an error if the file with the id of the cluster exists but cannot be read.
 pub(crate) fn known_cluster(data: &Path) -> anyhow::Result<Option<String>> {
-    let path = data.join("cluster.id");
+    let path = cluster_path(data);
     match fs::read_to_string(&path) {
         Ok(text) => Ok(Some(text.trim().to_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -51,7 +71,7 @@ pub(crate) fn known_cluster(data: &Path) -> anyhow::Result<Option<String>> {
 /// Returns an error if the folder cannot be written.
 pub(crate) fn record_cluster(data: &Path, cluster: &str) -> anyhow::Result<()> {
     if known_cluster(data)?.is_none() {
-        write_secret(&data.join("cluster.id"), &format!("{cluster}\n"))?;
+        write_secret(&cluster_path(data), &format!("{cluster}\n"))?;
     }
     Ok(())
 }
@@ -61,7 +81,7 @@ pub(crate) fn record_cluster(data: &Path, cluster: &str) -> anyhow::Result<()> {
 /// # Errors
 /// Returns an error if another process has locked the folder, or if the folder cannot be written.
 pub(crate) async fn lock_member(runtime: &Runtime, data: &Path) -> anyhow::Result<Box<dyn DiskLock>> {
-    let path = data.join("member.lock");
+    let path = member_lock_path(data);
     match runtime.disk().lock(&path).await {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             anyhow::bail!("{} is in use by another member: give each member its own folder with --data", data.display())

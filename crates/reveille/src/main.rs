@@ -96,6 +96,26 @@ enum Command {
     Bench(bench::Command),
 }
 
+impl Command {
+    /// Returns true if the command writes data, keys or backups. Other users have access to the files of the other
+    /// commands, for example to man pages, if the umask permits it.
+    fn writes_data(&self) -> bool {
+        match self {
+            Command::Serve(_)
+            | Command::Demo { .. }
+            | Command::Store(_)
+            | Command::Export(_)
+            | Command::Import(_)
+            | Command::Backup(_)
+            | Command::Restore(_)
+            | Command::Check(_) => true,
+            Command::Client(_) | Command::Recipes(_) | Command::Receiver(_) | Command::Cluster(_) => false,
+            #[cfg(feature = "bench")]
+            Command::Bench(_) => false,
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let configuration = match configuration::load(std::env::args_os().collect()) {
         Ok(configuration) => configuration,
@@ -125,6 +145,9 @@ fn start(arguments: Arguments) -> anyhow::Result<()> {
         let signal = Some(rustix::process::Signal::KILL);
         rustix::process::set_parent_process_death_signal(signal)
             .context("cannot configure this process to end when its parent process ends")?;
+    }
+    if arguments.command.writes_data() {
+        privacy::restrict_new_files();
     }
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.enable_all();

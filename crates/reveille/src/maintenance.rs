@@ -9,7 +9,7 @@ use runtime::{Runtime, TaskSet};
 use store_embedded::{EmbeddedStore, Options};
 
 use crate::control::{self, Request};
-use crate::data_folder::{explain_open, store_path};
+use crate::data_folder::{explain_open, make_private, store_path};
 use crate::identity;
 use crate::progress::Progress;
 
@@ -25,7 +25,7 @@ pub(crate) struct BackupArguments {
 
 #[derive(Args, Debug)]
 pub(crate) struct RestoreArguments {
-    /// Folder that `backup` created; this command does not change it
+    /// Folder that `backup` created; this command does not change its content
     #[arg(long)]
     from: PathBuf,
     /// Data folder to create
@@ -77,6 +77,9 @@ async fn check_backup(runtime: &Runtime, backup: &Path) -> anyhow::Result<()> {
 pub(crate) async fn restore(runtime: &Runtime, arguments: &RestoreArguments) -> anyhow::Result<()> {
     let RestoreArguments { from, data } = arguments;
     let store = store_path(data);
+    if data.exists() {
+        make_private(runtime, data).await?;
+    }
     let restored = Progress::new(runtime).during("copying", store_embedded::restore(runtime, from, &store)).await;
     let verified = restored.with_context(|| format!("cannot restore {}", from.display()))?;
     console::line(&control::no_damage(&verified))?;
@@ -112,10 +115,11 @@ async fn handle(runtime: &Runtime, data: &Path, request: &Request) -> anyhow::Re
     if let Some(outcome) = control::send(data, request).await? {
         return Ok(outcome);
     }
+    make_private(runtime, data).await?;
     let tasks = TaskSet::new(runtime);
     let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), Options::default()).await;
     let store = opened.map_err(|error| explain_open(error, data))?;
-    let outcome = control::handle(&store, data, request).await;
+    let outcome = control::handle(runtime, &store, data, request).await;
     store.close().await;
     outcome
 }

@@ -1,5 +1,5 @@
-//! Protection of the process memory, which contains keys, secrets, payloads and passwords in plain text while the
-//! process uses them.
+//! Protection of the process memory and of new files. The memory contains keys, secrets, payloads and passwords in plain
+//! text while the process uses them. The files contain payloads.
 //!
 //! Non-goals: this module does not protect the memory from root, or from a swap without encryption.
 //!
@@ -29,4 +29,10 @@ pub(crate) fn keep_memory() -> anyhow::Result<()> {
          protection"
     );
     Ok(())
+}
+
+/// Sets the umask of the process, so that only its user has access to files and folders that it creates. The index
+/// library creates files without a mode of its own.
+pub(crate) fn restrict_new_files() {
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
 }

@@ -6,7 +6,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-/// Returns the path of the file with the URL. Unlike the keys in the same folder, the file is not secret.
+/// Returns the path of the file with the URL.
 pub(crate) fn path(data: &Path) -> PathBuf {
     data.join("server.url")
 }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::{self, MemberArguments, Role, Stores};
-use crate::data_folder::{explain_open, store_path};
+use crate::data_folder::{explain_open, make_private, store_path};
 use crate::engine::{Engine, PostgresEngine};
 use crate::store_key::{StoreKeyArguments, Unlocked};
 use crate::tls::Certificate;
@@ -86,7 +86,7 @@ impl Service {
     /// Returns an error if a part of the service cannot start. The error names the next step for the operator.
     pub(crate) async fn start(runtime: &Runtime, options: Options) -> anyhow::Result<Self> {
         let data = &options.data;
-        create_private(data).with_context(|| format!("cannot create the data folder {}", data.display()))?;
+        make_private(runtime, data).await?;
         match &options.engine {
             Engine::Embedded => Service::start_embedded(runtime, &options).await,
             Engine::Postgres(engine) => Service::start_member(runtime, engine, &options).await,
@@ -313,10 +313,4 @@ impl Front {
         }
         bound
     }
-}
-
-/// Creates a folder that only its owner can access. The folder is private, because schedules contain payloads of users.
-pub(crate) fn create_private(data: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::DirBuilderExt;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(data)
 }

@@ -30,10 +30,9 @@ use store_embedded::EmbeddedStore;
 use store_postgres::PostgresStore;
 
 use crate::admin;
-use crate::data_folder::{explain_open, store_path};
+use crate::data_folder::{explain_open, make_private, store_path};
 use crate::engine::{EngineArguments, PostgresEngine};
 use crate::progress::Progress;
-use crate::service::create_private;
 use crate::store_key::{self, StoreKeyArguments};
 use crate::{header_binding, identity};
 
@@ -124,7 +123,7 @@ async fn on_both(
     work: impl AsyncFnOnce(&EmbeddedStore, &PostgresStore) -> anyhow::Result<Copied>,
 ) -> anyhow::Result<Copied> {
     let data = &arguments.data;
-    create_private(data).with_context(|| format!("cannot create the data folder {}", data.display()))?;
+    make_private(runtime, data).await?;
     let tasks = TaskSet::new(runtime);
     let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), store_embedded::Options::default()).await;
     let embedded = opened.map_err(|error| explain_open(error, data))?;

@@ -25,13 +25,17 @@ pub enum OpenMode {
 /// Bytes survive a crash if a successful [`DiskFile::sync_data`] followed their write. Names survive a crash if a
 /// successful [`Disk::sync_dir`] followed their change. A crash may keep, truncate or lose any other data.
 pub trait Disk: Send + Sync + 'static {
-    /// Creates a directory and its missing parents. Succeeds if the directory exists.
+    /// Creates a directory and its missing parents. Only the user of this process has access to the new directories.
+    /// Succeeds if the directory exists.
     fn create_dir_all<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<()>>;
-    /// Opens the file at `path`.
+    /// Opens the file at `path`. Only the user of this process has access to a new file.
     fn open<'a>(&'a self, path: &'a Path, mode: OpenMode) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>>;
     /// Creates a file without a name on the volume of the directory `dir`, for temporary data. The file disappears
     /// when its last handle is closed, and therefore also in a crash. Only this process can read it.
     fn open_unnamed<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>>;
+    /// Removes the access of the group and of other users from the file or directory `path`. Returns true if such a user
+    /// had access, and false if `path` does not exist. Fails with `PermissionDenied` if the access cannot be removed.
+    fn restrict<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<bool>>;
     /// Returns the sorted names of the files in a directory. Omits subdirectories.
     fn list<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Vec<String>>>;
     /// Renames a file. If `to` exists, the call replaces it atomically.

@@ -13,6 +13,7 @@
 
 mod disk;
 mod link;
+mod permissions;
 mod real;
 mod task;
 mod threads;

@@ -3,9 +3,9 @@
 //! docs/decisions/0150-wake-tokios-workers-regularly.md gives the reasons for the design.
 
 use std::cell::RefCell;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime};
@@ -16,6 +16,7 @@ use instants::Timestamp;
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::permissions::{self, DIRECTORY_MODE, FILE_MODE};
 use crate::{Disk, DiskFile, DiskLock, Monotonic, OpenMode, Place, TaskEnd, TaskHandle, World};
 
 /// Interval between two wakeups of a worker by [`wake_workers`]. A blocking task therefore delays the timers and
@@ -228,18 +229,22 @@ fn done<'a, T: Send + 'a>(result: io::Result<T>) -> BoxFuture<'a, io::Result<T>>
 
 impl Disk for RealDisk {
     fn create_dir_all<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<()>> {
-        done(fs::create_dir_all(path))
+        done(DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path))
     }
 
     fn open<'a>(&'a self, path: &'a Path, mode: OpenMode) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>> {
         let mut options = OpenOptions::new();
-        options.read(true).write(mode != OpenMode::Read).create_new(mode == OpenMode::CreateNew);
+        options.read(true).write(mode != OpenMode::Read).create_new(mode == OpenMode::CreateNew).mode(FILE_MODE);
         let file = with_descriptor(|| options.open(path));
         done(file.map(|file| Arc::new(RealFile(file)) as Arc<dyn DiskFile>))
     }
 
     fn open_unnamed<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>> {
         done(with_descriptor(|| open_unnamed(dir)).map(|file| Arc::new(RealFile(file)) as Arc<dyn DiskFile>))
+    }
+
+    fn restrict<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<bool>> {
+        done(permissions::restrict(path))
     }
 
     fn list<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Vec<String>>> {
@@ -272,7 +277,7 @@ impl Disk for RealDisk {
 /// supports this flag.
 fn open_unnamed(dir: &Path) -> io::Result<File> {
     let path = dir.join(format!(".unnamed-{:016x}", RANDOM.with_borrow_mut(Buffered::next)));
-    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(FILE_MODE).open(&path)?;
     fs::remove_file(&path)?;
     Ok(file)
 }
@@ -300,7 +305,7 @@ impl RealLock {
     fn new(path: &Path) -> io::Result<Self> {
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let directory = Locked::new(directory, File::open(directory)?)?;
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
+        let file = OpenOptions::new().create(true).truncate(false).write(true).mode(FILE_MODE).open(path)?;
         Ok(RealLock { directory, file: Locked::new(path, file)? })
     }
 }

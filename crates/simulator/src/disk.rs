@@ -160,6 +160,11 @@ impl Disk for SimulatedDisk {
         }))
     }
 
+    /// Does nothing, because a simulated disk has only one user.
+    fn restrict<'a>(&'a self, _path: &'a Path) -> BoxFuture<'a, io::Result<bool>> {
+        Box::pin(std::future::ready(Ok(false)))
+    }
+
     fn list<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Vec<String>>> {
         Box::pin(self.operate(Operation::on("list", dir), |core, member| volume(core, member).list(dir)))
     }

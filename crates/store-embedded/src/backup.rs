@@ -3,7 +3,8 @@
 //! A backup is a data folder without a journal. It contains `CHECKPOINT` and `index/` in their state directly after a
 //! flush of all applied entries. It contains every write that the store acknowledged before the backup began. It may
 //! contain writes that the store received during the backup, but no partial write. On the same file system the backup
-//! hard-links the tables of the index instead of copying them.
+//! hard-links the tables of the index instead of copying them. Only the user of the process has access to the files of
+//! the copy. Hard links share their mode, so a copy of an older backup also changes the modes of its tables.
 //!
 //! A restored store uses a new journal. Its terms are higher than every term that the original store can have assigned.
 //!
@@ -19,7 +20,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError, FILE};
 use crate::index::lsm;
 use crate::index::map;
 use crate::index::{IndexError, Sequence};
-use crate::open::{INDEX_DIR, open_index};
+use crate::open::{INDEX_DIR, open_index, restrict_index};
 use crate::{BackupError, EmbeddedStore, IndexKind, Options, Verified};
 
 impl EmbeddedStore {
@@ -40,7 +41,10 @@ impl EmbeddedStore {
             IndexError::Damaged { .. } => BackupError::Damaged(error.to_string()),
             IndexError::Io(source) => BackupError::Io { dir: dir.to_owned(), source },
         };
-        self.shared.index.copy_to(&dir.join(INDEX_DIR)).await.map_err(failed)?;
+        let index = dir.join(INDEX_DIR);
+        disk.create_dir_all(&index).await.map_err(io)?;
+        self.shared.index.copy_to(&index).await.map_err(failed)?;
+        restrict_index(&self.shared.runtime, &index, self.shared.options.index).await.map_err(io)?;
         disk.sync_dir(dir).await.map_err(io)?;
         // The backup writes the checkpoint last, because the checkpoint makes the folder a valid backup.
         let checkpoint = *self.shared.checkpoint.borrow();
@@ -98,6 +102,7 @@ pub async fn restore(runtime: &Runtime, from: &Path, to: &Path) -> Result<Verifi
     };
     make_empty(runtime, to).await?;
     let (from_index, to_index) = (from.join(INDEX_DIR), to.join(INDEX_DIR));
+    runtime.disk().create_dir_all(&to_index).await.map_err(io)?;
     match checkpoint.index {
         IndexKind::Lsm => lsm::copy_tree(&from_index, &to_index).map_err(io)?,
         IndexKind::Map => map::copy_files(runtime, &from_index, &to_index).await.map_err(io)?,

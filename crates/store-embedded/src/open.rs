@@ -16,7 +16,7 @@ use crate::apply::{self, Machine};
 use crate::background::{self, Applier, Encrypted, Readers, Shared, Ticket};
 use crate::checkpoint::{Checkpoint, CheckpointError, FILE};
 use crate::history;
-use crate::index::lsm::LsmIndex;
+use crate::index::lsm::{self, LsmIndex};
 use crate::index::map::MapIndex;
 use crate::index::{Family, Index, IndexError, Sequence};
 use crate::listing;
@@ -39,8 +39,8 @@ struct Opening<'a> {
 }
 
 impl EmbeddedStore {
-    /// Opens the store in the folder `dir`, and creates the store if it does not exist. The call blocks its thread
-    /// while it replays the journal. The store's tasks run in `tasks`. They end after [`EmbeddedStore::close`], or
+    /// Opens the store in the folder `dir`, and creates the store if it does not exist. Removes the access of other
+    /// users to the folder and the files of the store. The call blocks its thread while it replays the journal. The store's tasks run in `tasks`. They end after [`EmbeddedStore::close`], or
     /// after the caller drops the store.
     ///
     /// # Errors
@@ -55,6 +55,7 @@ impl EmbeddedStore {
         options.check()?;
         let opening = Opening { runtime, dir, options: &options };
         runtime.disk().create_dir_all(dir).await.map_err(|source| opening.io(source))?;
+        runtime.restrict_all(dir).await.map_err(|source| opening.io(source))?;
         let opened = Journal::<Ticket>::open(runtime, tasks, &dir.join(JOURNAL_DIR), options.journal.clone()).await?;
         match opening.recover(&opened).await {
             Ok(Recovered { checkpoint, index, memory, machine, replayed }) => {
@@ -327,10 +328,22 @@ impl Options {
     }
 }
 
-/// Opens the index in `dir`, or creates it.
+/// Opens the index in `dir`, or creates it. Only the user of this process has access to the folder afterwards.
 pub(crate) async fn open_index(runtime: &Runtime, dir: &Path, options: &Options) -> Result<Arc<dyn Index>, IndexError> {
+    runtime.disk().create_dir_all(dir).await?;
+    restrict_index(runtime, dir, options.index).await?;
     Ok(match options.index {
         IndexKind::Lsm => Arc::new(LsmIndex::open(dir, options)?),
         IndexKind::Map => Arc::new(MapIndex::open(runtime, dir).await?),
     })
+}
+
+/// Removes the access of other users to the folder `dir` of an index and to its files. The library creates files and
+/// subfolders with the modes that the umask of the process permits. Other users have no access to them in any case,
+/// because they have no access to `dir`.
+pub(crate) async fn restrict_index(runtime: &Runtime, dir: &Path, kind: IndexKind) -> io::Result<()> {
+    match kind {
+        IndexKind::Lsm => runtime.restrict(dir, lsm::files_below(dir)?).await,
+        IndexKind::Map => runtime.restrict_all(dir).await,
+    }
 }

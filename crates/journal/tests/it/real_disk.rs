@@ -1,3 +1,5 @@
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -202,4 +204,27 @@ async fn opening_a_journal_with_invalid_options_fails() {
         assert!(matches!(rejected, OpenError::Options(_)), "{rejected}");
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn journal_gives_other_users_no_access() {
+    let (folder, runtime, history) = (tempfile::tempdir().unwrap(), Runtime::real(), History::default());
+    let dir = folder.path().join("journal");
+    for _ in 0..2 {
+        let tasks = TaskSet::new(&runtime);
+        let journal = history.open(&runtime, &tasks, &dir, small()).await.unwrap();
+        for response in history.append(&journal, [5000; 20]).await {
+            response.await.unwrap();
+        }
+        let files = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path());
+        for path in files.chain([dir.clone()]) {
+            let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, if path == dir { 0o700 } else { 0o600 }, "{}", path.display());
+        }
+        end(&journal, tasks).await;
+        // The next start finds a folder to which an earlier build or an operator gave everybody access.
+        for name in ["", "lock", "segment-00000000000000000001.journal"] {
+            std::fs::set_permissions(dir.join(name), Permissions::from_mode(0o777)).unwrap();
+        }
+    }
 }

@@ -23,7 +23,7 @@ use crate::{Stalls, now_millis, until};
 /// Cluster under test: a database with a schema, and a folder with the keys and the data folders of the members.
 pub(crate) struct TestCluster {
     folder: tempfile::TempDir,
-    url: String,
+    pub(crate) url: String,
     /// URL of the coordination engine. `None` if the database is the coordination engine.
     coordination: Option<String>,
 }
@@ -104,7 +104,7 @@ impl TestCluster {
         self.folder.path().join(name)
     }
 
-    fn key_folder(&self) -> PathBuf {
+    pub(crate) fn key_folder(&self) -> PathBuf {
         self.folder.path().join("operator")
     }
 

@@ -18,6 +18,7 @@ mod documents;
 mod durability;
 mod egress;
 mod examples;
+mod file_modes;
 mod first_start;
 mod folder_lock;
 mod full_disk;

@@ -2,8 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -245,6 +247,53 @@ fn unnamed_file_keeps_its_bytes_but_has_no_entry_in_its_folder() {
         assert_eq!(&bytes, b"kept");
         let error = disk.open_unnamed(&folder.path().join("none")).await.err().unwrap();
         assert_eq!(error.kind(), ErrorKind::NotFound);
+    });
+}
+
+fn mode(path: &Path) -> u32 {
+    std::fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+#[test]
+fn new_files_and_folders_give_other_users_no_access() {
+    // No other test of this file depends on the umask.
+    rustix::process::umask(rustix::fs::Mode::empty());
+    on_tokio(async |runtime| {
+        let (folder, disk) = (tempfile::tempdir().unwrap(), runtime.disk());
+        let [outer, inner] = ["outer", "outer/inner"].map(|name| folder.path().join(name));
+        let [file, lock] = ["file", "lock"].map(|name| inner.join(name));
+        disk.create_dir_all(&inner).await.unwrap();
+        disk.open(&file, OpenMode::CreateNew).await.unwrap();
+        drop(disk.lock(&lock).await.unwrap());
+        let _unnamed = disk.open_unnamed(&inner).await.unwrap();
+        assert_eq!([&outer, &inner, &file, &lock].map(|path| mode(path)), [0o700, 0o700, 0o600, 0o600]);
+        // Linux shows a file without a name as a link in /proc/self/fd. Its metadata are the metadata of the file.
+        let handles = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+        let unnamed = |handle: &PathBuf| {
+            std::fs::read_link(handle)
+                .is_ok_and(|file| file.starts_with(&inner) && file.to_string_lossy().contains("unnamed"))
+        };
+        assert_eq!(handles.filter(unnamed).map(|handle| mode(&handle)).collect::<Vec<_>>(), [0o600]);
+    });
+}
+
+#[test]
+fn restriction_removes_the_access_of_other_users() {
+    on_tokio(async |runtime| {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("data");
+        let [file, private, missing] = ["file", "private", "missing"].map(|name| data.join(name));
+        std::fs::create_dir(&data).unwrap();
+        for (path, mode) in [(&file, 0o775), (&private, 0o400)] {
+            std::fs::write(path, "").unwrap();
+            std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        }
+        std::fs::set_permissions(&data, Permissions::from_mode(0o2775)).unwrap();
+        runtime.restrict(&data, [missing.clone()]).await.unwrap();
+        assert_eq!([&data, &file, &private].map(|path| mode(path)), [0o700, 0o775, 0o400]);
+        runtime.restrict_all(&data).await.unwrap();
+        assert_eq!([&data, &file, &private].map(|path| mode(path)), [0o700, 0o600, 0o400]);
+        assert!(!runtime.disk().restrict(&file).await.unwrap() && !runtime.disk().restrict(&missing).await.unwrap());
     });
 }
 

@@ -306,6 +306,10 @@ impl Disk for UnsyncedDisk {
         self.0.open_unnamed(dir)
     }
 
+    fn restrict<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<bool>> {
+        self.0.restrict(path)
+    }
+
     fn list<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Vec<String>>> {
         self.0.list(dir)
     }

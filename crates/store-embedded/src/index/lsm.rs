@@ -27,7 +27,7 @@ use lsm_tree::config::{BlockSizePolicy, FilterPolicy, PinningPolicy};
 use lsm_tree::{AbstractTree, AnyTree, Cache, Config, DescriptorTable, Guard, Memtable, SequenceNumberCounter};
 use lsm_tree::{UserKey, UserValue};
 
-pub(crate) use self::files::copy_tree;
+pub(crate) use self::files::{copy_tree, files_below};
 use self::retired::{Retired, RetiredFactory};
 use self::trickle::{Trickle, Trickling};
 use self::versions::{RemovedRowsFactory, VersionsFactory};

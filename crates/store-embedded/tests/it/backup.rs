@@ -1,5 +1,9 @@
 //! Tests of backups of a running store, and of the stores that a restore creates.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
 use domain::{ShardId, Timestamp};
 use runtime::{Runtime, TaskSet};
 use store::{DueBound, DueRead, Store};
@@ -73,6 +77,63 @@ async fn backs_up(runtime: &Runtime, options: Options) {
         home.close().await;
         std::fs::remove_dir_all(&restored).unwrap();
         restore(runtime, &copy, &restored).await.unwrap();
+    }
+}
+
+/// Returns the paths of a folder, of all folders and of all files in it to which other users have access.
+fn shared(folder: &Path) -> Vec<PathBuf> {
+    let is_shared = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o077 != 0;
+    let mut paths: Vec<PathBuf> = is_shared(folder).then(|| folder.to_owned()).into_iter().collect();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            paths.extend(shared(&path));
+        } else if is_shared(&path) {
+            paths.push(path);
+        }
+    }
+    paths
+}
+
+/// Gives other users access to a folder and to everything in it.
+fn share(folder: &Path) {
+    std::fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => share(&path),
+            false => std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap(),
+        }
+    }
+}
+
+#[test]
+fn store_and_backup_give_other_users_no_access() {
+    for index in [IndexKind::Lsm, IndexKind::Map] {
+        on_real(async |runtime| {
+            let dir = tempfile::tempdir().unwrap();
+            let [data, copy, restored] = ["data", "copy", "restored"].map(|name| dir.path().join(name));
+            let home = Home::open(&runtime, &data, small(index)).await;
+            let at = Timestamp::from_millis(1_800_000_000_000);
+            home.store.insert((0..50).map(|number| one_shot(number, at, None, b"x")).collect()).await.unwrap();
+            home.store.backup(&copy).await.unwrap();
+            assert_eq!(shared(&copy), [""; 0].map(PathBuf::from));
+            for name in ["", "index", "journal"] {
+                let mode = std::fs::metadata(data.join(name)).unwrap().permissions().mode();
+                assert_eq!(mode & 0o777, 0o700, "the folder {name:?} hides the files that the library creates");
+            }
+            home.close().await;
+
+            for folder in [&data, &copy] {
+                share(folder);
+            }
+            restore(&runtime, &copy, &restored).await.unwrap();
+            let home = Home::open(&runtime, &data, small(index)).await;
+            for folder in [&data, &restored] {
+                assert_eq!(shared(folder), [""; 0].map(PathBuf::from));
+            }
+            home.close().await;
+        });
     }
 }
 

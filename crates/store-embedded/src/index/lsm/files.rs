@@ -153,3 +153,21 @@ pub(crate) fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
     }
     File::open(to)?.sync_all()
 }
+
+/// Returns the paths of all files and folders below a folder. Does not follow symbolic links.
+pub(crate) fn files_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let (path, kind) = {
+            let entry = entry?;
+            (entry.path(), entry.file_type()?)
+        };
+        if kind.is_dir() {
+            paths.extend(files_below(&path)?);
+        }
+        if !kind.is_symlink() {
+            paths.push(path);
+        }
+    }
+    Ok(paths)
+}
