@@ -40,6 +40,11 @@ pub struct Run {
     /// Number of occurrences that a missed run represents. The field is absent for other runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missed_count: Option<u64>,
+    /// True if an attempt of the occurrence at `scheduled_at` may have started before the server failed, although the
+    /// run is missed. The target may have received this callback. No attempt of the run's other occurrences started.
+    /// The field is absent if it is false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub attempt_possible: bool,
     /// Latest attempts of the run, in the order of their numbers.
     pub attempts: Vec<Attempt>,
 }
@@ -56,7 +61,8 @@ pub enum RunState {
     Succeeded,
     /// All attempts failed. The run is a dead letter until a caller redrives it.
     Failed,
-    /// The occurrence was overdue, and so was a later occurrence of its schedule.
+    /// The occurrence was overdue, and so was a later occurrence of its schedule. If `attempt_possible` is true, the
+    /// target may have received the callback.
     Missed,
     /// A client cancelled or changed the schedule while an attempt was in flight or a retry was due.
     Cancelled,

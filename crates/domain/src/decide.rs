@@ -8,6 +8,11 @@
 //! Invariants: a recurring schedule gets its next due row when an occurrence starts, and never because an attempt has
 //! an outcome. A retry has the same occurrence and the next attempt number. The position of a due row is never earlier
 //! than `now` or than its nominal instant.
+//!
+//! An owner may start an attempt of a recurring schedule before the next due row is durable. If the owner then fails,
+//! the store contains no trace of the attempt, and the next owner may record the occurrence as missed. The function
+//! [`may_start_untraced`] permits such a start only for instants near the poller's `closed`, so that the next owner can
+//! recognize these occurrences. docs/decisions/0208-mark-missed-runs-that-may-have-started.md gives the reasons.
 
 use std::time::Duration;
 
@@ -71,12 +76,34 @@ pub enum CatchUp {
     Every,
 }
 
-/// Decides what the executor does with a due row at `now`.
+/// Longest time by which the nominal instant of an occurrence may be after the poller's `closed` for an untraced start.
+/// With a shorter time, more attempts wait for a write of the store. With a longer time, more missed runs have the mark
+/// `attempt_possible` although no attempt started.
+pub const UNTRACED_AFTER_CLOSED_MAX: Duration = Duration::from_secs(5);
+
+/// Returns true if an owner may start the attempt of a recurring schedule's occurrence at `nominal` before the
+/// schedule's next due row is durable. `closed` is the durable position of the poller at the start of the attempt.
+///
+/// `closed` only moves ahead. If this function returns false for the `closed` that an owner reads when it takes a
+/// shard, no earlier owner has started the attempt without a trace.
+#[must_use]
+pub fn may_start_untraced(nominal: Timestamp, closed: Timestamp) -> bool {
+    nominal <= closed + UNTRACED_AFTER_CLOSED_MAX
+}
+
+/// Decides what the executor does with a due row at `now`. `closed_at_take` is the durable `closed` of the poller at
+/// the time when the owner took the shard.
 ///
 /// # Panics
 /// Panics if `key` belongs to another schedule.
 #[must_use]
-pub fn at_start(schedule: &Schedule, key: &DueKey, catch_up: CatchUp, now: Timestamp) -> Start {
+pub fn at_start(
+    schedule: &Schedule,
+    key: &DueKey,
+    catch_up: CatchUp,
+    closed_at_take: Timestamp,
+    now: Timestamp,
+) -> Start {
     let occurrence = key.occurrence;
     assert_eq!(occurrence.incarnation, schedule.incarnation, "the due row belongs to this incarnation of the schedule");
     let replayed = occurrence.replay > 0;
@@ -105,7 +132,11 @@ pub fn at_start(schedule: &Schedule, key: &DueKey, catch_up: CatchUp, now: Times
                 missed: Run {
                     tenant: schedule.tenant,
                     occurrence,
-                    state: RunState::Missed { last: missed.last, count: missed.count },
+                    state: RunState::Missed {
+                        last: missed.last,
+                        count: missed.count,
+                        attempt_possible: may_start_untraced(occurrence.nominal, closed_at_take),
+                    },
                     attempts: Vec::new(),
                 },
             },

@@ -84,11 +84,14 @@ pub enum RunState {
     Succeeded,
     /// The last allowed attempt failed. The run is a dead letter until a user redrives it.
     Failed,
-    /// The occurrence of a recurring schedule did not start, because a later occurrence was already due too. One record
-    /// covers all occurrences from the nominal instant to `last`, including the occurrence at `last`.
+    /// The occurrence of a recurring schedule has no outcome of an attempt, because a later occurrence was already due
+    /// too. One record covers all occurrences from the nominal instant to `last`, including the occurrence at `last`.
     Missed {
         last: Timestamp,
         count: u64,
+        /// True if an earlier owner may have started an attempt of the run's own occurrence, so that the target may
+        /// have received the callback. No attempt of the later occurrences of the record started.
+        attempt_possible: bool,
     },
     /// A user cancelled or changed the schedule while an attempt was in flight or a retry was due.
     Cancelled,

@@ -78,9 +78,9 @@ pub(crate) fn schedule(schedule: &Schedule) -> Option<api::Schedule> {
 
 /// Converts a run. `schedule` is the id of the run's schedule, or `None` if the schedule no longer exists.
 pub(crate) fn run(run: &Run, schedule: Option<&ScheduleId>) -> api::Run {
-    let (missed_last, missed_count) = match run.state {
-        RunState::Missed { last, count } => (Some(time(last)), Some(count)),
-        RunState::Retrying | RunState::Succeeded | RunState::Failed | RunState::Cancelled => (None, None),
+    let (missed_last, missed_count, attempt_possible) = match run.state {
+        RunState::Missed { last, count, attempt_possible } => (Some(time(last)), Some(count), attempt_possible),
+        RunState::Retrying | RunState::Succeeded | RunState::Failed | RunState::Cancelled => (None, None, false),
     };
     api::Run {
         id: run.occurrence.run_id().as_str().to_owned(),
@@ -97,6 +97,7 @@ pub(crate) fn run(run: &Run, schedule: Option<&ScheduleId>) -> api::Run {
         replay: run.occurrence.replay,
         missed_last,
         missed_count,
+        attempt_possible,
         attempts: run.attempts.iter().map(attempt).collect(),
     }
 }

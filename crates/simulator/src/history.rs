@@ -66,6 +66,8 @@ struct Entries {
     callbacks: Vec<Callback>,
     outcomes: BTreeMap<Occurrence, ObservedOutcome>,
     outcomes_changed: Vec<(Occurrence, RunState, RunState)>,
+    /// Missed runs with the mark `attempt_possible`, and the instants at which their owners took the shards.
+    marked: Vec<(Occurrence, Timestamp)>,
     exemptions: BTreeMap<Incarnation, Vec<RangeInclusive<Duration>>>,
 }
 
@@ -126,6 +128,7 @@ impl History {
             callbacks: Vec::new(),
             outcomes: BTreeMap::new(),
             outcomes_changed: Vec::new(),
+            marked: Vec::new(),
             exemptions: BTreeMap::new(),
         };
         History { sim: sim.clone(), entries: Arc::new(Mutex::new(entries)) }
@@ -224,6 +227,18 @@ impl History {
         if before.is_final() && before != state {
             entries.outcomes_changed.push((occurrence, before, state));
         }
+    }
+
+    /// Records that an owner marked a missed run with `attempt_possible`. The owner took its shard at the true time
+    /// `taken_at`.
+    pub fn marked(&self, occurrence: Occurrence, taken_at: Timestamp) {
+        self.entries().marked.push((occurrence, taken_at));
+    }
+
+    /// Returns the current reading of a correct wall clock.
+    #[must_use]
+    pub fn true_time(&self) -> Timestamp {
+        self.sim.outside().now()
     }
 
     /// Permits duplicates of those attempts of the schedule that were in flight in the period `during`. Without this

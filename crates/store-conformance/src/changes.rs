@@ -314,7 +314,7 @@ pub(super) async fn retry_row_is_due_when_its_run_is_written(subject: &dyn Subje
 
 pub(super) async fn occurrence_has_one_final_outcome(subject: &dyn Subject) {
     let fixture = Fixture::open(subject).await;
-    let missed = RunState::Missed { last: minute(9), count: 12_345 };
+    let missed = RunState::Missed { last: minute(9), count: 12_345, attempt_possible: false };
     for state in [RunState::Succeeded, RunState::Failed, RunState::Cancelled, missed] {
         let schedule = fixture.create(fixture.unnamed(minute(1))).await;
         let owner = fixture.owner(schedule.poller).await;
@@ -368,16 +368,22 @@ pub(super) async fn run_is_stored_exactly(subject: &dyn Subject) {
     let missed = Run {
         tenant: TENANT,
         occurrence: due_of(&schedule, minute(3)).occurrence,
-        state: RunState::Missed { last: minute(500), count: u64::from(u32::MAX) + 1 },
+        state: RunState::Missed { last: minute(500), count: u64::from(u32::MAX) + 1, attempt_possible: true },
         attempts: Vec::new(),
     };
+    let unmarked = Run {
+        occurrence: due_of(&schedule, minute(501)).occurrence,
+        state: RunState::Missed { last: minute(501), count: 1, attempt_possible: false },
+        ..missed.clone()
+    };
     owner.write(Change::Run { run: missed.clone(), then: None, ends: false }).await;
+    owner.write(Change::Run { run: unmarked.clone(), then: None, ends: false }).await;
 
     let unknown = due_of(&schedule, minute(2)).occurrence;
     let requested = vec![missed.occurrence, unknown, run.occurrence, missed.occurrence];
     let found = fixture.store.find_runs(requested).await.expect("the store accepts reads");
     assert_eq!(found, [Some(missed.clone()), None, Some(run.clone()), Some(missed.clone())]);
-    assert_eq!(fixture.store.runs(schedule.incarnation, None, 10).await, Ok(vec![run, missed]));
+    assert_eq!(fixture.store.runs(schedule.incarnation, None, 10).await, Ok(vec![run, missed, unmarked]));
 }
 
 pub(super) async fn run_ends_only_its_own_revision(subject: &dyn Subject) {

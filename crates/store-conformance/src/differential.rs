@@ -541,7 +541,7 @@ fn run_and_retry(tenant: TenantId, row: DueKey, state: u8, attempt: u8) -> (Run,
         RunState::Failed,
         RunState::Retrying,
         RunState::Cancelled,
-        RunState::Missed { last: row.position, count: 3 },
+        RunState::Missed { last: row.position, count: 3, attempt_possible: true },
     ];
     let state = states[usize::from(state) % states.len()];
     let occurrence = Occurrence { replay: u16::from(attempt == 5), ..row.occurrence };

@@ -193,7 +193,7 @@ pub(super) async fn only_a_failed_run_is_a_dead_letter(subject: &dyn Subject) {
     let fixture = Fixture::open(subject).await;
     let schedule = fixture.create(fixture.unnamed(minute(1))).await;
     let owner = fixture.owner(schedule.poller).await;
-    let missed = RunState::Missed { last: minute(3), count: 2 };
+    let missed = RunState::Missed { last: minute(3), count: 2, attempt_possible: true };
     let states = [RunState::Succeeded, RunState::Cancelled, missed, RunState::Failed];
     let runs = (1..).zip(states).map(|(at, state)| run_of(TENANT, due_of(&schedule, minute(at)).occurrence, state));
     let runs: Vec<_> = runs.collect();

@@ -1,5 +1,8 @@
 //! Encoding of runs. An engine with columns for the tenant, the occurrence and the state stores only the rest of a run
 //! as bytes.
+//!
+//! A run has version 2 if it is missed and has the mark `attempt_possible`, and version 1 otherwise. The two versions
+//! differ only in this mark. Builds that know only version 1 can therefore read all runs without the mark.
 
 use std::time::Duration;
 
@@ -9,12 +12,13 @@ use domain::{Attempt, AttemptResult, Occurrence, RunState, TenantId};
 use crate::{Malformed, Put as _, Take};
 
 const VERSION: u8 = 1;
+const VERSION_MARKED: u8 = 2;
 const WHAT: &str = "a run";
 const ATTEMPT_LEN_MIN: usize = 2 + 8 + 12 + 1;
 
 /// Appends a run.
 pub fn put(out: &mut Vec<u8>, run: &Run) {
-    out.u8(VERSION);
+    out.u8(version_of(run));
     out.u32(run.tenant.0);
     out.occurrence(&run.occurrence);
     out.u8(state_number(run.state));
@@ -25,13 +29,24 @@ pub fn put(out: &mut Vec<u8>, run: &Run) {
 /// stores these three values in columns.
 #[must_use]
 pub fn encode_rest(run: &Run) -> Vec<u8> {
-    let mut out = vec![VERSION];
+    let mut out = vec![version_of(run)];
     put_rest(&mut out, run);
     out
 }
 
+fn version_of(run: &Run) -> u8 {
+    match run.state {
+        RunState::Missed { attempt_possible: true, .. } => VERSION_MARKED,
+        RunState::Missed { attempt_possible: false, .. }
+        | RunState::Retrying
+        | RunState::Succeeded
+        | RunState::Failed
+        | RunState::Cancelled => VERSION,
+    }
+}
+
 fn put_rest(out: &mut Vec<u8>, run: &Run) {
-    if let RunState::Missed { last, count } = run.state {
+    if let RunState::Missed { last, count, attempt_possible: _ } = run.state {
         out.timestamp(last);
         out.u64(count);
     }
@@ -94,23 +109,33 @@ pub fn summary(bytes: &[u8]) -> Result<(TenantId, Occurrence, RunState), Malform
 /// Returns an error if `rest` is not the encoded rest of a run in this state.
 pub fn decode_rest(tenant: TenantId, occurrence: Occurrence, state: u8, rest: &[u8]) -> Result<Run, Malformed> {
     let mut take = Take::new(WHAT, rest);
-    take.version(VERSION)?;
-    let state = take_state(state, &mut take)?;
+    let marked = take_marked(&mut take)?;
+    let state = take_state(state, marked, &mut take)?;
     Ok(Run { tenant, occurrence, state, attempts: take_attempts(take)? })
 }
 
 fn take_summary(take: &mut Take<'_>) -> Result<(TenantId, Occurrence, RunState), Malformed> {
-    take.version(VERSION)?;
+    let marked = take_marked(take)?;
     let (tenant, occurrence, state) = (TenantId(take.u32()?), take.occurrence()?, take.u8()?);
-    Ok((tenant, occurrence, take_state(state, take)?))
+    Ok((tenant, occurrence, take_state(state, marked, take)?))
 }
 
-fn take_state(number: u8, take: &mut Take<'_>) -> Result<RunState, Malformed> {
+/// Decodes the version. Returns true if the run has the mark `attempt_possible`.
+fn take_marked(take: &mut Take<'_>) -> Result<bool, Malformed> {
+    match take.u8()? {
+        VERSION => Ok(false),
+        VERSION_MARKED => Ok(true),
+        _ => Err(take.malformed()),
+    }
+}
+
+fn take_state(number: u8, marked: bool, take: &mut Take<'_>) -> Result<RunState, Malformed> {
     match number {
+        3 => Ok(RunState::Missed { last: take.timestamp()?, count: take.u64()?, attempt_possible: marked }),
+        _ if marked => Err(take.malformed()),
         0 => Ok(RunState::Retrying),
         1 => Ok(RunState::Succeeded),
         2 => Ok(RunState::Failed),
-        3 => Ok(RunState::Missed { last: take.timestamp()?, count: take.u64()? }),
         4 => Ok(RunState::Cancelled),
         _ => Err(take.malformed()),
     }

@@ -55,6 +55,11 @@ fn retry_of(schedule: &Schedule) -> DueKey {
     DueKey { attempt: 2, ..first_key(schedule) }
 }
 
+/// Decides about a due row of a poller that had no `closed` when the owner took the shard.
+fn at_start(schedule: &Schedule, key: &DueKey, catch_up: CatchUp, now: Timestamp) -> Start {
+    super::at_start(schedule, key, catch_up, Timestamp::MIN, now)
+}
+
 fn redrive_of(schedule: &Schedule, now: Timestamp) -> DueKey {
     let key = first_key(schedule);
     redrive(key.occurrence, key.target, now).expect("the occurrence was not redriven before")
@@ -92,13 +97,30 @@ fn latest_overdue_occurrence_fires_and_others_are_missed() {
     let Start::Skip { missed, latest } = at_start(&schedule, &key, CatchUp::Latest, after(330)) else {
         panic!("five occurrences are due");
     };
-    assert_eq!(missed.state, RunState::Missed { last: after(240), count: 4 });
+    assert_eq!(missed.state, RunState::Missed { last: after(240), count: 4, attempt_possible: false });
     assert_eq!(missed.occurrence, key.occurrence);
     assert_eq!((latest.occurrence.nominal, latest.position), (after(300), after(330)));
     let Start::Fire { advance: Some(next) } = at_start(&schedule, &latest, CatchUp::Latest, after(330)) else {
         panic!("the latest occurrence fires");
     };
     assert_eq!(next.position, after(360));
+}
+
+#[test]
+fn missed_run_is_marked_if_an_earlier_owner_may_have_started_it() {
+    let schedule = every_minute();
+    let key = first_key(&schedule);
+    let is_marked = |closed_at_take: Timestamp| {
+        let start = super::at_start(&schedule, &key, CatchUp::Latest, closed_at_take, after(330));
+        let Start::Skip { missed, .. } = start else { panic!("five occurrences are due") };
+        matches!(missed.state, RunState::Missed { attempt_possible: true, .. })
+    };
+    for closed_secs in 0..400 {
+        let closed = after(closed_secs);
+        assert_eq!(is_marked(closed), closed_secs >= 55, "the first occurrence is due after 60 s, closed is {closed}");
+        assert_eq!(is_marked(closed), may_start_untraced(key.occurrence.nominal, closed));
+    }
+    assert!(!is_marked(Timestamp::MIN), "no owner has fired a row of this poller");
 }
 
 #[test]

@@ -141,6 +141,7 @@ fn row(run: &Run) -> [String; 6] {
 
 fn state(run: &Run) -> String {
     match run.missed_count {
+        Some(count) if run.attempt_possible => format!("missed ({count}, attempt possible)"),
         Some(count) => format!("missed ({count})"),
         None => word(&run.state),
     }
@@ -227,5 +228,23 @@ async fn redrive_one(client: &Client, id: &str) -> Result<Redriven, Error> {
             Err(error) if error.is_outcome_unknown() && requests < REQUESTS_MAX => requests += 1,
             response => return response,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn state_of_a_missed_run_names_its_count_and_its_mark() {
+        let state_of = |fields: &str| {
+            let json = format!(
+                r#"{{"id":"r","state":"missed","scheduled_at":"2026-03-29T01:00:00Z","revision":0,"replay":0,"attempts":[],
+                    "missed_last":"2026-03-29T04:00:00Z","missed_count":4{fields}}}"#
+            );
+            state(&serde_json::from_str(&json).unwrap())
+        };
+        assert_eq!(state_of(""), "missed (4)");
+        assert_eq!(state_of(r#","attempt_possible":true"#), "missed (4, attempt possible)");
     }
 }

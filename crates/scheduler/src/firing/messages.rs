@@ -78,6 +78,9 @@ pub(crate) struct PendingWrite {
 #[derive(Debug)]
 pub(crate) enum ToWriter {
     Write(PendingWrite),
+    /// Write that must be durable before an attempt starts. The response is false if the attempt must not start,
+    /// because the shard has a later owner.
+    WriteBeforeStart(PendingWrite, oneshot::Sender<bool>),
     /// Pollers of gained shards, with their closed timestamps.
     Gained(Vec<(PollerId, Timestamp)>),
     /// Request for a notification when all earlier writes are durable or rejected.

@@ -49,9 +49,14 @@ impl OutcomeWriter {
             let mut writes = Vec::with_capacity(batch.len());
             let mut done = Vec::with_capacity(batch.len());
             let mut flushed = Vec::new();
+            let mut starts = Vec::new();
             for message in batch.drain(..) {
                 let PendingWrite { mut write, then } = match message {
                     ToWriter::Write(pending_write) => pending_write,
+                    ToWriter::WriteBeforeStart(pending_write, sender) => {
+                        starts.push((done.len(), sender));
+                        pending_write
+                    }
                     ToWriter::Gained(pollers) => {
                         self.closed.extend(pollers);
                         continue;
@@ -93,6 +98,9 @@ impl OutcomeWriter {
             }
             for sender in flushed {
                 let _receiver_is_gone = sender.send(());
+            }
+            for (index, sender) in starts {
+                let _receiver_is_gone = sender.send(done[index].refusal != Some(WriteRejection::Superseded));
             }
             if self.to_owner.send(ToOwner::Written(done)).await.is_err() {
                 return; // The owner has ended. The next owner reads the results from the store.

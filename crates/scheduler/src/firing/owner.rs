@@ -275,6 +275,7 @@ impl Owner {
     fn starting(&self, entry: EntryId) -> Starting {
         let known = self.window.entry(entry);
         let (poller, shard_term) = self.window.poller(known.poller);
+        let (closed, closed_at_take) = self.window.closed(known.poller);
         self.context.in_flight.add(poller, known.key, shard_term.term);
         Starting {
             entry,
@@ -283,7 +284,8 @@ impl Owner {
             poller,
             shard_term,
             deadline: self.context.lease.deadline(),
-            is_closed: self.window.is_closed(entry),
+            closed,
+            closed_at_take,
             catch_up: self.dispatch.catch_up(known.key.occurrence.nominal),
         }
     }
@@ -426,6 +428,10 @@ impl Owner {
                 }
             }
             if let Some(row) = done.row {
+                let is_first_attempt = row.key.attempt == 1 && row.key.occurrence.replay == 0;
+                if is_first_attempt && !matches!(done.then, Then::Deferred(_)) {
+                    self.window.set_recurring(row.poller);
+                }
                 self.on_due_row(&row);
             }
         }

@@ -9,7 +9,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::decide::{CatchUp, Start, after_attempt, after_outcome, at_start};
+use domain::decide::{CatchUp, Start, after_attempt, after_outcome, at_start, may_start_untraced};
 use domain::occurrence::Run;
 use domain::{
     Attempt, AttemptResult, DueKey, EGRESS_REJECTED, Incarnation, NOT_DECRYPTED, Occurrence, PollerId, RunState,
@@ -19,6 +19,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use futures_util::{FutureExt, future::BoxFuture};
 use runtime::Monotonic;
 use store::{Change, OwnerWrite, StoreError};
+use tokio::sync::oneshot;
 use tracing::field::Empty;
 use tracing::{Instrument, Span};
 
@@ -48,8 +49,10 @@ pub(crate) struct Starting {
     /// Deadline for the start of the attempt. The owner determines the deadline before the run executor loads the
     /// schedule.
     pub(crate) deadline: Monotonic,
-    /// True if `closed` had passed the key's position before the run executor loaded the schedule.
-    pub(crate) is_closed: bool,
+    /// Durable `closed` of the poller before the run executor loaded the schedule.
+    pub(crate) closed: Timestamp,
+    /// Durable `closed` of the poller when this owner took the shard.
+    pub(crate) closed_at_take: Timestamp,
     pub(crate) catch_up: CatchUp,
 }
 
@@ -194,7 +197,8 @@ async fn start_loaded(
         // A creator writes the due row before the schedule, so the create may be in progress or may have failed. If
         // `closed` has passed the row, an active creator writes the row again, and the owner can drop this key.
         // Otherwise, the creator may write the schedule soon, and the owner tries the key again.
-        return starting.ended(if starting.is_closed { EndReason::Dropped } else { EndReason::NotCreated });
+        let is_closed = starting.key.position <= starting.closed;
+        return starting.ended(if is_closed { EndReason::Dropped } else { EndReason::NotCreated });
     };
     let key = starting.key;
     if let Some(run) = run
@@ -206,10 +210,12 @@ async fn start_loaded(
     if now < key.occurrence.nominal {
         return starting.ended(EndReason::NotDue);
     }
-    match at_start(&schedule, &key, starting.catch_up, now) {
+    match at_start(&schedule, &key, starting.catch_up, starting.closed_at_take, now) {
         Start::Fire { advance } => {
-            if let Some(due) = advance {
-                advance_to(context, starting, &schedule, due, Then::Nothing).await;
+            if let Some(due) = advance
+                && !advance_before_start(context, starting, &schedule, due).await
+            {
+                return starting.ended(EndReason::Released);
             }
             let span = fire_span(&schedule, &key);
             fire(context, starting, schedule, run).instrument(span).await
@@ -261,9 +267,27 @@ async fn has_outcome(context: &Context, starting: Starting, schedule: &Schedule,
     starting.ended(EndReason::Dropped)
 }
 
+/// Writes the schedule's next due row before the start of an attempt. Waits until the row is durable, unless the
+/// attempt may start untraced. Returns false if the attempt must not start, because this owner has ended or the shard
+/// has a later owner.
+async fn advance_before_start(context: &Context, starting: Starting, schedule: &Schedule, due: DueKey) -> bool {
+    let is_durable = schedule.next == Some(due.occurrence.nominal);
+    if is_durable || may_start_untraced(starting.key.occurrence.nominal, starting.closed) {
+        advance_to(context, starting, schedule, due, Then::Nothing).await;
+        return true;
+    }
+    let (sender, may_start) = oneshot::channel();
+    let pending_write = starting.pending_write(advance(schedule, due), Then::Nothing);
+    let sent = context.to_writer.send(ToWriter::WriteBeforeStart(pending_write, sender)).await;
+    sent.is_ok() && may_start.await.unwrap_or(false)
+}
+
 async fn advance_to(context: &Context, starting: Starting, schedule: &Schedule, due: DueKey, then: Then) {
-    let Schedule { incarnation, revision, .. } = *schedule;
-    write(context, starting.pending_write(Change::Advance { incarnation, revision, due }, then)).await;
+    write(context, starting.pending_write(advance(schedule, due), then)).await;
+}
+
+fn advance(schedule: &Schedule, due: DueKey) -> Change {
+    Change::Advance { incarnation: schedule.incarnation, revision: schedule.revision, due }
 }
 
 /// Creates the tracing span of an attempt. The target of the span is `reveille::spans`, as for the spans of requests.

@@ -114,6 +114,10 @@ struct Poller {
     /// at or before `read_to`.
     missed: Option<Timestamp>,
     closed: Timestamp,
+    /// `closed` at the time when the owner took the shard.
+    closed_at_take: Timestamp,
+    /// True if the owner has written the next due row of a recurring schedule of this poller.
+    has_recurring: bool,
     closing: bool,
     checked: DueBound,
     done: Timestamp,
@@ -191,6 +195,8 @@ impl Window {
             written_during_read: None,
             missed: None,
             closed: positions.closed,
+            closed_at_take: positions.closed,
+            has_recurring: false,
             closing: false,
             checked: DueBound::Instant(positions.done),
             done: positions.done,
@@ -311,6 +317,14 @@ impl Window {
         true
     }
 
+    /// Records that the owner has written the next due row of a recurring schedule of this poller.
+    pub(crate) fn set_recurring(&mut self, id: PollerId) {
+        let poller = self.by_id.get(&id).and_then(|index| self.pollers.get_mut(index));
+        if let Some(poller) = poller {
+            poller.has_recurring = true;
+        }
+    }
+
     fn add_key(&mut self, index: PollerIndex, key: DueKey) {
         let hash = hash(&key.occurrence);
         let same = |id: &EntryId| self.entries[*id as usize].key.occurrence == key.occurrence;
@@ -365,11 +379,10 @@ impl Window {
         }
     }
 
-    /// Returns true if `closed` has passed the key. A creator that has not confirmed the placement of the key's row
-    /// then writes the row again.
-    pub(crate) fn is_closed(&self, id: EntryId) -> bool {
-        let entry = &self.entries[id as usize];
-        entry.key.position <= self.pollers[&entry.poller].closed
+    /// Returns the poller's durable `closed`, now and at the time when the owner took the shard.
+    pub(crate) fn closed(&self, index: PollerIndex) -> (Timestamp, Timestamp) {
+        let poller = &self.pollers[&index];
+        (poller.closed, poller.closed_at_take)
     }
 
     pub(crate) fn may_start(&self, id: EntryId) -> MayStart {

@@ -23,6 +23,8 @@ pub enum Mutant {
     SettlesBeforeCreating,
     /// A member carries out the newest entry of the inbox first.
     ReversesTheInbox,
+    /// An owner marks no missed run as a run that an earlier owner may have started.
+    MarksNoMissedRun,
 }
 
 impl Mutant {
@@ -30,6 +32,7 @@ impl Mutant {
     pub(super) fn single_node(self) -> Option<single_node::Mutant> {
         match self {
             Mutant::ReadsClosedBeforeItsRow => Some(single_node::Mutant::ReadsClosedBeforeItsRow),
+            Mutant::MarksNoMissedRun => Some(single_node::Mutant::MarksNoMissedRun),
             Mutant::HandsOverNothing
             | Mutant::ForgetsTerms
             | Mutant::RenewsWithoutCancellations

@@ -193,10 +193,13 @@ impl TestCluster {
     fn open(&self, name: &str) -> impl Future<Output = Option<(Scheduler, Arc<dyn Inbox>)>> + Send + 'static {
         let runtime = self.sim.member(name);
         let mutant = self.mutant;
-        let mut store: Arc<dyn Store> = Arc::new(self.store.reopen(runtime.clone()));
-        if let Some(mutant) = mutant.and_then(Mutant::single_node) {
-            store = Arc::new(Mutated { store, mutant, runtime: runtime.clone(), memory: self.mutant_memory.clone() });
-        }
+        let store: Arc<dyn Store> = Arc::new(Mutated {
+            store: Arc::new(self.store.reopen(runtime.clone())),
+            mutant: mutant.and_then(Mutant::single_node),
+            runtime: runtime.clone(),
+            history: self.history.clone(),
+            memory: self.mutant_memory.clone(),
+        });
         let (net, record, name) = (self.net.clone(), self.record.clone(), name.to_owned());
         let store = Arc::new(RemoteStore {
             net: net.clone(),

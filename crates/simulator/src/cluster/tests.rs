@@ -45,6 +45,11 @@ fn checkers_detect_lease_renewal_that_ignores_cancellation_records() {
 }
 
 #[test]
+fn checkers_detect_missed_run_without_mark_after_a_failover() {
+    assert_mutant_caught(Mutant::MarksNoMissedRun, StoreKind::Weak, "missed without a mark");
+}
+
+#[test]
 fn checkers_detect_cancellation_that_bypasses_the_owner() {
     assert_mutant_caught(Mutant::CancelsWithoutOwner, StoreKind::Weak, "the cancel");
 }

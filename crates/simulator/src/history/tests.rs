@@ -326,7 +326,7 @@ fn verdict_requires_no_outcome_after_the_end_of_a_series() {
 fn verdict_rejects_a_callback_and_a_success_of_a_missed_occurrence() {
     let fixture = Fixture::series();
     fixture.until(5);
-    fixture.history.outcome(occurrence(1), RunState::Missed { last: nominal(4), count: 4 });
+    fixture.history.outcome(occurrence(1), RunState::Missed { last: nominal(4), count: 4, attempt_possible: false });
     fixture.succeed(occurrence(5));
     assert_eq!(fixture.holds().missed, 4);
     fixture.succeed(occurrence(3));
@@ -336,16 +336,34 @@ fn verdict_rejects_a_callback_and_a_success_of_a_missed_occurrence() {
     assert_eq!(violations, [twice, Violation::MissedAndCalled(occurrence)]);
 }
 
-#[test]
-fn verdict_accepts_an_interrupted_occurrence_as_missed() {
+/// Records that a crash interrupted the callback of the occurrence at `called`, and that all occurrences from the first
+/// to the fourth are missed.
+fn missed_after_an_interrupted_callback(called: u64, attempt_possible: bool) -> Fixture {
     let fixture = Fixture::series();
-    fixture.until(3);
-    fixture.history.callback_began("a", occurrence(3), 1);
+    fixture.until(called);
+    fixture.history.callback_began("a", occurrence(called), 1);
     fixture.crash();
     fixture.until(5);
-    fixture.history.outcome(occurrence(1), RunState::Missed { last: nominal(4), count: 4 });
+    fixture.history.outcome(occurrence(1), RunState::Missed { last: nominal(4), count: 4, attempt_possible });
     fixture.succeed(occurrence(5));
+    fixture
+}
+
+#[test]
+fn verdict_accepts_an_interrupted_occurrence_as_missed_with_a_mark() {
+    missed_after_an_interrupted_callback(1, true).holds();
+    missed_after_an_interrupted_callback(1, false).breaks(|found| *found == Violation::MissedUnmarked(occurrence(1)));
+    // The mark applies only to the first occurrence of the record.
+    missed_after_an_interrupted_callback(3, true).breaks(|found| *found == Violation::MissedUnmarked(occurrence(3)));
+}
+
+#[test]
+fn verdict_reports_a_mark_on_a_run_that_no_earlier_owner_can_have_started() {
+    let fixture = Fixture::empty();
+    fixture.history.marked(occurrence(13), nominal(4));
     fixture.holds();
+    fixture.history.marked(occurrence(14), nominal(4));
+    fixture.breaks(|found| matches!(found, Violation::MarkedUnstarted { .. }));
 }
 
 #[test]

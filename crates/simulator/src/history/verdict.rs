@@ -9,6 +9,11 @@ use domain::{Incarnation, Occurrence, Revision, RunState, Timestamp};
 
 use super::{AcknowledgedSchedule, Callback, Cancel, Entries, Interruptions, ObservedOutcome};
 
+/// Largest time by which a scenario sets a member's clock ahead.
+const CLOCK_AHEAD_MAX: Duration = Duration::from_secs(4);
+/// Longest time by which a marked run may be due after its earlier owner stopped.
+const MARKED_AHEAD_MAX: Duration = Duration::from_secs(5);
+
 /// A broken promise.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Violation {
@@ -52,6 +57,13 @@ pub enum Violation {
     AfterOutcome { occurrence: Occurrence, began_at: Duration, observed_at: Duration },
     #[error("missed and called: {0:?} is recorded as missed, but had a callback that was not interrupted")]
     MissedAndCalled(Occurrence),
+    #[error("missed without a mark: {0:?} had a callback, but its record as missed says that no attempt started")]
+    MissedUnmarked(Occurrence),
+    #[error(
+        "marked without a start: {occurrence:?} is recorded as missed after a possible attempt, but an owner that took \
+         the shard at {taken_at} recorded it, and no earlier owner can have started it"
+    )]
+    MarkedUnstarted { occurrence: Occurrence, taken_at: Timestamp },
     #[error("unaccepted success: {0:?} is recorded as succeeded, but no receiver accepted its callback")]
     SucceededUnaccepted(Occurrence),
     #[error(
@@ -133,6 +145,7 @@ impl Entries {
         case.judge_losses(found);
         case.judge_outcomes(found);
         case.judge_requested(found);
+        case.judge_marks(found);
         self.callbacks.iter().for_each(|callback| case.judge_start(callback, found));
         for (occurrence, callbacks) in &case.callbacks {
             case.judge_resolution(occurrence, callbacks, found);
@@ -279,9 +292,23 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Checks that the occurrence of an uninterrupted callback has an outcome, and that this outcome is not "missed".
+    /// Checks that no missed run has the mark `attempt_possible` if the run was due long after its owner took the shard.
+    /// Only an earlier owner can have started the run, and that owner stopped before.
+    fn judge_marks(&self, found: &mut Vec<Violation>) {
+        for (occurrence, taken_at) in &self.entries.marked {
+            if occurrence.nominal > *taken_at + CLOCK_AHEAD_MAX + MARKED_AHEAD_MAX {
+                found.push(Violation::MarkedUnstarted { occurrence: *occurrence, taken_at: *taken_at });
+            }
+        }
+    }
+
+    /// Checks that the occurrence of an uninterrupted callback has an outcome, and that this outcome is not "missed". If
+    /// all callbacks of the occurrence were interrupted, a record as missed must have the mark `attempt_possible`.
     fn judge_resolution(&self, occurrence: &Occurrence, callbacks: &[&Callback], found: &mut Vec<Violation>) {
         if callbacks.iter().all(|callback| self.is_interrupted(callback, self.durable_at(callback))) {
+            if self.was_missed(occurrence) && !self.is_marked(occurrence) {
+                found.push(Violation::MissedUnmarked(*occurrence));
+            }
             return;
         }
         if self.was_missed(occurrence) {
@@ -333,6 +360,11 @@ impl<'a> Case<'a> {
 
     fn is_in_missed(&self, occurrence: &Occurrence) -> bool {
         self.missed.iter().any(|range| range.covers(occurrence))
+    }
+
+    fn is_marked(&self, occurrence: &Occurrence) -> bool {
+        let own = self.entries.outcomes.get(occurrence).map(|observed| observed.state);
+        matches!(own, Some(RunState::Missed { attempt_possible: true, .. }))
     }
 
     fn was_missed(&self, occurrence: &Occurrence) -> bool {

@@ -123,7 +123,8 @@ impl Engine {
         let memory = (self.kind != EngineKind::Embedded).then(|| self.memory_store(&runtime));
         let (mutant, mutant_memory) = (self.mutant, self.mutant_memory.clone());
         let sim = self.sim.clone();
-        let receiver = Receiver { sim: self.sim.clone(), member: runtime.clone(), history: self.history.clone() };
+        let history = self.history.clone();
+        let receiver = Receiver { sim: self.sim.clone(), member: runtime.clone(), history: history.clone() };
         async move {
             let disk_world = match mutant {
                 Some(Mutant::AcknowledgesBeforeFsync) => Unsynced::runtime(&runtime),
@@ -134,9 +135,7 @@ impl Engine {
                 Some(memory) => Arc::new(memory),
                 None => Arc::new(open_embedded(&sim, &disk_world, &tasks).await?),
             };
-            if let Some(mutant) = mutant {
-                store = Arc::new(Mutated { store, mutant, runtime: runtime.clone(), memory: mutant_memory });
-            }
+            store = Arc::new(Mutated { store, mutant, runtime: runtime.clone(), history, memory: mutant_memory });
             if store.tenants().await.ok()?.is_empty() {
                 user::put_tenant(&*store, tenant()).await.ok()?;
             }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
-    Audit, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term, Timestamp,
+    Audit, Incarnation, Occurrence, PollerId, RunState, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term,
+    Timestamp,
 };
 use futures_util::future::BoxFuture;
 use runtime::{Disk, DiskFile, DiskLock, Monotonic, OpenMode, Place, Runtime, TaskHandle, World};
@@ -17,6 +18,8 @@ use store::{
     DueRead, HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite,
     Placed, Positions, Store, Usage, WriteRejection, Written,
 };
+
+use crate::History;
 
 /// A plausible bug.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,6 +36,10 @@ pub enum Mutant {
     IgnoresTheRevision,
     /// An owner does not know the positions from which an earlier owner set the pollers back.
     ForgetsPositionsAhead,
+    /// The owner marks no missed run as a run that may have started.
+    MarksNoMissedRun,
+    /// The owner marks every missed run as a run that may have started.
+    MarksEveryMissedRun,
 }
 
 /// Delay between two steps of a creator. It is so long that an owner may advance `closed` between the steps.
@@ -41,17 +48,20 @@ const CREATOR_SLOW: Duration = Duration::from_millis(400);
 /// rows.
 const INSERT_LOG_LATE: Duration = Duration::from_millis(1_500);
 
-/// Store with a deliberate bug.
+/// Store with at most one deliberate bug. It reports the marked runs to the history.
 pub(crate) struct Mutated {
     pub(crate) store: Arc<dyn Store>,
-    pub(crate) mutant: Mutant,
+    pub(crate) mutant: Option<Mutant>,
     pub(crate) runtime: Runtime,
+    pub(crate) history: History,
     pub(crate) memory: Arc<Mutex<Memory>>,
 }
 
-/// Data that the deliberate bugs need. A crash of the member does not delete the data.
+/// Data that the deliberate bugs and the reports need. A crash of the member does not delete the data.
 #[derive(Default)]
 pub(crate) struct Memory {
+    /// True time of the last take of each shard.
+    taken_at: BTreeMap<ShardId, Timestamp>,
     closed_written: BTreeMap<PollerId, Timestamp>,
     closed_read_early: BTreeMap<PollerId, Closed>,
     first_seen: BTreeMap<Incarnation, Arc<Schedule>>,
@@ -60,6 +70,25 @@ pub(crate) struct Memory {
 impl Mutated {
     fn memory(&self) -> std::sync::MutexGuard<'_, Memory> {
         self.memory.lock().expect("no holder of this lock panics")
+    }
+
+    /// Returns true if the store has this deliberate bug.
+    fn has(&self, mutant: Mutant) -> bool {
+        self.mutant == Some(mutant)
+    }
+
+    /// Changes the mark of a missed run if a deliberate bug requires it, and reports a marked run to the history.
+    fn mark(&self, shard: ShardId, run: &mut Run) {
+        let RunState::Missed { attempt_possible, .. } = &mut run.state else { return };
+        match self.mutant {
+            Some(Mutant::MarksNoMissedRun) => *attempt_possible = false,
+            Some(Mutant::MarksEveryMissedRun) => *attempt_possible = true,
+            _ => {}
+        }
+        if *attempt_possible {
+            let taken_at = self.memory().taken_at.get(&shard).copied();
+            self.history.marked(run.occurrence, taken_at.expect("an owner writes only to shards that it has taken"));
+        }
     }
 
     /// Returns true if the read is the owner's second read of a range of due rows. A second read ends exactly at the
@@ -72,7 +101,7 @@ impl Mutated {
 impl Store for Mutated {
     fn insert(&self, inserts: Vec<Insert>) -> Answer<'_, Vec<Inserted>> {
         Box::pin(async move {
-            if self.mutant == Mutant::ReadsClosedBeforeItsRow {
+            if self.has(Mutant::ReadsClosedBeforeItsRow) {
                 let pollers: Vec<PollerId> = inserts.iter().map(|insert| insert.schedule.poller).collect();
                 let closed = self.store.closed(pollers.clone()).await?;
                 self.memory().closed_read_early.extend(pollers.into_iter().zip(closed));
@@ -85,10 +114,10 @@ impl Store for Mutated {
     }
 
     fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Closed>> {
-        if self.mutant != Mutant::ReadsClosedBeforeItsRow {
+        if !self.has(Mutant::ReadsClosedBeforeItsRow) {
             return Box::pin(async move {
                 let mut closed = self.store.closed(pollers).await?;
-                if self.mutant == Mutant::ForgetsPositionsAhead {
+                if self.has(Mutant::ForgetsPositionsAhead) {
                     closed.iter_mut().for_each(|closed| closed.reopened_from = Timestamp::MIN);
                 }
                 Ok(closed)
@@ -114,7 +143,7 @@ impl Store for Mutated {
     fn load(&self, incarnations: Vec<Incarnation>) -> Answer<'_, Vec<Option<Arc<Schedule>>>> {
         Box::pin(async move {
             let mut schedules = self.store.load(incarnations).await?;
-            if self.mutant == Mutant::IgnoresTheRevision {
+            if self.has(Mutant::IgnoresTheRevision) {
                 let memory = self.memory();
                 for schedule in schedules.iter_mut().flatten() {
                     if let Some(first) = memory.first_seen.get(&schedule.incarnation) {
@@ -167,7 +196,12 @@ impl Store for Mutated {
     }
 
     fn take(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Term>> {
-        self.store.take(shards)
+        Box::pin(async move {
+            let terms = self.store.take(shards.clone()).await?;
+            let now = self.history.true_time();
+            self.memory().taken_at.extend(shards.into_iter().map(|shard| (shard, now)));
+            Ok(terms)
+        })
     }
 
     fn hand_over(&self, lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRejection>>> {
@@ -189,7 +223,7 @@ impl Store for Mutated {
         limit: usize,
     ) -> Answer<'_, (Vec<InsertLogEntry>, Cursor)> {
         Box::pin(async move {
-            if self.mutant == Mutant::SkipsTheSecondRead {
+            if self.has(Mutant::SkipsTheSecondRead) {
                 // The owner may read the insert log late. Without the bug, the owner's second read of the due rows
                 // finds the rows that the insert log does not report in time.
                 self.runtime.sleep(INSERT_LOG_LATE).await;
@@ -209,7 +243,7 @@ impl Store for Mutated {
     fn due(&self, reads: Vec<DueRead>) -> Answer<'_, Vec<DuePage>> {
         Box::pin(async move {
             let mut pages = self.store.due(reads.clone()).await?;
-            if self.mutant == Mutant::SkipsTheSecondRead {
+            if self.has(Mutant::SkipsTheSecondRead) {
                 for (read, page) in reads.iter().zip(&mut pages) {
                     if self.is_second_read(read) && matches!(read.after, DueBound::Instant(_)) {
                         *page = DuePage::default();
@@ -224,13 +258,16 @@ impl Store for Mutated {
         for write in &mut writes {
             if let Change::Positions(positions) = &mut write.change {
                 self.memory().closed_written.insert(write.poller, positions.closed);
-                if self.mutant == Mutant::DoneBeforeOutcome {
+                if self.has(Mutant::DoneBeforeOutcome) {
                     positions.done = positions.closed;
                 }
             }
+            if let Change::Run { run, .. } = &mut write.change {
+                self.mark(write.poller.shard(), run);
+            }
         }
         Box::pin(async move {
-            if self.mutant == Mutant::ReadsClosedBeforeItsRow {
+            if self.has(Mutant::ReadsClosedBeforeItsRow) {
                 // The bug affects only creators. The store still moves the rows of owners to a position after `closed`.
                 for write in &mut writes {
                     if let Change::Put(Insert { due, .. })

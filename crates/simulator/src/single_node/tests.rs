@@ -59,3 +59,13 @@ fn checkers_detect_rows_that_stay_ahead_of_a_corrected_clock() {
 fn checkers_detect_callback_of_an_old_revision_of_a_schedule() {
     assert_mutant_caught(Mutant::IgnoresTheRevision, EngineKind::Atomic, "violations");
 }
+
+#[test]
+fn checkers_detect_missed_run_without_mark_after_its_callback() {
+    assert_mutant_caught(Mutant::MarksNoMissedRun, EngineKind::Weak, "missed without a mark");
+}
+
+#[test]
+fn checkers_detect_mark_on_a_run_that_cannot_have_started() {
+    assert_mutant_caught(Mutant::MarksEveryMissedRun, EngineKind::Weak, "marked without a start");
+}

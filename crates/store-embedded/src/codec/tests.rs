@@ -367,7 +367,7 @@ fn a_run() -> Run {
     Run {
         tenant: TenantId(7),
         occurrence: an_occurrence(),
-        state: RunState::Missed { last: Timestamp::from_millis(1_800_000_009_000), count: 3 },
+        state: RunState::Missed { last: Timestamp::from_millis(1_800_000_009_000), count: 3, attempt_possible: false },
         attempts: vec![
             attempt(1, AttemptResult::Answered(503)),
             attempt(2, AttemptResult::Unreachable("refused".to_owned())),

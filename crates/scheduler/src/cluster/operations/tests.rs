@@ -103,7 +103,11 @@ fn run() -> impl Strategy<Value = Run> {
         Just(RunState::Succeeded),
         Just(RunState::Failed),
         Just(RunState::Cancelled),
-        (at(), any::<u64>()).prop_map(|(last, count)| RunState::Missed { last, count }),
+        (at(), any::<u64>(), any::<bool>()).prop_map(|(last, count, attempt_possible)| RunState::Missed {
+            last,
+            count,
+            attempt_possible
+        }),
     ];
     let result = prop_oneof![
         any::<u16>().prop_map(AttemptResult::Answered),
@@ -350,7 +354,7 @@ fn an_outcome() -> AttemptOutcome {
     let run = Run {
         tenant: TenantId(7),
         occurrence: an_occurrence(),
-        state: RunState::Missed { last: Timestamp::from_millis(1_800_000_009_000), count: 3 },
+        state: RunState::Missed { last: Timestamp::from_millis(1_800_000_009_000), count: 3, attempt_possible: false },
         attempts: (1..).zip(results).map(|(number, result)| attempt(number, result)).collect(),
     };
     let then = DueKey { position: started_at, occurrence: an_occurrence(), attempt: 2, target: TargetKey(0xdead_beef) };

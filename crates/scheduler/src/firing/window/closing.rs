@@ -10,6 +10,10 @@ use crate::ahead::is_ahead;
 
 use super::{EntryId, PAGE_KEYS, PollerIndex, Window, bucket, bucket_end, instant_of, is_within};
 
+/// Age of `closed` from which the owner raises it early. It is so much shorter than
+/// [`domain::decide::UNTRACED_AFTER_CLOSED_MAX`] that the new `closed` is durable in time, even if the store is slow.
+const CLOSED_STALE_AFTER: Duration = Duration::from_secs(2);
+
 impl Window {
     /// Returns the positions that the owner must write now. After each successful write, the owner calls
     /// [`Window::positions_written`]. If the write fails, the owner calls [`Window::read_failed`] with
@@ -29,6 +33,7 @@ impl Window {
             .filter(|tenant| self.capacity(*tenant).min(demand(*tenant)) == 0)
             .collect();
         let mut closings = Vec::new();
+        let stale = now - CLOSED_STALE_AFTER;
         for (&index, poller) in &mut self.pollers {
             if poller.closing {
                 continue;
@@ -42,13 +47,20 @@ impl Window {
             let has_unchecked = unchecked.start() <= unchecked.end()
                 && (poller.open.range(unchecked.clone()).next().is_some()
                     || poller.resolved.range(unchecked).next().is_some());
-            let closed = if has_unchecked && !is_behind { poller.closed.max(bucket_end(last)) } else { poller.closed };
+            // An attempt of a recurring schedule waits for a write of the store if `closed` is too old
+            // ([`domain::decide::may_start_untraced`]). The owner therefore raises an old `closed` before the instant of
+            // the attempt. It does not know which keys are recurring, so it raises `closed` early for pollers that had
+            // recurring keys, and once for each poller.
+            let may_recur = poller.has_recurring || poller.closed == poller.closed_at_take;
+            let is_due_soon = may_recur && poller.closed < stale && poller.open.range(last + 1..).next().is_some();
+            let raises = (has_unchecked || is_due_soon) && !is_behind;
+            let closed = if raises { poller.closed.max(bucket_end(last)) } else { poller.closed };
             let done = poller.done_candidate();
             // If a second read failed, or if the window had no capacity for it, the owner continues this read after a
             // later write of the positions.
             let may_check =
                 (has_unchecked || is_behind) && (!full.contains(&poller.id.tenant) || !poller.resolved.is_empty());
-            if may_check || (has_unchecked && !is_behind) || done > poller.done {
+            if may_check || raises || done > poller.done {
                 poller.closing = true;
                 closings.push((index, Positions { closed, done }));
             }

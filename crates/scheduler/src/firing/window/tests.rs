@@ -139,6 +139,28 @@ fn window_repeats_a_failed_read_that_looks_for_missed_rows() {
 }
 
 #[test]
+fn owner_raises_an_old_closed_before_a_recurring_key_is_due() {
+    let mut bench = Bench::new(10_000);
+    let closed_early = |bench: &mut Bench, number: u128, due: i64| {
+        bench.insert_and_report(key(number, due));
+        assert_eq!(bench.close(due - 2_500), None, "the key is not in the window yet");
+        bench.read_ahead(due - 1_500);
+        let written = bench.close(due - 1_500);
+        for entry in bench.expire(due) {
+            bench.window.resolve(entry);
+        }
+        while bench.close(due + 1_000).is_some() {}
+        written.map(|positions| positions.closed)
+    };
+    let early = |due: i64| Some(bucket_end(bucket(at(due - 1_500)) - 2));
+    assert_eq!(closed_early(&mut bench, 1, 10_000), early(10_000), "the owner has never raised `closed`");
+    assert_eq!(closed_early(&mut bench, 2, 20_000), None, "the poller may have no recurring keys");
+    bench.window.set_recurring(POLLER);
+    assert_eq!(closed_early(&mut bench, 3, 30_000), early(30_000));
+    assert_eq!(closed_early(&mut bench, 4, 32_000), None, "`closed` is not old");
+}
+
+#[test]
 fn watermark_does_not_pass_a_key_without_an_outcome() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
