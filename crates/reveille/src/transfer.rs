@@ -3,7 +3,8 @@
 //!
 //! A copy contains the tenants with their keys and secrets, and every schedule that has a due row or a dead letter. It
 //! also contains the due rows and the runs of these schedules. A copied schedule has the same id, incarnation and
-//! revision, so that run ids do not change. The copy does not contain schedules that have ended without a dead letter.
+//! revision, so that run ids do not change. The copy contains the position `closed` of each poller, from which a new
+//! owner knows which attempts may have started before the source stopped. The copy does not contain schedules that have ended without a dead letter.
 //! It also does not contain the audit logs of the tenants, which start empty in the target.
 //!
 //! No server may run on the source or the target during a copy. A copy does not change the source, except that an
@@ -25,7 +26,7 @@ use domain::{
 };
 use runtime::{Runtime, TaskSet};
 use store::encryption::{has_plain_header, has_plain_secret};
-use store::{Change, DueBound, DueRead, Inbox, Insert, Keyring, OwnerWrite, Store};
+use store::{Change, DueBound, DueRead, Inbox, Insert, Keyring, OwnerWrite, Positions, Store};
 use store_embedded::EmbeddedStore;
 use store_postgres::PostgresStore;
 
@@ -198,6 +199,8 @@ pub(crate) async fn copy(
         copier.copy_due_rows(poller).await?;
     }
     copier.copy_dead_letters().await?;
+    // The target moves new rows to a position after `closed`, so this step follows all rows.
+    copier.copy_closed(pollers_of(&tenants)).await?;
     Ok(copier.copied)
 }
 
@@ -362,6 +365,24 @@ impl Copier<'_> {
         Ok(())
     }
 
+    /// Copies the position `closed` of each poller. The position `done` stays at the beginning, because the copy may
+    /// contain due rows at or before the source's `done`.
+    async fn copy_closed(&self, pollers: Vec<PollerId>) -> anyhow::Result<()> {
+        for some in pollers.chunks(PAGE) {
+            let positions = self.from.positions(some.to_vec()).await.context("cannot read positions in the source")?;
+            let raised = |(poller, positions): (&PollerId, Positions)| OwnerWrite {
+                term: self.terms[usize::from(poller.shard().0)],
+                poller: *poller,
+                change: Change::Positions(Positions { closed: positions.closed, done: Timestamp::MIN }),
+            };
+            let writes = some.iter().zip(positions).map(raised).collect();
+            let results = self.to.write(writes).await.context("cannot write positions to the destination")?;
+            let rejected = results.into_iter().find_map(Result::err);
+            ensure!(rejected.is_none(), "the destination rejected the position of a poller: {rejected:?}");
+        }
+        Ok(())
+    }
+
     async fn runs_of(&self, schedule: &Schedule) -> anyhow::Result<Vec<Run>> {
         let mut runs: Vec<Run> = Vec::new();
         loop {
@@ -405,7 +426,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copy_of_a_store_encrypts_plain_text_secrets() {
+    fn copy_of_a_store_encrypts_secrets_and_keeps_closed_timestamps() {
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         tokio.block_on(async {
             let (runtime, folder) = (Runtime::real(), tempfile::tempdir().unwrap());
@@ -422,7 +443,14 @@ mod tests {
 
             std::fs::write(&key, StoreKey::generate(&runtime).1).unwrap();
             std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
+            let poller = PollerId { tenant: TenantId(1), generation: 0, number: 0 };
+            let term = from.take(vec![poller.shard()]).await.unwrap()[0];
+            let at = Timestamp::from_millis;
+            let change = Change::Positions(Positions { closed: at(9_000), done: at(8_000) });
+            from.write(vec![OwnerWrite { term, poller, change }]).await.unwrap()[0].as_ref().unwrap();
             copy(&runtime, &from, &to, "the target", &key).await.unwrap();
+            let copied = Positions { closed: at(9_000), done: Timestamp::MIN };
+            assert_eq!(to.positions(vec![poller]).await.unwrap(), [copied]);
             assert!(to.tenants().await.unwrap()[0].signing_secrets[0].secret.is_encrypted());
 
             let other = Tenant::new(TenantId(2), "other", 1, SigningSecret::first(vec![7; 32], Timestamp::MIN));
