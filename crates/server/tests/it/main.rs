@@ -6,6 +6,7 @@ mod bad_input;
 mod batch;
 mod changes;
 mod connections;
+mod cron;
 mod dry_run;
 mod isolation;
 mod listing;

@@ -41,13 +41,15 @@ impl World {
     }
 
     pub(crate) async fn start_with(options: Options) -> World {
-        let runtime = Runtime::real();
+        World::start_on(Runtime::real(), Arc::new(DeliverByPath), options).await
+    }
+
+    pub(crate) async fn start_on(runtime: Runtime, deliver: Arc<dyn Deliver>, options: Options) -> World {
         let store = Arc::new(MemoryStore::new(runtime.clone(), MemoryOptions::default()));
         for tenant in [operators(), tenant(1, KEY), tenant(2, FOREIGN_KEY)] {
             let entry = Audit::of(&tenant, runtime.now(), "test", "tenant.create", "");
             store.put_tenant(tenant, entry).await.unwrap().unwrap();
         }
-        let deliver = Arc::new(DeliverByPath);
         let scheduler = Scheduler::start(
             &runtime,
             store.clone(),
