@@ -10,7 +10,8 @@ use runtime::{Disk, Monotonic, Place, TaskEnd, TaskHandle, World};
 use crate::disk::SimulatedDisk;
 use crate::executor::{DownReason, MemberIndex, Shared, Sleep};
 
-/// Reading of a correct wall clock at the start of a simulation: 2026-01-01T00:00:00Z.
+/// Reading of a correct wall clock at the start of a simulation: 2026-01-01T00:00:00Z. [`crate::Handle::start_at`] sets
+/// another reading.
 pub const EPOCH: Timestamp = Timestamp::from_millis(1_767_225_600_000);
 
 /// World of a member, valid from a start of the member until the member goes down. After that, only the clocks and the
@@ -21,15 +22,15 @@ pub(crate) struct MemberWorld {
     pub(crate) boot: u64,
 }
 
-pub(crate) fn wall_clock(now: Duration, ahead_millis: i64) -> Timestamp {
+pub(crate) fn wall_clock(epoch: Timestamp, now: Duration, ahead_millis: i64) -> Timestamp {
     let millis = i64::try_from(now.as_millis()).unwrap_or(i64::MAX);
-    Timestamp::from_millis(EPOCH.as_millis().saturating_add(millis).saturating_add(ahead_millis))
+    Timestamp::from_millis(epoch.as_millis().saturating_add(millis).saturating_add(ahead_millis))
 }
 
 impl World for MemberWorld {
     fn now(&self) -> Timestamp {
         let core = self.shared.lock();
-        wall_clock(core.now, core.members[self.member].clock_ahead)
+        wall_clock(core.epoch, core.now, core.members[self.member].clock_ahead)
     }
 
     fn monotonic(&self) -> Monotonic {

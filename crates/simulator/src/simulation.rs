@@ -201,7 +201,7 @@ impl Handle {
     /// Returns the reading of the member's wall clock.
     #[must_use]
     pub fn clock(&self, name: &str) -> Timestamp {
-        self.with(name, |core, index| wall_clock(core.now, core.members[index].clock_ahead))
+        self.with(name, |core, index| wall_clock(core.epoch, core.now, core.members[index].clock_ahead))
     }
 
     #[must_use]
@@ -226,6 +226,18 @@ impl Handle {
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.seed
+    }
+
+    /// Sets the reading of a correct wall clock at the start of the simulation. The default is [`crate::EPOCH`]. A
+    /// scenario calls this function before it creates members.
+    pub fn start_at(&self, epoch: Timestamp) {
+        self.shared.lock().epoch = epoch;
+    }
+
+    /// Returns the reading of a correct wall clock at the start of the simulation.
+    #[must_use]
+    pub fn epoch(&self) -> Timestamp {
+        self.shared.lock().epoch
     }
 
     /// Returns the true time since the start of the simulation. No member can read it.

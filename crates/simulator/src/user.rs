@@ -6,14 +6,15 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use bytes::Bytes;
+use cron_oracle::{CHANGING, Expression, FIXED, Zone};
 use domain::retry::RetryPolicy;
 use domain::{
-    AttemptResult, Audit, HttpTarget, Incarnation, Schedule, SigningSecret, Spec, Target, Tenant, TenantId, Timestamp,
-    When,
+    AttemptResult, Audit, Cron, HttpTarget, Incarnation, Schedule, SigningSecret, Spec, Target, Tenant, TenantId,
+    Timestamp, When,
 };
 use store::{Store, StoreError};
 
-use crate::{Expected, Random};
+use crate::{Expected, Handle, Random};
 
 /// Set of all incarnations that a member returned to a client.
 #[derive(Default)]
@@ -32,6 +33,17 @@ impl Incarnations {
 /// Returns the tenant that the cluster and single-node scenarios use, with `pollers` pollers.
 pub(crate) fn tenant(pollers: u16) -> Tenant {
     Tenant::new(TenantId(1), "simulated", pollers, SigningSecret::first(vec![7; 32], Timestamp::MIN))
+}
+
+/// Lets three of four simulations start some seconds before a clock change of a time zone.
+pub(crate) fn start_near_a_clock_change(sim: &Handle) {
+    if sim.seed().is_multiple_of(4) {
+        return;
+    }
+    let changes: Vec<i64> = CHANGING.iter().flat_map(Zone::changes).collect();
+    let change = changes[sim.draw(|random| random.index(changes.len()))];
+    let ahead = Duration::from_secs(2 + sim.draw(|random| random.below(12)));
+    sim.start_at(Timestamp::from_millis(change * 1_000) - ahead);
 }
 
 /// Creates the tenant in the store.
@@ -65,24 +77,44 @@ pub(crate) fn spec(random: &mut Random, now: Timestamp) -> Spec {
 }
 
 fn when(random: &mut Random, now: Timestamp) -> When {
-    match random.below(10) {
+    match random.below(12) {
         0 => When::every(Duration::from_millis(1_000 + random.below(3_000))),
-        1 => When::At(now - Duration::from_millis(random.below(3_000))),
-        2..=4 => When::At(now + Duration::from_millis(random.below(300))),
+        1 | 2 => When::Cron(cron(random, now)),
+        3 => When::At(now - Duration::from_millis(random.below(3_000))),
+        4..=6 => When::At(now + Duration::from_millis(random.below(300))),
         _ => When::At(now + Duration::from_millis(random.below(6_000))),
     }
 }
 
+/// Returns a random cron expression that probably fires soon.
+fn cron(random: &mut Random, now: Timestamp) -> Cron {
+    const SPAN_SECS: i64 = 20;
+    let zones: Vec<&Zone> = FIXED.iter().chain(&CHANGING).collect();
+    let zone = zones[random.index(zones.len())];
+    let expression = Expression::draw(zone, unix_secs(now), SPAN_SECS, |below| random.below(below)).to_string();
+    Cron::parse(&expression, zone.name).expect("the expression is valid, and the zone exists")
+}
+
+fn unix_secs(at: Timestamp) -> i64 {
+    at.as_millis().div_euclid(1_000)
+}
+
 /// Returns the instants at which `schedule` must fire. For a recurring schedule, the instants end at `series_end`.
 pub(crate) fn expected(schedule: &Schedule, series_end: Timestamp) -> Expected {
-    match schedule.spec.when {
-        When::At(at) => Expected::once(at),
+    match &schedule.spec.when {
+        When::At(at) => Expected::once(*at),
         When::Every { interval, since } => {
             let anchor = since.unwrap_or(schedule.updated_at);
-            let instants = std::iter::successors(Some(anchor + interval), |at| Some(*at + interval));
+            let instants = std::iter::successors(Some(anchor + *interval), |at| Some(*at + *interval));
             Expected::series(instants.take_while(|at| *at <= series_end), series_end)
         }
-        When::Cron(_) => unreachable!("the simulated clients create no cron schedules"),
+        When::Cron(cron) => {
+            let zone = Zone::named(cron.zone()).expect("the simulated users know the zone");
+            let expression = Expression::parse(cron.expression()).expect("the simulated users drew the expression");
+            let instants = expression.instants(zone, unix_secs(schedule.updated_at), unix_secs(series_end));
+            let instants = instants.into_iter().map(|unix| Timestamp::from_millis(unix * 1_000));
+            Expected::series(instants, series_end)
+        }
     }
 }
 

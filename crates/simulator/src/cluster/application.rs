@@ -115,8 +115,11 @@ impl<'a> Application<'a> {
 
     /// Commits a transaction with these requests, and returns the incarnations of the entries.
     fn request(&self, requests: Vec<InboxRequest>) -> Vec<Incarnation> {
+        let id = requests.first().map_or_else(String::new, |request| request.id.clone());
         let committed = self.cluster.local_store().request(requests);
-        committed.expect("the tenant exists, and the ids are valid")
+        let committed = committed.expect("the tenant exists, and the ids are valid");
+        self.cluster.sim.note(&format!("the application commits requests for {id} with {committed:?}"));
+        committed
     }
 
     /// Waits until the members have moved all requests, and adds the schedules to the history. The scenario calls this
@@ -144,7 +147,7 @@ impl<'a> Application<'a> {
             });
             self.incarnations.add(*incarnation);
             self.cluster.record.record_home(*incarnation, schedule.poller.shard());
-            self.cluster.history.created(*incarnation, expected(&schedule, series_end()));
+            self.cluster.history.created(*incarnation, expected(&schedule, series_end(&self.cluster.sim)));
             if *promise == Promise::IsCancelled {
                 // The application does not learn when the cancellation takes effect, so the schedule may fire before.
                 self.cluster.history.change_without_response(*incarnation);

@@ -10,7 +10,6 @@ use scheduler::{CancelResponse, Create, CreateRejection, RedriveResponse};
 
 use super::test_cluster::{TestCluster, tenant};
 use super::{CLOCK_OFFSET_MAX, series_end};
-use crate::EPOCH;
 use crate::user::{self, Incarnations, expected};
 
 /// Longest time until an attempt in flight reaches its receiver, if the store is slow.
@@ -179,7 +178,7 @@ impl<'a> Client<'a> {
     fn record_created(&mut self, schedule: &Schedule) {
         self.incarnations.add(schedule.incarnation);
         self.cluster.record.record_home(schedule.incarnation, schedule.poller.shard());
-        self.cluster.history.created(schedule.incarnation, expected(schedule, series_end()));
+        self.cluster.history.created(schedule.incarnation, expected(schedule, series_end(&self.cluster.sim)));
         self.mine.push((schedule.id.clone(), schedule.incarnation));
     }
 
@@ -211,7 +210,11 @@ impl<'a> Client<'a> {
                     self.cluster.sim.sleep(IN_FLIGHT).await;
                 }
                 let Schedule { incarnation, revision, .. } = *response.schedule;
-                self.cluster.history.revised(incarnation, revision, expected(&response.schedule, series_end()));
+                self.cluster.history.revised(
+                    incarnation,
+                    revision,
+                    expected(&response.schedule, series_end(&self.cluster.sim)),
+                );
             }
             Some(Ok(Err(CreateRejection::Unreachable) | Err(_))) => {
                 panic!("a member rejected a schedule that has a next instant")
@@ -237,7 +240,7 @@ impl<'a> Client<'a> {
             Some(Ok(CancelResponse::Pending { decided_by })) => {
                 // The instant `decided_by` refers to the clock of the member that handled the request.
                 let off = CLOCK_OFFSET_MAX.max(off_before).max(self.off(&member));
-                history.cancelled_by(incarnation, decided_by.since(EPOCH) + off);
+                history.cancelled_by(incarnation, decided_by.since(self.cluster.sim.epoch()) + off);
             }
             Some(Err(_)) | None => return self.abandon_schedule(incarnation),
         }

@@ -1,10 +1,12 @@
 //! Cluster scenario. Several members run the real scheduler over one in-memory store and one in-memory coordination
 //! engine, while members, links and clocks fail.
 //!
-//! Users send requests to any member. An application makes requests through the inbox of the store. Members crash, pause, stop, join and leave. The nemesis cuts links in one or both
-//! directions. Wall clocks differ within the bound that the membership accepts, and sometimes by more. Then all faults
-//! end, and the members must own equal shares of the shards again. One member joins and one member leaves. At the end,
-//! the [`History`] and the `Record` of ownership check every promise.
+//! Users send requests to any member. An application makes requests through the inbox of the store. Some schedules of
+//! the users have cron expressions in time zones, and three of four simulations start some seconds before a clock change
+//! of a time zone. Members crash, pause, stop, join and leave. The nemesis cuts links in one or both directions. Wall
+//! clocks differ within the bound that the membership accepts, and sometimes by more. Then all faults end, and the
+//! members must own equal shares of the shards again. One member joins and one member leaves. At the end, the
+//! [`History`] and the `Record` of ownership check every promise.
 //!
 //! Calls of the store and of the coordination engine fail or get lost. The scenario simulates no other failures of the
 //! store or of the coordination engine.
@@ -25,8 +27,8 @@ use domain::{DueKey, PollerId, RunState, ShardId, Status, Timestamp};
 use futures_util::future::{join_all, join3};
 use store::{DueBound, DueRead, Store};
 
-use crate::user::Incarnations;
-use crate::{EPOCH, Handle, Simulation, Suite, Verdict};
+use crate::user::{self, Incarnations};
+use crate::{Handle, Simulation, Suite, Verdict};
 
 use application::Application;
 use client::Client;
@@ -61,8 +63,8 @@ pub enum StoreKind {
 }
 
 /// Returns the end of the period in which the history expects every occurrence of a recurring schedule.
-fn series_end() -> Timestamp {
-    EPOCH + FAULT_TIME + RECOVERY_TIME / 2
+fn series_end(sim: &Handle) -> Timestamp {
+    sim.epoch() + FAULT_TIME + RECOVERY_TIME / 2
 }
 
 pub(crate) fn add_to(suite: Suite) -> Suite {
@@ -80,6 +82,7 @@ pub fn run(sim: &Simulation, kind: StoreKind, mutant: Option<Mutant>) -> Verdict
     let sim_in: Handle = (**sim).clone();
     sim.run_until(async move {
         let sim = sim_in;
+        user::start_near_a_clock_change(&sim);
         let cluster = TestCluster::new(&sim, kind, mutant).await;
         for _ in 0..sim.draw(|random| 3 + random.below(2)) {
             cluster.add();

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::task::Waker;
 use std::time::Duration;
 
+use domain::Timestamp;
 use runtime::TaskEnd;
 use tokio::sync::oneshot;
 
@@ -14,6 +15,7 @@ use super::panic_message;
 use super::task::{Task, TaskId, Tasks};
 use crate::disk::volume::Volume;
 use crate::faults::{Faults, Incident, Incidents};
+use crate::member::EPOCH;
 use crate::random::Random;
 use crate::trace::{Event, Trace};
 
@@ -26,6 +28,8 @@ pub(crate) type MemberIndex = usize;
 pub(crate) struct Core {
     /// True time since the start of the simulation.
     pub(crate) now: Duration,
+    /// Reading of a correct wall clock at the start of the simulation.
+    pub(crate) epoch: Timestamp,
     pub(crate) faults: Faults,
     pub(crate) incidents: Incidents,
     pub(crate) trace: Trace,
@@ -97,6 +101,7 @@ impl Core {
     pub(super) fn new(seed: u64) -> Self {
         let mut core = Core {
             now: Duration::ZERO,
+            epoch: EPOCH,
             faults: Faults::default(),
             incidents: Incidents::default(),
             trace: Trace::default(),

@@ -358,6 +358,20 @@ fn verdict_accepts_an_interrupted_occurrence_as_missed_with_a_mark() {
 }
 
 #[test]
+fn verdict_reports_a_wrong_count_of_missed_instants() {
+    for count in 3..=5 {
+        let fixture = Fixture::series();
+        fixture.until(5);
+        fixture.history.outcome(occurrence(1), RunState::Missed { last: nominal(4), count, attempt_possible: false });
+        fixture.succeed(occurrence(5));
+        match count {
+            4 => drop(fixture.holds()),
+            _ => fixture.breaks(|found| matches!(found, Violation::Miscounted { expected: 4, .. })),
+        }
+    }
+}
+
+#[test]
 fn verdict_reports_a_mark_on_a_run_that_no_earlier_owner_can_have_started() {
     let fixture = Fixture::empty();
     fixture.history.marked(occurrence(13), nominal(4));

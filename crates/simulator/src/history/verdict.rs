@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use domain::{Incarnation, Occurrence, Revision, RunState, Timestamp};
 
-use super::{AcknowledgedSchedule, Callback, Cancel, Entries, Interruptions, ObservedOutcome};
+use super::{AcknowledgedRevision, AcknowledgedSchedule, Callback, Cancel, Entries, Interruptions, ObservedOutcome};
 
 /// Largest time by which a scenario sets a member's clock ahead.
 const CLOCK_AHEAD_MAX: Duration = Duration::from_secs(4);
@@ -64,6 +64,8 @@ pub enum Violation {
          the shard at {taken_at} recorded it, and no earlier owner can have started it"
     )]
     MarkedUnstarted { occurrence: Occurrence, taken_at: Timestamp },
+    #[error("miscounted: the record of {occurrence:?} counts {count} missed instants up to {last}, not {expected}")]
+    Miscounted { occurrence: Occurrence, last: Timestamp, count: u64, expected: usize },
     #[error("unaccepted success: {0:?} is recorded as succeeded, but no receiver accepted its callback")]
     SucceededUnaccepted(Occurrence),
     #[error(
@@ -146,6 +148,7 @@ impl Entries {
         case.judge_outcomes(found);
         case.judge_requested(found);
         case.judge_marks(found);
+        case.judge_counts(found);
         self.callbacks.iter().for_each(|callback| case.judge_start(callback, found));
         for (occurrence, callbacks) in &case.callbacks {
             case.judge_resolution(occurrence, callbacks, found);
@@ -289,6 +292,22 @@ impl<'a> Case<'a> {
         let in_flight = end.is_none_or(|end| end.at > acknowledged_at) && began_at < acknowledged_at;
         if in_flight && !cancel.too_late && !self.is_interrupted(callback, acknowledged_at) {
             found.push(Violation::InFlightAtCancel { occurrence, began_at, acknowledged_at });
+        }
+    }
+
+    /// Checks that the record of a missed run counts the expected instants from its own instant to its last instant.
+    fn judge_counts(&self, found: &mut Vec<Violation>) {
+        for (occurrence, observed) in &self.entries.outcomes {
+            let RunState::Missed { last, count, .. } = observed.state else { continue };
+            let revision = self.schedule(occurrence).and_then(|schedule| schedule.revisions.get(&occurrence.revision));
+            let Some(AcknowledgedRevision { expected, .. }) = revision else { continue };
+            if last > expected.complete_until {
+                continue;
+            }
+            let expected = expected.nominals.range(occurrence.nominal..=last).count();
+            if count != expected as u64 {
+                found.push(Violation::Miscounted { occurrence: *occurrence, last, count, expected });
+            }
         }
     }
 

@@ -77,7 +77,7 @@ impl<'a> Client<'a> {
 
     fn record_created(&mut self, schedule: &Schedule) {
         self.incarnations.add(schedule.incarnation);
-        self.history.created(schedule.incarnation, expected(schedule, series_end()));
+        self.history.created(schedule.incarnation, expected(schedule, series_end(self.sim)));
         self.mine.push((schedule.id.clone(), schedule.incarnation));
     }
 
@@ -109,7 +109,7 @@ impl<'a> Client<'a> {
                     self.sim.outside().sleep(IN_FLIGHT).await;
                 }
                 let Schedule { incarnation, revision, .. } = *response.schedule;
-                self.history.revised(incarnation, revision, expected(&response.schedule, series_end()));
+                self.history.revised(incarnation, revision, expected(&response.schedule, series_end(self.sim)));
             }
             Some(Ok(Err(refusal))) => panic!("the member rejected a put of a schedule with a next instant: {refusal}"),
             Some(Err(_)) | None => self.abandon_schedule(incarnation),

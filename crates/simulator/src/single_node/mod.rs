@@ -1,8 +1,9 @@
 //! Single-node scenario. The real scheduler runs over a real store, under load, while the machine fails.
 //!
-//! Clients create, replace, cancel and redrive schedules. A receiver accepts a callback, rejects it, times out or
-//! panics. The scenario kills the member, cuts its power, pauses it, makes its clock jump and makes its disk fail. Then
-//! all faults end, and the [`History`] checks every promise.
+//! Clients create, replace, cancel and redrive schedules. Some schedules have cron expressions in time zones, and three
+//! of four simulations start some seconds before a clock change of a time zone. A receiver accepts a callback, rejects
+//! it, times out or panics. The scenario kills the member, cuts its power, pauses it, makes its clock jump and makes
+//! its disk fail. Then all faults end, and the [`History`] checks every promise.
 
 mod client;
 mod engine;
@@ -14,9 +15,9 @@ use std::time::Duration;
 use domain::Timestamp;
 use futures_util::future::join_all;
 
-use crate::{EPOCH, Faults, Handle, History, Random, Simulation, Suite, Verdict};
+use crate::{Faults, Handle, History, Random, Simulation, Suite, Verdict};
 
-use crate::user::Incarnations;
+use crate::user::{self, Incarnations};
 use client::Client;
 use engine::Engine;
 pub use engine::EngineKind;
@@ -37,8 +38,8 @@ const JUMP_MILLIS_MAX: u64 = 4_000;
 const FAR_JUMP_MILLIS_MAX: u64 = 3_600_000;
 
 /// Returns the time up to which the history expects every instant of a recurring schedule.
-fn series_end() -> Timestamp {
-    EPOCH + FAULT_TIME + RECOVERY_TIME / 2
+fn series_end(sim: &Handle) -> Timestamp {
+    sim.epoch() + FAULT_TIME + RECOVERY_TIME / 2
 }
 
 /// Returns the scenarios that must succeed with every seed, for a command that runs many seeds.
@@ -60,6 +61,7 @@ pub fn run(sim: &Simulation, kind: EngineKind, mutant: Option<Mutant>) -> Verdic
     let sim_in: Handle = (**sim).clone();
     sim.run_until(async move {
         let sim = sim_in;
+        user::start_near_a_clock_change(&sim);
         // Longest time until an outcome is durable. The slowest fsync takes 5 s, the disk is full for at most 2 s, and
         // the member halts after a failed fsync.
         let history = History::new(&sim, Duration::from_secs(10));

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
-    Audit, Incarnation, Occurrence, PollerId, RunState, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term,
-    Timestamp,
+    Audit, Cron, Incarnation, Occurrence, PollerId, RunState, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term,
+    Timestamp, When,
 };
 use futures_util::future::BoxFuture;
 use runtime::{Disk, DiskFile, DiskLock, Monotonic, OpenMode, Place, Runtime, TaskHandle, World};
@@ -36,6 +36,8 @@ pub enum Mutant {
     IgnoresTheRevision,
     /// An owner does not know the positions from which an earlier owner set the pollers back.
     ForgetsPositionsAhead,
+    /// The owner computes the instants of a cron schedule with the winter time of its zone in the whole year.
+    IgnoresClockChanges,
     /// The owner marks no missed run as a run that may have started.
     MarksNoMissedRun,
     /// The owner marks every missed run as a run that may have started.
@@ -150,6 +152,9 @@ impl Store for Mutated {
                         *schedule = first.clone();
                     }
                 }
+            }
+            if self.has(Mutant::IgnoresClockChanges) {
+                schedules.iter_mut().flatten().for_each(in_winter_time);
             }
             Ok(schedules)
         })
@@ -284,6 +289,21 @@ impl Store for Mutated {
             self.store.write(writes).await
         })
     }
+}
+
+/// Replaces the zone of a cron schedule with a zone that has the same winter time and no summer time.
+fn in_winter_time(schedule: &mut Arc<Schedule>) {
+    let When::Cron(cron) = &schedule.spec.when else { return };
+    let zone = match cron.zone() {
+        // The signs of these names are opposite to the signs of the offsets (POSIX).
+        "Europe/Berlin" => "Etc/GMT-1",
+        "Atlantic/Azores" => "Etc/GMT+1",
+        "America/New_York" => "Etc/GMT+5",
+        "America/Santiago" => "Etc/GMT+4",
+        _ => return,
+    };
+    let cron = Cron::from_stored(cron.expression(), zone);
+    Arc::make_mut(schedule).spec.when = When::Cron(cron);
 }
 
 /// World in which an fsync has no effect.

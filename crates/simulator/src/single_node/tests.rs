@@ -69,3 +69,8 @@ fn checkers_detect_missed_run_without_mark_after_its_callback() {
 fn checkers_detect_mark_on_a_run_that_cannot_have_started() {
     assert_mutant_caught(Mutant::MarksEveryMissedRun, EngineKind::Weak, "marked without a start");
 }
+
+#[test]
+fn checkers_detect_cron_that_ignores_clock_changes() {
+    assert_mutant_caught(Mutant::IgnoresClockChanges, EngineKind::Atomic, "violations");
+}

@@ -104,6 +104,16 @@ fn clock_jump_affects_only_its_own_member() {
 }
 
 #[test]
+fn scenario_sets_the_wall_clock_at_the_start() {
+    let sim = Simulation::new(0);
+    let start = EPOCH + Duration::from_secs(86_400);
+    sim.start_at(start);
+    let a = sim.member("a");
+    sim.run_for(SECOND);
+    assert_eq!((a.now(), sim.outside().now(), sim.epoch()), (start + SECOND, start + SECOND, start));
+}
+
+#[test]
 fn crash_of_a_member_drops_only_its_own_tasks() {
     struct Flag(Arc<AtomicBool>);
     impl Drop for Flag {
