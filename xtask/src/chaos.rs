@@ -298,6 +298,7 @@ fn query_runs(cluster: &Cluster, folder: &Path) -> anyhow::Result<()> {
                 state: run["state"].as_str().unwrap_or("?").to_owned(),
                 nominal_ms: instant_of("scheduled_at").unwrap_or(0),
                 missed_last_ms: instant_of("missed_last"),
+                attempt_possible: run["attempt_possible"] == true,
                 attempts: run["attempts"].as_array().map_or(0, Vec::len),
             });
         }

@@ -132,6 +132,7 @@ impl Application {
             version: 1,
             at_ms: Some(at_ms),
             every_ms: None,
+            cron: None,
             member: "SQL".to_owned(),
             asked_ms,
             answered_ms: now_millis(),

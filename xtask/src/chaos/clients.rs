@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use cron_oracle::{Expression, FIXED as ZONES};
 use serde_json::{Value, json};
 use test_servers::http::{self, Connection, Message};
 
@@ -66,6 +67,8 @@ struct Known {
     id: String,
     version: u32,
     at_ms: Option<u64>,
+    /// Cron expression and time zone of a recurring schedule. `None` if the schedule repeats at an interval.
+    cron: Option<(String, String)>,
     /// Instant at which the client cancels a recurring schedule.
     until_ms: u64,
 }
@@ -158,7 +161,8 @@ impl Client {
         let token = self.token();
         self.count += 1;
         let at_ms = self.due();
-        let known = Known { token, id: id.clone().unwrap_or_default(), version: 1, at_ms: Some(at_ms), until_ms: 0 };
+        let id_text = id.clone().unwrap_or_default();
+        let known = Known { token, id: id_text, version: 1, at_ms: Some(at_ms), cron: None, until_ms: 0 };
         let mut body = self.body(&known);
         if let Some(id) = &id {
             body["id"] = json!(id);
@@ -180,11 +184,21 @@ impl Client {
     fn create_recurring(&mut self) {
         let token = self.token();
         self.count += 1;
-        let until_ms = now_millis() + self.random.between(RECURRING_MS.0, RECURRING_MS.1);
-        let known = Known { id: format!("every-{token}"), token, version: 0, at_ms: None, until_ms };
+        let lifetime_ms = self.random.between(RECURRING_MS.0, RECURRING_MS.1);
+        let until_ms = now_millis() + lifetime_ms;
+        let cron = self.random.percent(50).then(|| self.cron(lifetime_ms));
+        let known = Known { id: format!("recurring-{token}"), token, version: 0, at_ms: None, cron, until_ms };
         if let Some(known) = self.put(known) {
             self.recurring.push(known);
         }
+    }
+
+    /// Returns a random cron expression, which probably fires several times within the lifetime, and its time zone.
+    fn cron(&mut self, lifetime_ms: u64) -> (String, String) {
+        let zone = self.random.pick(&ZONES).expect("the oracle knows some time zones");
+        let [now_secs, span_secs] = [now_millis(), lifetime_ms].map(|ms| i64::try_from(ms / 1_000).unwrap_or(0));
+        let expression = Expression::draw(zone, now_secs, span_secs, |below| self.random.between(0, below - 1));
+        (expression.to_string(), zone.name.to_owned())
     }
 
     fn reschedule(&mut self, known: Known) {
@@ -227,14 +241,16 @@ impl Client {
         let target = json!({ "http": { "url": self.workload.target, "timeout": "5s" } });
         let payload = json!({ "token": known.token, "version": known.version });
         let retry = json!({ "attempts_max": 20, "backoff": "500ms", "backoff_max": "2s" });
-        match known.at_ms {
-            Some(at_ms) => {
-                json!({ "at": instant::text(at_ms), "target": target, "payload": payload, "retry": retry })
+        let mut body = json!({ "target": target, "payload": payload, "retry": retry });
+        match (known.at_ms, &known.cron) {
+            (Some(at_ms), _) => body["at"] = json!(instant::text(at_ms)),
+            (None, Some((expression, zone))) => {
+                body["cron"] = json!(expression);
+                body["zone"] = json!(zone);
             }
-            None => {
-                json!({ "every": format!("{}s", EVERY_MS / 1_000), "target": target, "payload": payload, "retry": retry })
-            }
+            (None, None) => body["every"] = json!(format!("{}s", EVERY_MS / 1_000)),
         }
+        body
     }
 
     /// Sends a request to a member and logs the result.
@@ -248,7 +264,8 @@ impl Client {
             operation,
             version: known.version,
             at_ms: known.at_ms,
-            every_ms: known.at_ms.is_none().then_some(EVERY_MS),
+            every_ms: (known.at_ms.is_none() && known.cron.is_none()).then_some(EVERY_MS),
+            cron: known.cron.clone(),
             member: member.to_owned(),
             asked_ms,
             answered_ms,

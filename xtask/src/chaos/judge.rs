@@ -3,6 +3,7 @@
 //! If a request has no response, a member may have applied it at any later time, or never. The check accepts both
 //! cases. All processes of a test read one clock, so instants of different logs are comparable.
 
+mod cron;
 mod duplicates;
 mod lateness;
 mod owners;
@@ -182,6 +183,8 @@ pub(super) enum Promise {
     NothingAfterCancel,
     NothingAfterReplacement,
     EveryInstantAccountedFor,
+    CronInstants,
+    MissedIsMarked,
     OneIdPerRun,
     DuplicatesOnlyInFlight,
     DuplicatesBelowCap,
@@ -190,12 +193,14 @@ pub(super) enum Promise {
 }
 
 impl Promise {
-    const ALL: [Promise; 10] = [
+    const ALL: [Promise; 12] = [
         Promise::NothingLost,
         Promise::NothingEarly,
         Promise::NothingAfterCancel,
         Promise::NothingAfterReplacement,
         Promise::EveryInstantAccountedFor,
+        Promise::CronInstants,
+        Promise::MissedIsMarked,
         Promise::OneIdPerRun,
         Promise::DuplicatesOnlyInFlight,
         Promise::DuplicatesBelowCap,
@@ -210,6 +215,8 @@ impl Promise {
             Promise::NothingAfterCancel => "fired after their cancellation was decided",
             Promise::NothingAfterReplacement => "fired after they were replaced",
             Promise::EveryInstantAccountedFor => "recurring, with an instant unaccounted for",
+            Promise::CronInstants => "instants that a cron expression does not name",
+            Promise::MissedIsMarked => "recorded as missed without a mark, with a callback",
             Promise::OneIdPerRun => "runs with two ids, or with an unknown version",
             Promise::DuplicatesOnlyInFlight => "duplicates without a kill, pause, cut or database restart",
             Promise::DuplicatesBelowCap => "faults with more duplicates than may be in flight",
@@ -243,6 +250,7 @@ pub(super) fn judge(records: &Records) -> Verdict {
     let mut verdict = Verdict::default();
     for (token, history) in &records.histories {
         promises::judge(token, history, &records.faults, &mut verdict);
+        cron::judge(token, history, &mut verdict);
         duplicates::judge(token, history, &records.faults, &mut verdict);
     }
     duplicates::judge_cap(&mut verdict);

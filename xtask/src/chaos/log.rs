@@ -63,6 +63,9 @@ pub(super) struct Request {
     /// Due instant of a one-shot schedule.
     pub(super) at_ms: Option<u64>,
     pub(super) every_ms: Option<u64>,
+    /// Cron expression and time zone of a recurring schedule.
+    #[serde(default)]
+    pub(super) cron: Option<(String, String)>,
     pub(super) member: String,
     pub(super) asked_ms: u64,
     pub(super) answered_ms: u64,
@@ -184,6 +187,9 @@ pub(super) struct RunRecord {
     pub(super) state: String,
     pub(super) nominal_ms: u64,
     pub(super) missed_last_ms: Option<u64>,
+    /// True if the record says that an attempt of a missed run may have started.
+    #[serde(default)]
+    pub(super) attempt_possible: bool,
     /// Number of attempts that the service has recorded.
     pub(super) attempts: usize,
 }

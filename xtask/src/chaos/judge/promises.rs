@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::log::{Answer, Callback, Fault, Operation, Request, RunRecord};
+use super::cron::Cron;
 use super::{History, Promise, Verdict, Violation};
 
 /// Maximum time in milliseconds after the last fault until a shard has an owner again: a lease of 2 s plus a margin for
@@ -23,6 +24,12 @@ pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &
         broken(
             Promise::EveryInstantAccountedFor,
             format!("the occurrence at {nominal} ms since 1970 has neither a callback nor a recorded outcome"),
+        );
+    }
+    for nominal in missed_unmarked(history) {
+        broken(
+            Promise::MissedIsMarked,
+            format!("the occurrence at {nominal} ms since 1970 had a callback, but is missed without a mark"),
         );
     }
     for request in &history.requests {
@@ -132,7 +139,7 @@ pub(super) fn is_lost(history: &History) -> bool {
 /// Returns the due instants of a recurring schedule that have neither a callback nor a recorded outcome.
 pub(super) fn unaccounted(history: &History, faults: &[Fault]) -> Vec<u64> {
     let Some((at, put)) = history.confirmed() else { return Vec::new() };
-    let (Some(every), Some(first)) = (put.every_ms, put.next_ms) else { return Vec::new() };
+    let Some(first) = put.next_ms.filter(|_| put.at_ms.is_none()) else { return Vec::new() };
     // The check skips a schedule if one of its create or put requests received no response, because the owner may have
     // applied the requests in any order.
     let is_clear = !history.requests.iter().any(|other| history.is_unknown(other.version));
@@ -152,9 +159,23 @@ pub(super) fn unaccounted(history: &History, faults: &[Fault]) -> Vec<u64> {
     } else {
         came.last().copied().unwrap_or(0)
     };
-    let step = usize::try_from(every).unwrap_or(usize::MAX);
-    let nominals = (first..=owed_until.max(first)).step_by(step).filter(|nominal| *nominal <= owed_until);
-    nominals.filter(|nominal| !came.contains(nominal) && !is_explained(*nominal)).collect()
+    let nominals: Vec<u64> = match (put.every_ms.and_then(|every| usize::try_from(every).ok()), Cron::of(put)) {
+        (Some(every), _) => (first..=owed_until.max(first)).step_by(every).collect(),
+        (None, Some(cron)) => cron.instants(first, owed_until.max(first)),
+        (None, None) => Vec::new(),
+    };
+    let is_owed = |nominal: &u64| *nominal <= owed_until && !came.contains(nominal) && !is_explained(*nominal);
+    nominals.into_iter().filter(is_owed).collect()
+}
+
+/// Returns the instants that had a callback, although a record as missed says that no attempt started. The mark of a
+/// record applies only to its first instant.
+fn missed_unmarked(history: &History) -> BTreeSet<u64> {
+    let says_unstarted = |run: &RunRecord, nominal: u64| {
+        run.state == "missed" && explains(run, nominal) && !(run.attempt_possible && run.nominal_ms == nominal)
+    };
+    let came = history.callbacks.iter().map(|callback| callback.nominal_ms);
+    came.filter(|nominal| history.runs.iter().any(|run| says_unstarted(run, *nominal))).collect()
 }
 
 /// Returns true if the recorded run explains why no callback arrived for this instant: the run is missed, or it failed

@@ -5,6 +5,8 @@ use super::super::log::{Answer, Callback, Fault, Kind, Operation, Placement, Req
 use super::{Promise, Records, Verdict, judge};
 
 const DUE: u64 = 100_000;
+/// 2026-01-01T00:01:40Z.
+const DUE_IN_2026: u64 = 1_767_225_700_000;
 
 fn request(operation: Operation, version: u32, asked_ms: u64, answer: Answer) -> Request {
     Request {
@@ -13,6 +15,7 @@ fn request(operation: Operation, version: u32, asked_ms: u64, answer: Answer) ->
         version,
         at_ms: Some(DUE),
         every_ms: None,
+        cron: None,
         member: "a".to_owned(),
         asked_ms,
         answered_ms: asked_ms + 10,
@@ -178,6 +181,7 @@ fn check_reports_occurrence_with_neither_callback_nor_outcome() {
         state: state.to_owned(),
         nominal_ms: DUE + 2_000,
         missed_last_ms: None,
+        attempt_possible: false,
         attempts,
     };
     let is_accounted_for = |run_record: RunRecord| {
@@ -204,4 +208,55 @@ fn check_reports_response_that_contradicts_earlier_requests() {
 fn check_reports_one_shot_schedule_with_two_run_ids() {
     let other = Callback { run: "other".to_owned(), ..callback(DUE + 5, "a") };
     check(vec![create()], vec![callback(DUE, "a"), other], vec![], &[Promise::OneIdPerRun]);
+}
+
+#[test]
+fn check_reports_missed_run_without_mark_if_its_callback_arrived() {
+    let every = |request: Request| Request { at_ms: None, every_ms: Some(2_000), next_ms: Some(DUE), ..request };
+    let requests = vec![
+        every(request(Operation::Put, 1, 98_000, Answer::Acknowledged)),
+        every(cancel(DUE + 5_500, Answer::Cancelled)),
+    ];
+    let at = |nominal_ms: u64| Callback { nominal_ms, run: nominal_ms.to_string(), ..callback(nominal_ms, "a") };
+    let broken = |came: &[u64], attempt_possible| {
+        let missed = RunRecord {
+            token: "t".to_owned(),
+            id: "s".to_owned(),
+            state: "missed".to_owned(),
+            nominal_ms: DUE,
+            missed_last_ms: Some(DUE + 2_000),
+            attempt_possible,
+            attempts: 0,
+        };
+        let callbacks = came.iter().map(|nominal_ms| at(*nominal_ms)).collect();
+        let placements = vec![Placement { token: "t".to_owned(), poller: 7 }];
+        let verdict = judge(&Records::new(requests.clone(), callbacks, Vec::new(), placements, vec![missed]));
+        verdict.broken.iter().map(|one| one.promise).collect::<Vec<_>>()
+    };
+    assert_eq!(broken(&[DUE + 4_000], false), []);
+    assert_eq!(broken(&[DUE, DUE + 4_000], true), []);
+    assert_eq!(broken(&[DUE, DUE + 4_000], false), [Promise::MissedIsMarked]);
+    assert_eq!(broken(&[DUE + 2_000, DUE + 4_000], true), [Promise::MissedIsMarked]);
+}
+
+#[test]
+fn check_reports_cron_schedule_that_fires_at_another_instant() {
+    // 2026-01-01T00:01:40Z is 05:46:40 in Kathmandu. The expression names the seconds 40 and 42 of each minute.
+    let cron = |request: Request| Request {
+        at_ms: None,
+        cron: Some(("40,42 * 5,6 * * *".to_owned(), "Asia/Kathmandu".to_owned())),
+        next_ms: Some(DUE_IN_2026),
+        ..request
+    };
+    let requests = |next_ms: u64| {
+        let put = cron(request(Operation::Put, 1, DUE_IN_2026 - 2_000, Answer::Acknowledged));
+        vec![Request { next_ms: Some(next_ms), ..put }, cron(cancel(DUE_IN_2026 + 5_500, Answer::Cancelled))]
+    };
+    let at = |nominal_ms: u64| Callback { nominal_ms, run: nominal_ms.to_string(), ..callback(nominal_ms, "a") };
+    let both = || vec![at(DUE_IN_2026), at(DUE_IN_2026 + 2_000)];
+    check(requests(DUE_IN_2026), both(), vec![], &[]);
+    check(requests(DUE_IN_2026), vec![at(DUE_IN_2026)], vec![], &[Promise::EveryInstantAccountedFor]);
+    let other = both().into_iter().chain([at(DUE_IN_2026 + 4_000)]).collect();
+    check(requests(DUE_IN_2026), other, vec![], &[Promise::CronInstants]);
+    check(requests(DUE_IN_2026 + 1_000), both(), vec![], &[Promise::CronInstants]);
 }
