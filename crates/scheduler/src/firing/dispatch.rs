@@ -60,6 +60,9 @@ pub(crate) struct Dispatch {
     /// Numbers of keys that have started and whose outcomes are not yet durable.
     unresolved: Slots,
     parked: usize,
+    /// Number of calls of [`Dispatch::take_overdue`]. The dispatch queue measures waits in these calls and not in time.
+    /// Time in which the process does not run therefore does not count as a wait for a target.
+    checks: u64,
     /// Number of callbacks that started late because of the rate of their tenant, since the last call of
     /// [`Dispatch::take_throttled`].
     throttled: u64,
@@ -97,10 +100,20 @@ struct TenantState {
     throttled_at: Timestamp,
 }
 
+/// Key that waits in the queue of its lane.
+#[derive(Debug)]
+struct Parked {
+    /// Number of the key in the window.
+    entry: u32,
+    position: Timestamp,
+    /// Value of [`Dispatch::checks`] when the owner pushed the key.
+    since: u64,
+}
+
 #[derive(Debug, Default)]
 struct LaneState {
-    /// Window entries with their positions, in the order in which the owner pushed them.
-    queue: VecDeque<(u32, Timestamp)>,
+    /// Keys in the order in which the owner pushed them.
+    queue: VecDeque<Parked>,
     in_flight: usize,
     bucket: TokenBucket,
     circuit: Circuit,
@@ -130,6 +143,7 @@ impl Dispatch {
             slots: Slots::new(options.in_flight_max),
             unresolved: Slots::new(options.in_flight_max.saturating_mul(UNRESOLVED_PER_SLOT)),
             parked: 0,
+            checks: 0,
             throttled: 0,
             lanes: BTreeMap::new(),
             tenants: BTreeMap::new(),
@@ -200,7 +214,7 @@ impl Dispatch {
         if state.queue.len() >= self.parked_per_target.min(left_over) {
             return false;
         }
-        state.queue.push_back((entry, position));
+        state.queue.push_back(Parked { entry, position, since: self.checks });
         self.parked += 1;
         let limits = self.default_limits;
         self.tenants.entry(lane.0).or_insert_with(|| TenantState::new(limits)).parked += 1;
@@ -257,7 +271,8 @@ impl Dispatch {
                 self.waits.insert((until, Waiter::Lane((tenant, target))));
                 continue;
             }
-            let (entry, position) = lane.queue.pop_front().expect("each lane that has a turn has a key in its queue");
+            let Parked { entry, position, .. } =
+                lane.queue.pop_front().expect("each lane that has a turn has a key in its queue");
             lane.in_flight += 1;
             self.slots.occupy(tenant, &mut state.slots);
             self.unresolved.occupy(tenant, &mut state.unresolved);
@@ -386,22 +401,28 @@ impl Dispatch {
         }
     }
 
-    /// Removes at most `limit` keys with a position before `before` from the lanes that have no turn. Returns these
-    /// keys.
-    pub(crate) fn take_overdue(&mut self, before: Timestamp, limit: usize, now: Now) -> Vec<u32> {
+    /// Removes at most `limit` keys that wait too long, and returns them. The caller calls this function once per
+    /// `period`.
+    ///
+    /// If the first key of a lane has waited for more than `periods` calls, the lane keeps the oldest keys that it can
+    /// start in as many periods. The caller defers the others.
+    pub(crate) fn take_overdue(&mut self, periods: u32, period: Duration, limit: usize, now: Now) -> Vec<u32> {
+        self.checks += 1;
+        let kept_seconds = period.saturating_mul(periods).as_secs();
         let mut taken = Vec::new();
         for ((tenant, _), state) in &mut self.lanes {
             // Keys wait long only in a lane without a turn, for example if the lane has reached its limit or its target
             // fails. The dispatch queue starts the keys of a lane with a turn as fast as this member and the tenant's
             // limits permit.
-            while taken.len() < limit
-                && !state.has_turn
-                && state.queue.front().is_some_and(|(_, position)| *position < before)
-            {
-                taken.extend(state.queue.pop_front().map(|(entry, _)| entry));
-                self.parked -= 1;
-                self.tenants.get_mut(tenant).expect("the tenant of a lane exists").parked -= 1;
+            let waits_long = state.queue.front().is_some_and(|first| self.checks - first.since > u64::from(periods));
+            if state.has_turn || !waits_long {
+                continue;
             }
+            let kept = usize::try_from(u64::from(state.per_second).saturating_mul(kept_seconds)).unwrap_or(usize::MAX);
+            let removed = state.queue.len().saturating_sub(kept).min(limit - taken.len());
+            taken.extend(state.queue.drain(state.queue.len() - removed..).map(|key| key.entry));
+            self.parked -= removed;
+            self.tenants.get_mut(tenant).expect("the tenant of a lane exists").parked -= removed;
         }
         self.lanes.retain(|_, state| !state.is_idle(now));
         taken
@@ -435,10 +456,10 @@ impl Dispatch {
         for ((tenant, _), state) in &mut self.lanes {
             state.has_turn = false;
             let before = state.queue.len();
-            state.queue.retain(|(entry, _)| {
-                let is_released = is_released(*entry);
+            state.queue.retain(|key| {
+                let is_released = is_released(key.entry);
                 if is_released {
-                    taken.push(*entry);
+                    taken.push(key.entry);
                 }
                 !is_released
             });

@@ -161,7 +161,10 @@ impl Owner {
             self.reads_wanted = true;
             self.close(self.context.steady.now()).await;
             let at = Now { wall: now, monotonic };
-            let overdue = self.dispatch.take_overdue(now - self.options.parked_for, OVERDUE_PER_PERIOD, at);
+            let period = self.options.period;
+            let periods = self.options.parked_for.as_millis().div_ceil(period.as_millis().max(1));
+            let periods = u32::try_from(periods).unwrap_or(u32::MAX);
+            let overdue = self.dispatch.take_overdue(periods, period, OVERDUE_PER_PERIOD, at);
             self.to_defer.extend(overdue);
             self.expire_handed_over(self.context.steady.now());
             self.report_ahead(now);
@@ -507,11 +510,12 @@ impl Owner {
         let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let metrics = &self.context.metrics;
         metrics.window_keys.set(count(self.window.len()));
-        metrics.due_backlog.set(count(self.dispatch.parked() + self.to_defer.len()));
+        let (deferred, oldest) = self.window.overdue(now.wall);
+        metrics.due_backlog.set(count(self.dispatch.parked() + self.to_defer.len() + deferred));
         metrics.in_flight.set(count(self.dispatch.unresolved()));
         metrics.throttled.inc_by(self.dispatch.take_throttled());
         metrics.open_circuits.set(count(self.dispatch.open_circuits(now.monotonic)));
-        let age = self.window.oldest_open().map_or(Duration::ZERO, |oldest| now.wall.since(oldest));
+        let age = oldest.map_or(Duration::ZERO, |oldest| now.wall.since(oldest));
         metrics.oldest_due_seconds.set(age.as_secs_f64());
     }
 

@@ -19,6 +19,7 @@
 //! key numbers that the owner still uses. See [`Window::release`].
 
 mod closing;
+mod overdue;
 mod reading;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,6 +35,8 @@ use store::{DueBound, InsertLogEntry, Positions};
 use crate::cluster::shards::ShardTerm;
 use crate::firing::wheel::Wheel;
 use crate::options::Options;
+
+use overdue::Moved;
 
 /// Width of a bucket in milliseconds. `closed` and `done` move by whole buckets.
 const BUCKET_MILLIS: i64 = 128;
@@ -123,6 +126,7 @@ struct Poller {
     done: Timestamp,
     /// Number of open keys by bucket. Buckets without open keys have no entry.
     open: BTreeMap<i64, u32>,
+    moved: Moved,
     /// Resolved keys by bucket. A second read may still return the rows of these keys.
     resolved: BTreeMap<i64, Vec<EntryId>>,
 }
@@ -201,6 +205,7 @@ impl Window {
             checked: DueBound::Instant(positions.done),
             done: positions.done,
             open: BTreeMap::new(),
+            moved: Moved::default(),
             resolved: BTreeMap::new(),
         };
         self.pollers.insert(index, poller);
@@ -274,12 +279,6 @@ impl Window {
     /// Returns the number of keys in the window, including the resolved keys and the released keys.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
-    }
-
-    /// Returns the start of the oldest bucket with an open key, over all pollers.
-    pub(crate) fn oldest_open(&self) -> Option<Timestamp> {
-        let first = |poller: &Poller| poller.open.keys().next().map(|bucket| bucket * BUCKET_MILLIS);
-        self.pollers.values().filter_map(first).min().map(Timestamp::from_millis)
     }
 
     /// Returns the number of further keys that the window accepts for this tenant. A tenant has at most as many keys as
@@ -362,6 +361,7 @@ impl Window {
         self.put_index(hash(&entry.key.occurrence), id);
         let poller = self.pollers.get_mut(&entry.poller).expect("the window contains the poller of a new key");
         *poller.open.entry(bucket(entry.key.position)).or_default() += 1;
+        poller.moved.opened(&entry.key);
         *self.keys_by_tenant.entry(poller.id.tenant).or_default() += 1;
         id
     }
@@ -444,6 +444,10 @@ impl Window {
         *open -= 1;
         if *open == 0 {
             poller.open.remove(&bucket);
+        }
+        poller.moved.finished(&key);
+        if let State::Deferred { to } = state {
+            poller.moved.deferred(&key, to);
         }
         if poller.is_checked(&key) {
             self.forget(id);

@@ -5,6 +5,8 @@ use crate::options::Options;
 
 const NOW: Timestamp = Timestamp::from_millis(1_000_000);
 const AT: Now = Now { wall: NOW, monotonic: Monotonic::from_start(Duration::from_secs(1_000)) };
+const PERIOD: Duration = Duration::from_millis(100);
+const NONE: [u32; 0] = [];
 const AVAILABLE: Option<TargetHealth> = Some(TargetHealth::Available);
 
 fn lane(tenant: u32, target: u32) -> Lane {
@@ -144,14 +146,48 @@ fn service_skips_no_occurrence_that_waits_for_a_free_slot() {
 #[test]
 fn full_queue_rejects_a_new_key_and_returns_its_overdue_keys() {
     let mut dispatch = dispatch(1, 100, 2);
-    let late = NOW + Duration::from_secs(1);
     assert!(dispatch.push(lane(1, 1), 0, NOW));
     assert_eq!(dispatch.pop(AT), Some(0));
     assert!(dispatch.push(lane(1, 1), 1, NOW));
-    assert!(dispatch.push(lane(1, 1), 2, late));
-    assert!(!dispatch.push(lane(1, 1), 3, late));
-    assert_eq!(dispatch.take_overdue(late, 10, AT), [1]);
-    assert_eq!(dispatch.parked(), 1);
+    assert!(dispatch.push(lane(1, 1), 2, NOW));
+    assert!(!dispatch.push(lane(1, 1), 3, NOW));
+    assert_eq!(dispatch.take_overdue(1, PERIOD, 1, AT), NONE);
+    assert_eq!(dispatch.take_overdue(1, PERIOD, 1, AT), [2]);
+    assert_eq!(dispatch.take_overdue(1, PERIOD, 1, AT), [1]);
+    assert_eq!(dispatch.parked(), 0);
+}
+
+#[test]
+fn overdue_keys_of_a_fast_target_stay_in_memory_after_an_outage() {
+    let mut dispatch = dispatch(10, 10_000, 10_000);
+    let an_hour_ago = AT.wall - Duration::from_secs(3_600);
+    for entry in 0..5_000 {
+        dispatch.push(lane(1, 1), entry, an_hour_ago);
+    }
+    // The target ends 100 attempts per second. In each period of 100 ms, the lane is at its limit.
+    let mut started = popped(&mut dispatch, AT);
+    for period in 1..=300 {
+        let now = later(period * 100);
+        for _ in 0..dispatch.unresolved() {
+            end(&mut dispatch, lane(1, 1), now, AVAILABLE);
+        }
+        started.extend(popped(&mut dispatch, now));
+        let deferred = dispatch.take_overdue(100, PERIOD, 10_000, now);
+        let expected = if period == 101 { Vec::from_iter(2_020..5_000) } else { Vec::new() };
+        assert_eq!(deferred, expected, "period {period}");
+    }
+    assert_eq!(started, Vec::from_iter(0..2_020), "the oldest keys start first");
+}
+
+#[test]
+fn pause_of_the_process_does_not_count_as_a_wait() {
+    let mut dispatch = dispatch(1, 100, 100);
+    dispatch.push(lane(1, 1), 0, NOW);
+    dispatch.push(lane(1, 1), 1, NOW);
+    assert_eq!(dispatch.pop(AT), Some(0));
+    assert_eq!(dispatch.take_overdue(2, PERIOD, 100, AT), NONE);
+    assert_eq!(dispatch.take_overdue(2, PERIOD, 100, later(3_600_000)), NONE);
+    assert_eq!(dispatch.take_overdue(2, PERIOD, 100, later(3_600_100)), [1]);
 }
 
 #[test]
@@ -242,11 +278,10 @@ fn tenant_above_its_rate_limit_delays_only_its_own_keys() {
     assert_eq!(popped(&mut dispatch, later(1_000)), [60]);
     assert_eq!(popped(&mut dispatch, later(3_000)), [61, 62]);
     assert_eq!((dispatch.take_throttled(), dispatch.parked()), (3, 7));
-    assert_eq!(
-        dispatch.take_overdue(NOW + Duration::from_secs(60), 100, later(3_000)),
-        Vec::<u32>::new(),
-        "keys that wait for a rate stay in memory"
-    );
+    for _ in 0..3 {
+        let deferred = dispatch.take_overdue(1, PERIOD, 100, later(3_000));
+        assert_eq!(deferred, NONE, "keys that wait for a rate stay in memory");
+    }
     dispatch.limit(TenantId(1), limits(Quotas::NONE));
     assert_eq!(popped(&mut dispatch, later(3_000)).len(), 7, "lifting a limit takes effect at once");
 }
@@ -407,12 +442,10 @@ fn unavailable_target_gets_probes_and_delays_no_other_target() {
     assert_eq!(popped(&mut dispatch, later(1_000)), [60], "one probe starts");
     end(&mut dispatch, lane(1, 1), later(1_000), unavailable);
     assert_eq!(popped(&mut dispatch, later(2_999)), Vec::<u32>::new());
-    assert_eq!(
-        dispatch.take_overdue(NOW + Duration::from_millis(1), 3, later(2_999)),
-        [61, 62, 63],
-        "overdue keys of the target can be deferred"
-    );
-    assert_eq!(popped(&mut dispatch, later(3_000)), [64]);
+    assert_eq!(dispatch.take_overdue(1, PERIOD, 3, later(2_999)), NONE);
+    let deferred = dispatch.take_overdue(1, PERIOD, 3, later(2_999));
+    assert_eq!(deferred, [67, 68, 69], "overdue keys of the target can be deferred");
+    assert_eq!(popped(&mut dispatch, later(3_000)), [61]);
     end(&mut dispatch, lane(1, 1), later(3_000), AVAILABLE);
-    assert_eq!(popped(&mut dispatch, later(3_000)), [65, 66, 67, 68, 69]);
+    assert_eq!(popped(&mut dispatch, later(3_000)), [62, 63, 64, 65, 66]);
 }

@@ -275,6 +275,45 @@ fn window_returns_a_deferred_key_only_at_its_later_position() {
 }
 
 #[test]
+fn age_of_a_deferred_row_counts_from_its_due_instant() {
+    let age = |bench: &mut Bench, now: i64| {
+        let (deferred, oldest) = bench.window.overdue(at(now));
+        (deferred, oldest.map(|oldest| oldest.as_millis() - START))
+    };
+    let mut bench = Bench::new(10_000);
+    assert_eq!(age(&mut bench, 0), (0, None));
+    bench.insert(key(1, 300));
+    assert_eq!(age(&mut bench, 0), (0, None));
+    bench.read_ahead(0);
+    assert_eq!(age(&mut bench, 300), (0, Some(256)), "the start of the bucket of the open key");
+    let expired = bench.expire(300);
+    let later = DueKey { position: at(60_000), ..key(1, 300) };
+    bench.rows.0.clear();
+    bench.window.deferred(expired[0], at(60_000));
+    bench.insert_and_report(later);
+    bench.close(1_000);
+    assert_eq!(age(&mut bench, 59_000), (1, Some(300)), "the row is not in the window");
+    bench.read_ahead(59_000);
+    assert_eq!(age(&mut bench, 61_000), (0, Some(256)), "the key is open again");
+    let expired = bench.expire(61_000);
+    bench.window.resolve(expired[0]);
+    assert_eq!(age(&mut bench, 61_000), (0, None));
+}
+
+#[test]
+fn age_of_a_row_that_the_window_has_no_space_for_counts() {
+    let mut bench = Bench::new(1);
+    for number in 0..=PAGE_KEYS as u128 {
+        bench.insert(key(number, 500));
+    }
+    bench.read_ahead(0);
+    for entry in bench.expire(500) {
+        bench.window.resolve(entry);
+    }
+    assert_eq!(bench.window.overdue(at(10_000)), (0, Some(at(500))));
+}
+
+#[test]
 fn window_later_reads_the_row_that_it_skipped_while_it_was_full() {
     let mut bench = Bench::new(1);
     // In the smallest window, a tenant has capacity for one page.
