@@ -1,8 +1,9 @@
 //! Gain, hand-over and loss of shards at this member.
 //!
-//! A member *takes* a shard ([`take`]) in three steps. The store creates a term. The member applies the waiting
-//! cancellation records. It reads the list of attempts that the previous owner has in flight. Then the member *gains*
-//! the shard and starts to fire its due rows. A member *hands over* a shard ([`hand_over`]) in this order: it stops
+//! A member *takes* a shard ([`take`]) in these steps. The store creates a term. The member applies the waiting
+//! cancellation records. It reads the list of attempts that the previous owner has in flight. It sets back the positions
+//! that a fast clock has moved ahead, and records its own clock. Then the member *gains* the shard and starts to fire
+//! its due rows. A member *hands over* a shard ([`hand_over`]) in this order: it stops
 //! starting attempts, makes its pending writes durable, and writes the list of its attempts in flight.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,8 +12,9 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{DueKey, Occurrence, PollerId, Schedule, ShardId, Term, Timestamp};
+use futures_util::future::try_join_all;
 use store::{
-    Change, Cursor, DueBound, DueRead, HandOver, HandedOver, OwnerWrite, Positions, StoreError, WriteRejection,
+    Answer, Change, Cursor, DueBound, DueRead, HandOver, HandedOver, OwnerWrite, Positions, StoreError, WriteRejection,
 };
 use tokio::sync::oneshot;
 
@@ -31,6 +33,10 @@ const MOVED_MAX: Duration = Duration::from_secs(600);
 /// Number of rows in one read of moved rows.
 const MOVED_PER_READ: usize = 2_048;
 const RETRY_WAIT: Duration = Duration::from_millis(200);
+/// Largest number of times that the function [`repeated`] makes a call.
+const CALLS_MAX: u32 = 3;
+/// Time after which the function [`repeated`] makes a failed call again.
+const CALL_RETRY_WAIT: Duration = Duration::from_millis(20);
 
 /// State of a member before it takes its shards again.
 #[derive(Default)]
@@ -47,7 +53,7 @@ pub(crate) struct Before {
 /// Returns an error if the store fails. This member then does not own the shards.
 pub(crate) async fn take(shared: &Shared, shards: &[ShardId], before: &Before) -> Result<Gained, StoreError> {
     let since = shared.clock.now();
-    let terms = shared.store.take(shards.to_vec()).await?;
+    let terms = repeated(shared, || shared.store.take(shards.to_vec())).await?;
     let shard_terms: BTreeMap<ShardId, ShardTerm> =
         shards.iter().copied().zip(terms.into_iter().map(|term| ShardTerm { term, since })).collect();
     apply_cancellations(shared, shards.into(), Cursor::default(), |shard| Ok(shard_terms[&shard])).await?;
@@ -57,7 +63,7 @@ pub(crate) async fn take(shared: &Shared, shards: &[ShardId], before: &Before) -
     let mut pollers = with_positions(shared, pollers, |shard| shard_terms[&shard]).await?;
     reopen(shared, &mut pollers).await?;
     bring_forward(shared, &pollers, before.clock_was_at).await?;
-    record_clock(shared, &mut pollers, since).await?;
+    record_clock(shared, &pollers, since).await?;
     // This member may already have moved its cursor past cancellation records of these shards, because it read the
     // records only for its other shards. The function therefore resets the cursor.
     let mut applied_to = shared.cancellations.lock().await;
@@ -82,10 +88,7 @@ async fn reopen(shared: &Shared, pollers: &mut [(PollerId, ShardTerm, Positions)
         poller: *poller,
         change: Change::Reopen(to(positions)),
     };
-    let responses = shared.store.write(reopened.iter().map(write).collect()).await?;
-    if responses.iter().any(Result::is_err) {
-        return Err(superseded());
-    }
+    write_each(shared, reopened.iter().map(write)).await?;
     for (_, shard_term, positions) in &mut reopened {
         // Earlier owners may have fired all rows up to the old `closed`.
         shard_term.since = shard_term.since.max(positions.closed);
@@ -102,41 +105,37 @@ async fn reopen(shared: &Shared, pollers: &mut [(PollerId, ShardTerm, Positions)
     Ok(())
 }
 
-/// Writes the present time as the position `closed` of one poller of each shard. If this member's clock is ahead, a later owner sees
-/// this from the position, even if this member stops before it has closed a range of time.
+/// Writes the present time as the position `closed` of one poller of each shard. If this member's clock is ahead, a
+/// later owner sees this from the position, even if this member stops before it has closed a range of time. `pollers`
+/// keeps the earlier owner's position, from which this member computes the mark `attempt_possible` of missed runs.
 async fn record_clock(
     shared: &Shared,
-    pollers: &mut [(PollerId, ShardTerm, Positions)],
+    pollers: &[(PollerId, ShardTerm, Positions)],
     now: Timestamp,
 ) -> Result<(), StoreError> {
     let mut firsts = BTreeMap::new();
     for (poller, shard_term, positions) in pollers {
-        firsts.entry(poller.shard()).or_insert((*poller, shard_term.term, positions));
+        let recorded = Positions { closed: positions.closed.max(closable(now)), ..*positions };
+        let change = Change::Positions(recorded);
+        firsts.entry(poller.shard()).or_insert(OwnerWrite { term: shard_term.term, poller: *poller, change });
     }
-    let mut writes = Vec::with_capacity(firsts.len());
-    for (poller, term, positions) in firsts.into_values() {
-        positions.closed = positions.closed.max(closable(now));
-        writes.push(OwnerWrite { term, poller, change: Change::Positions(*positions) });
-    }
-    if shared.store.write(writes).await?.iter().any(Result::is_err) {
-        return Err(superseded());
-    }
-    Ok(())
+    write_each(shared, firsts.into_values()).await
 }
 
 /// Writes the rows that a fast clock has moved into the future again, at positions that are not later than necessary.
 ///
 /// While an earlier owner's clock was ahead, new rows and retries got positions shortly after that owner's `closed`. The
 /// function finds them by their nominal instants, which are earlier than their positions. It reads all rows up to one
-/// [`MOVED_MAX`] after the latest `closed` of the shard that an owner has set back. Every later owner does the same until that time
-/// has come, because an owner may stop before it has written all rows. If `clock_was_at` is later than this `closed`,
-/// the function reads the rows up to one [`MOVED_MAX`] after `clock_was_at`.
+/// [`MOVED_MAX`] after the latest `closed` of the shard that an owner has set back. Every later owner does the same
+/// until that time has come, because an owner may stop before it has written all rows. If `clock_was_at` is later than
+/// this `closed`, the function reads the rows up to one [`MOVED_MAX`] after `clock_was_at`.
 async fn bring_forward(
     shared: &Shared,
     pollers: &[(PollerId, ShardTerm, Positions)],
     clock_was_at: Timestamp,
 ) -> Result<(), StoreError> {
-    let all = shared.store.closed(pollers.iter().map(|(poller, _, _)| *poller).collect()).await?;
+    let ids: Vec<PollerId> = pollers.iter().map(|(poller, _, _)| *poller).collect();
+    let all = repeated(shared, || shared.store.closed(ids.clone())).await?;
     let mut reopened_from = BTreeMap::new();
     for ((poller, _, _), closed) in pollers.iter().zip(all) {
         let latest: &mut Timestamp = reopened_from.entry(poller.shard()).or_insert(clock_was_at);
@@ -148,17 +147,14 @@ async fn bring_forward(
         let mut after = DueBound::Instant(positions.closed);
         while instant_of(after) < until && ahead > shared.clock.now() {
             let read = DueRead { poller: *poller, after, until, limit: MOVED_PER_READ };
-            let page = shared.store.due(vec![read]).await?.pop().unwrap_or_default();
+            let page = repeated(shared, || shared.store.due(vec![read])).await?.pop().unwrap_or_default();
             let first = positions.closed.max(shared.clock.now()) + Duration::from_millis(1);
             let moved = |key: &DueKey| {
                 let position = key.occurrence.nominal.max(first);
                 let change = Change::Defer(DueKey { position, ..*key });
                 (position < key.position).then_some(OwnerWrite { term: *term, poller: *poller, change })
             };
-            let writes: Vec<OwnerWrite> = page.keys.iter().filter_map(moved).collect();
-            if !writes.is_empty() && shared.store.write(writes).await?.iter().any(Result::is_err) {
-                return Err(superseded());
-            }
+            write_each(shared, page.keys.iter().filter_map(moved)).await?;
             match page.keys.last() {
                 Some(last) if page.next.is_some_and(|next| next <= until) => after = DueBound::Key(*last),
                 _ => break,
@@ -166,6 +162,27 @@ async fn bring_forward(
         }
     }
     Ok(())
+}
+
+/// Makes a call of the store, and repeats it if it fails. Otherwise, one failure would repeat all calls of [`take`].
+async fn repeated<'a, T>(shared: &Shared, call: impl Fn() -> Answer<'a, T>) -> Result<T, StoreError> {
+    for _ in 1..CALLS_MAX {
+        match call().await {
+            Err(error) if error.is_retryable() => shared.runtime.sleep(CALL_RETRY_WAIT).await,
+            result => return result,
+        }
+    }
+    call().await
+}
+
+/// Writes each change by a call of its own, because an engine that writes in steps may fail in the middle of a long
+/// call.
+async fn write_each(shared: &Shared, writes: impl Iterator<Item = OwnerWrite>) -> Result<(), StoreError> {
+    let write_one = async |write: OwnerWrite| {
+        let responses = repeated(shared, || shared.store.write(vec![write.clone()])).await?;
+        if responses.iter().all(Result::is_ok) { Ok(()) } else { Err(superseded()) }
+    };
+    try_join_all(writes.map(write_one)).await.map(drop)
 }
 
 fn superseded() -> StoreError {
@@ -177,7 +194,7 @@ async fn with_positions(
     pollers: Vec<PollerId>,
     shard_term: impl Fn(ShardId) -> ShardTerm,
 ) -> Result<Vec<(PollerId, ShardTerm, Positions)>, StoreError> {
-    let positions = shared.store.positions(pollers.clone()).await?;
+    let positions = repeated(shared, || shared.store.positions(pollers.clone())).await?;
     let with = |(poller, positions): (PollerId, _)| (poller, shard_term(poller.shard()), positions);
     Ok(pollers.into_iter().zip(positions).map(with).collect())
 }
@@ -206,7 +223,7 @@ async fn open_handed_over(
     in_flight: &[HandedOver],
 ) -> Result<Vec<HandedOver>, StoreError> {
     let now = shared.clock.now();
-    let lists = shared.store.handed_over(shards.to_vec()).await?;
+    let lists = repeated(shared, || shared.store.handed_over(shards.to_vec())).await?;
     let lists = lists.iter().flatten().filter(|attempt| attempt.until > now).chain(in_flight);
     let open: BTreeMap<Occurrence, HandedOver> = lists.map(|attempt| (attempt.key.occurrence, *attempt)).collect();
     if open.is_empty() {
