@@ -191,8 +191,8 @@ pub(crate) struct Verdict {
     pub(crate) unverified: Option<u64>,
     /// Lateness of the first arrivals in microseconds; an early arrival counts as zero.
     pub(crate) lateness: Histogram<u64>,
-    /// Instants of the first arrivals, sorted.
-    pub(crate) first_at_micros: Vec<i64>,
+    /// Instant and nominal instant of each first arrival in microseconds, sorted.
+    pub(crate) first_micros: Vec<(i64, i64)>,
 }
 
 /// Computes the verdict on the arrivals. The order of `acknowledged` does not matter.
@@ -209,7 +209,7 @@ pub(crate) fn judge(arrivals: &[Arrival], unmatched: u64, acknowledged: &[Incarn
         unmatched,
         unverified: None,
         lateness: latencies(),
-        first_at_micros: Vec::new(),
+        first_micros: Vec::new(),
     };
     let mut previous = None;
     for arrival in sorted {
@@ -229,18 +229,19 @@ pub(crate) fn judge(arrivals: &[Arrival], unmatched: u64, acknowledged: &[Incarn
         }
     }
     verdict.lost = u64::try_from(missing.len()).unwrap_or(u64::MAX);
-    verdict.first_at_micros.sort_unstable();
+    verdict.first_micros.sort_unstable();
     verdict
 }
 
 impl Verdict {
     fn count_lateness(&mut self, at_micros: i64, nominal: Timestamp) {
-        let late = at_micros - nominal.as_millis() * 1_000;
+        let nominal_micros = nominal.as_millis() * 1_000;
+        let late = at_micros - nominal_micros;
         if late < 0 {
             self.early += 1;
         }
         self.lateness.saturating_record(u64::try_from(late).unwrap_or(0));
-        self.first_at_micros.push(at_micros);
+        self.first_micros.push((at_micros, nominal_micros));
     }
 }
 

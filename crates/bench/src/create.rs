@@ -27,7 +27,7 @@ fn far(runtime: &Runtime) -> Timestamp {
 }
 
 pub(crate) fn schedules_far(runtime: &Runtime) -> Schedules {
-    Schedules { target_url: "http://127.0.0.1:9/create".to_owned(), first_at: far(runtime), gap_micros: 100 }
+    Schedules { target_urls: vec!["http://127.0.0.1:9/create".to_owned()], first_at: far(runtime), gap_micros: 100 }
 }
 
 /// Exchange `POST /v1/schedules`, which creates one schedule per request.

@@ -245,7 +245,7 @@ impl Trial<'_> {
             let (head, target) = (self.tenant.head("application/x-ndjson"), fire::url_of(receiver.address));
             // The callbacks to different targets are not due at the same instants.
             let first_at = first_at + Duration::from_millis(number);
-            incarnations.extend(fire::plan_from(self.runtime, head, self.due(), first_at, target).await?);
+            incarnations.extend(fire::plan_from(self.runtime, head, self.due(), first_at, vec![target]).await?);
             receivers.push(receiver);
         }
         Ok(Planned { arrivals, incarnations, _receivers: receivers })

@@ -91,7 +91,7 @@ pub(crate) async fn trial(runtime: &Runtime, server: &mut Server, trial: &Trial)
         }
         Some(external) => (None, external.url.clone()),
     };
-    let planned = plan(runtime, server, trial.due, trial.lead, target_url).await?;
+    let planned = plan(runtime, server, trial.due, trial.lead, vec![target_url]).await?;
     runtime.sleep(planned.first_at.since(runtime.now())).await;
     let meter = Meter::start(runtime, server.pid());
     let reads = Reads::start(runtime, server).await?;
@@ -152,23 +152,23 @@ pub(crate) async fn idle(runtime: &Runtime, server: &Server) -> anyhow::Result<R
     Ok(row)
 }
 
-struct Planned {
-    first_at: Timestamp,
-    incarnations: Vec<Incarnation>,
+pub(crate) struct Planned {
+    pub(crate) first_at: Timestamp,
+    pub(crate) incarnations: Vec<Incarnation>,
 }
 
 /// Creates schedules, the first of which falls due when the time `lead` has passed. Checks that the server created all
 /// schedules within this time.
-async fn plan(
+pub(crate) async fn plan(
     runtime: &Runtime,
     server: &Server,
     due: Due,
     lead: Duration,
-    target_url: String,
+    target_urls: Vec<String>,
 ) -> anyhow::Result<Planned> {
     let first_at = runtime.now() + lead;
     let head = server.head("application/x-ndjson");
-    Ok(Planned { first_at, incarnations: plan_from(runtime, head, due, first_at, target_url).await? })
+    Ok(Planned { first_at, incarnations: plan_from(runtime, head, due, first_at, target_urls).await? })
 }
 
 /// Creates schedules for the tenant whose key is in `head`. The schedules fall due from `first_at` on. Checks that the
@@ -181,10 +181,10 @@ pub(crate) async fn plan_from(
     head: Head,
     due: Due,
     first_at: Timestamp,
-    target_url: String,
+    target_urls: Vec<String>,
 ) -> anyhow::Result<Vec<Incarnation>> {
     let lead = first_at.since(runtime.now());
-    let schedules = Schedules { target_url, first_at, gap_micros: due.gap_micros() };
+    let schedules = Schedules { target_urls, first_at, gap_micros: due.gap_micros() };
     let incarnations = batch::create_all(runtime, head, schedules, due.count()).await?;
     let left = first_at.since(runtime.now());
     ensure!(
@@ -294,7 +294,7 @@ pub(crate) async fn observe(
 ) -> anyhow::Result<(Verdict, Timestamp)> {
     let arrivals = Arc::new(Arrivals::logging());
     let receiver = receive(runtime, options, arrivals.clone()).await?;
-    let planned = plan(runtime, server, due, lead(due.count()), url_of(receiver.address)).await?;
+    let planned = plan(runtime, server, due, lead(due.count()), vec![url_of(receiver.address)]).await?;
     runtime.sleep(planned.first_at.since(runtime.now())).await;
     during(planned.first_at).await?;
     wait(runtime, &arrivals, due, planned.first_at).await?;
@@ -333,9 +333,9 @@ pub(crate) fn row(name: &str, due: Due, first_at: Timestamp, verdict: &Verdict) 
 /// callbacks arrived.
 #[expect(clippy::cast_precision_loss, reason = "counts of callbacks and microseconds stay far below 2^52")]
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`share` is between 0 and 1")]
-fn seconds_to_share(verdict: &Verdict, first_at: Timestamp, count: u64, share: f64) -> Option<f64> {
+pub(crate) fn seconds_to_share(verdict: &Verdict, first_at: Timestamp, count: u64, share: f64) -> Option<f64> {
     let needed = (count as f64 * share).ceil() as usize;
-    let at = *verdict.first_at_micros.get(needed.checked_sub(1)?)?;
+    let (at, _) = *verdict.first_micros.get(needed.checked_sub(1)?)?;
     Some(((at - first_at.as_millis() * 1_000) as f64 / 1e6).max(1e-6))
 }
 
@@ -382,9 +382,9 @@ pub(crate) async fn slow_trial(runtime: &Runtime, server: &mut Server, slow: Slo
     let slow_due = Due::Evenly { per_second: slow.slow_count, duration: Duration::from_secs(1) };
     let lead = lead(slow_due.count() + due.count());
     let meter = Meter::start(runtime, server.pid());
-    let slow_planned = plan(runtime, server, slow_due, lead, url_of(slow_receiver.address)).await?;
+    let slow_planned = plan(runtime, server, slow_due, lead, vec![url_of(slow_receiver.address)]).await?;
     let rest = slow_planned.first_at.since(runtime.now());
-    let planned = plan(runtime, server, due, rest, url_of(receiver.address)).await?;
+    let planned = plan(runtime, server, due, rest, vec![url_of(receiver.address)]).await?;
     wait(runtime, &arrivals, due, planned.first_at).await?;
     let verdict = arrivals.verdict(&planned.incarnations)?;
     let memory_at_end = server.pid().map_or(0, rss_anon);

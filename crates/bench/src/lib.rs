@@ -19,6 +19,7 @@ mod limit_database;
 mod limit_handler;
 mod load;
 mod message;
+mod overdue;
 mod process;
 mod quota_change;
 mod report;
@@ -235,6 +236,13 @@ pub struct FireArguments {
     /// Kill the server with `kill -9` when a quarter of the callbacks have arrived, and restart it at once
     #[arg(long)]
     kill: bool,
+    /// Measure the rate of `--count` callbacks for `--targets` targets: first while the server runs, then after a restart
+    /// at which all callbacks are overdue
+    #[arg(long, conflicts_with_all = ["rate", "kill", "with_limit", "slow_target", "receiver_url"])]
+    overdue: bool,
+    /// Number of fast targets, with `--overdue`
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=1_000))]
+    targets: u16,
     /// Add `--slow-count` callbacks, due within one second, for a target that takes three seconds to respond, while a
     /// fast target receives `--rate` callbacks per second (default 1,000)
     #[arg(long, conflicts_with_all = ["kill", "with_limit", "receiver_url"])]
@@ -394,6 +402,16 @@ async fn run_fire(runtime: &Runtime, arguments: &FireArguments, store_connection
         let rows = fire::slow_trial(runtime, &mut server, slow).await?;
         server.stop(runtime).await?;
         return print(common, rows.into_iter().map(|row| (vec![row], Vec::new())).collect());
+    }
+    if arguments.overdue {
+        let mut rows = (Vec::new(), Vec::new());
+        for _ in 0..common.runs {
+            let (before, after) = overdue::trial(runtime, &mut server, arguments.count, arguments.targets).await?;
+            rows.0.push(before);
+            rows.1.push(after);
+        }
+        server.stop(runtime).await?;
+        return print(common, vec![(rows.0, Vec::new()), (rows.1, Vec::new())]);
     }
     let due = match arguments.rate {
         Some(per_second) => Due::Evenly { per_second, duration },

@@ -11,8 +11,8 @@ pub(crate) const PAYLOAD_BYTES: usize = 1_000;
 /// Series of schedules that fall due one after the other. Each schedule has one callback.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedules {
-    /// Target of the callbacks.
-    pub(crate) target_url: String,
+    /// Targets of the callbacks. Schedule number n has the target number n modulo the number of targets.
+    pub(crate) target_urls: Vec<String>,
     pub(crate) first_at: Timestamp,
     /// Interval between due instants in microseconds: schedule number n is due n intervals after schedule number 0,
     /// rounded down to a millisecond.
@@ -28,7 +28,9 @@ impl Schedules {
     /// Appends schedule number `index` to `out` as one line of JSON.
     pub(crate) fn write_json(&self, index: u64, out: &mut Vec<u8>) {
         const FILL: &[u8] = b"This ordinary text fills the payload of an ordinary order. ";
-        write!(out, r#"{{"at":"{}","target":{{"http":{{"url":"{}"}}}},"payload":"#, self.at(index), self.target_url)
+        let number = usize::try_from(index).unwrap_or(0) % self.target_urls.len();
+        let url = &self.target_urls[number];
+        write!(out, r#"{{"at":"{}","target":{{"http":{{"url":"{url}"}}}},"payload":"#, self.at(index))
             .expect("a write to a Vec succeeds");
         let start = out.len();
         write!(out, r#"{{"number":{index},"text":""#).expect("a write to a Vec succeeds");
@@ -70,7 +72,7 @@ mod tests {
 
     fn schedules() -> Schedules {
         Schedules {
-            target_url: "http://127.0.0.1:9000/a".to_owned(),
+            target_urls: vec!["http://127.0.0.1:9000/a".to_owned()],
             first_at: Timestamp::from_millis(1_800_000_000_000),
             gap_micros: 100,
         }

@@ -76,7 +76,7 @@ async fn trial(runtime: &Runtime, server: &Server, pending: u64, lead: Duration)
     let head = || tenant.head("application/x-ndjson");
     let first_at = runtime.now() + lead;
     let meter = Meter::start(runtime, server.pid());
-    let mut planned: Vec<Incarnation> = fire::plan_from(runtime, head(), due, first_at, url.clone()).await?;
+    let mut planned: Vec<Incarnation> = fire::plan_from(runtime, head(), due, first_at, vec![url.clone()]).await?;
     let throttled_before = throttled(server).await?;
 
     let mut last_at = first_at + due.lasts();
@@ -89,7 +89,7 @@ async fn trial(runtime: &Runtime, server: &Server, pending: u64, lead: Duration)
         set(&tenant, quota).await?;
         notes.push(format!("{}: {}", seconds(begins.since(first_at)), describe(quota, arrivals.count())));
         let from = runtime.now() + fire::lead(added.count());
-        planned.extend(fire::plan_from(runtime, head(), added, from, url.clone()).await?);
+        planned.extend(fire::plan_from(runtime, head(), added, from, vec![url.clone()]).await?);
         last_at = last_at.max(from + added.lasts());
     }
     fire::wait_for(runtime, &arrivals, planned.len() as u64, last_at).await?;

@@ -25,7 +25,7 @@ pub(super) async fn start(stage: &Stage<'_>) -> anyhow::Result<Attack> {
     let first_at = stage.runtime.now() + fire::lead(due.count());
     let target = url(Ipv4Addr::LOCALHOST, receiver.address.port());
     let head = tenant.head("application/x-ndjson");
-    let incarnations = fire::plan_from(stage.runtime, head, due, first_at, target).await?;
+    let incarnations = fire::plan_from(stage.runtime, head, due, first_at, vec![target]).await?;
     let id = |incarnation| ScheduleId::from_incarnation(incarnation).to_string();
     let ids = incarnations.into_iter().map(id).collect();
     let effect = move || {

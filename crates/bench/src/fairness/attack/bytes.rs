@@ -11,7 +11,10 @@ pub(super) async fn start(stage: &Stage<'_>) -> anyhow::Result<Attack> {
     let far = schedules_far(stage.runtime);
     // The payload is a JSON text, so its two quotation marks count toward the limit.
     let text = "x".repeat(Limits::default().payload_bytes_max - 2);
-    let body =
-        format!(r#"{{"at":"{}","target":{{"http":{{"url":"{}"}}}},"payload":"{text}"}}"#, far.at(0), far.target_url);
+    let body = format!(
+        r#"{{"at":"{}","target":{{"http":{{"url":"{}"}}}},"payload":"{text}"}}"#,
+        far.at(0),
+        far.target_urls[0]
+    );
     Ok(flood::start(stage, "bytes", &tenant.head("application/json"), "POST", "/v1/schedules", body.as_bytes()))
 }
