@@ -44,6 +44,9 @@ const DISK_BYTES: u64 = 24 << 20;
 /// Number of free bytes below which the store rejects new schedules. The simulated index writes all its rows at each
 /// flush, so this number must be larger than the rest of [`DISK_BYTES`].
 const FREE_BYTES_FLOOR: u64 = 16 << 20;
+/// Number of slots for each tenant with which a tenant with few slots gets a slot at once. docs/limits.md states the same
+/// ratio: 4,096 slots for 500 tenants.
+const SLOTS_PER_TENANT: u64 = 8;
 /// Number of the quiet tenant's recurring schedules.
 const RECURRING: u64 = 3;
 /// Number of the quiet tenant's one-shot schedules.
@@ -83,7 +86,9 @@ pub fn run(sim: &Simulation) {
         let store = open(&runtime, &tasks, fills_disk).await;
         let hostile = handle.draw(|random| 1 + random.below(12));
         let has_enough_slots = handle.draw(|random| random.below(4) > 0);
-        let slots = handle.draw(|random| if has_enough_slots { 60 + random.below(400) } else { 1 + random.below(8) });
+        let enough = (SLOTS_PER_TENANT * (1 + hostile)).max(60);
+        let slots =
+            handle.draw(|random| if has_enough_slots { enough + random.below(400) } else { 1 + random.below(8) });
         for id in 1..=1 + hostile {
             user::put_tenant(&*store, tenant(id)).await.expect("the store without faults never fails");
         }

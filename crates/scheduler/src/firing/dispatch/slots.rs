@@ -11,8 +11,8 @@ use domain::TenantId;
 /// get at most 4 of 9 slots each. `n` tenants leave one of `4n + 1` slots free.
 const PER_FREE_SLOT: usize = 4;
 
-/// Slots of the service. A tenant may occupy fewer slots than its *share*, which is [`PER_FREE_SLOT`] times the number
-/// of free slots. Slow targets of a few tenants therefore do not take all slots: a tenant with few slots finds a free
+/// Slots of the service. A tenant may occupy fewer slots than its *share*, which is about [`PER_FREE_SLOT`] times the
+/// number of free slots. Slow targets of a few tenants therefore do not take all slots: a tenant with few slots finds a free
 /// slot (dynamic thresholds; Choudhury and Hahne 1998).
 #[derive(Debug)]
 pub(super) struct Slots {
@@ -43,8 +43,13 @@ impl Slots {
         self.used >= self.max
     }
 
+    /// Returns the number of slots below which a tenant may occupy a further slot. The last free slot is only for a tenant
+    /// without slots.
     fn share(&self) -> usize {
-        self.max.saturating_sub(self.used).saturating_mul(PER_FREE_SLOT)
+        match self.max.saturating_sub(self.used) {
+            0 => 0,
+            free => (free - 1).saturating_mul(PER_FREE_SLOT) + 1,
+        }
     }
 
     /// Returns whether the tenant may occupy a further slot. If the tenant has reached its share, the function adds

@@ -54,7 +54,7 @@ fn target_at_its_in_flight_limit_delays_only_its_own_keys() {
 fn total_in_flight_limit_counts_the_attempts_of_all_targets() {
     let mut dispatch = dispatch(10, 2, 100);
     for target in 0..4 {
-        assert!(dispatch.push(lane(1, target), target, NOW));
+        assert!(dispatch.push(lane(1 + target, target), target, NOW));
     }
     assert_eq!(std::iter::from_fn(|| dispatch.pop(AT)).count(), 2);
     end(&mut dispatch, lane(1, 0), AT, AVAILABLE);
