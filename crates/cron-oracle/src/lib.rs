@@ -8,6 +8,8 @@
 //! other expression fires once for each local time that it names. If the clock skips matching times, it fires at the
 //! first instant after the gap. If the clock repeats a matching time, it fires only the first time.
 //!
+//! docs/decisions/0218-compare-cron-with-an-oracle-of-our-own.md gives the reasons for the design.
+//!
 //! Non-goal: days of the month, months and the special forms of days, for which the unit tests of `domain` suffice.
 
 #[cfg(test)]

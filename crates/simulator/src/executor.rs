@@ -21,6 +21,7 @@ use tokio::sync::oneshot;
 use crate::trace::Event;
 
 pub(crate) use sleep::Sleep;
+pub use state::EPOCH;
 use state::MemberState;
 pub(crate) use state::{Core, DownReason, MemberIndex, OUTSIDE};
 use task::{Future, ROOT, Ready, Task, TaskId, TaskWaker};

@@ -63,10 +63,10 @@ pub fn suite() -> Suite {
     tenants::add_to(cluster::add_to(single_node::suite()))
 }
 
+pub use executor::EPOCH;
 pub use executor::panic_message;
 pub use faults::{Coverage, Faults, Incident, Incidents};
 pub use history::{CallbackId, Expected, History, Verdict, Violation};
-pub use member::EPOCH;
 pub use random::Random;
 pub use runner::{
     Caught, Failure, Order, SeedReport, Suite, SuiteError, assert_caught, run_seed, run_seeds, try_seeds,

@@ -10,10 +10,6 @@ use runtime::{Disk, Monotonic, Place, TaskEnd, TaskHandle, World};
 use crate::disk::SimulatedDisk;
 use crate::executor::{DownReason, MemberIndex, Shared, Sleep};
 
-/// Reading of a correct wall clock at the start of a simulation: 2026-01-01T00:00:00Z. [`crate::Handle::start_at`] sets
-/// another reading.
-pub const EPOCH: Timestamp = Timestamp::from_millis(1_767_225_600_000);
-
 /// World of a member, valid from a start of the member until the member goes down. After that, only the clocks and the
 /// random numbers still work.
 pub(crate) struct MemberWorld {

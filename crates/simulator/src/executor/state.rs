@@ -15,7 +15,6 @@ use super::panic_message;
 use super::task::{Task, TaskId, Tasks};
 use crate::disk::volume::Volume;
 use crate::faults::{Faults, Incident, Incidents};
-use crate::member::EPOCH;
 use crate::random::Random;
 use crate::trace::{Event, Trace};
 
@@ -24,6 +23,10 @@ use crate::trace::{Event, Trace};
 pub(crate) const OUTSIDE: MemberIndex = 0;
 
 pub(crate) type MemberIndex = usize;
+
+/// Reading of a correct wall clock at the start of a simulation: 2026-01-01T00:00:00Z. [`crate::Handle::start_at`] sets
+/// another reading.
+pub const EPOCH: Timestamp = Timestamp::from_millis(1_767_225_600_000);
 
 pub(crate) struct Core {
     /// True time since the start of the simulation.

@@ -52,7 +52,7 @@ fn checkers_detect_a_premature_read_of_the_closed_timestamp() {
 
 #[test]
 fn checkers_detect_rows_that_stay_ahead_of_a_corrected_clock() {
-    assert_mutant_caught(Mutant::ForgetsPositionsAhead, EngineKind::Atomic, "lost");
+    assert_mutant_caught(Mutant::ForgetsPositionsAhead, EngineKind::Atomic, "violations");
 }
 
 #[test]
