@@ -11,6 +11,7 @@ pub mod id;
 pub mod limits;
 pub mod occurrence;
 pub mod quota;
+pub mod rebuild;
 pub mod recurrence;
 pub mod retry;
 pub mod schedule;

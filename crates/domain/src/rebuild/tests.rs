@@ -1,0 +1,122 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::*;
+use crate::{Attempt, AttemptResult, HttpTarget, Incarnation, PollerId, RetryPolicy, Revision, ScheduleId, Spec};
+use crate::{Target, TenantId};
+
+fn at(second: u64) -> Timestamp {
+    Timestamp::from_millis(1_790_000_000_000) + Duration::from_secs(second)
+}
+
+fn schedule(when: When, next: Option<u64>) -> Schedule {
+    let incarnation = Incarnation::new(at(0), 7);
+    let id = ScheduleId::from_incarnation(incarnation);
+    let target = Target::Http(HttpTarget {
+        url: "https://example.org/hook".to_owned(),
+        method: "POST".to_owned(),
+        headers: Vec::new(),
+        timeout: Duration::from_secs(10),
+    });
+    let retry = RetryPolicy { attempts_max: 5, backoff: Duration::from_secs(1), backoff_max: Duration::from_secs(20) };
+    Schedule {
+        tenant: TenantId(1),
+        poller: PollerId::of(TenantId(1), 0, 4, &id),
+        id,
+        incarnation,
+        revision: Revision(3),
+        status: Status::Active,
+        created_at: at(0),
+        updated_at: at(0),
+        next: next.map(at),
+        spec: Spec { when, target, payload: Bytes::new(), labels: BTreeMap::new(), retry },
+    }
+}
+
+fn every_ten_seconds(next: u64) -> Schedule {
+    schedule(When::every(Duration::from_secs(10)), Some(next))
+}
+
+fn run(schedule: &Schedule, nominal: u64, state: RunState) -> Run {
+    let Schedule { incarnation, revision, .. } = *schedule;
+    let attempt = Attempt {
+        number: 2,
+        started_at: at(nominal + 5),
+        duration: Duration::from_secs(1),
+        result: AttemptResult::TimedOut,
+    };
+    let occurrence = Occurrence { incarnation, nominal: at(nominal), revision, replay: 0 };
+    Run { tenant: TenantId(1), occurrence, state, attempts: vec![attempt] }
+}
+
+/// Returns the position, the nominal instant, the replay and the attempt of each row from second 100 to second 200.
+fn rows(schedule: &Schedule, runs: &[(Run, bool)]) -> Vec<(u64, u64, u16, u16)> {
+    let mut rebuild = Rebuild::new(schedule, at(100), at(200));
+    runs.iter().for_each(|(run, is_redriven)| rebuild.add_run(run, *is_redriven));
+    let second = |instant: Timestamp| instant.since(at(0)).as_secs();
+    let row = |row: DueKey| {
+        let Occurrence { nominal, replay, .. } = row.occurrence;
+        (second(row.position), second(nominal), replay, row.attempt)
+    };
+    rebuild.finish().into_iter().map(row).collect()
+}
+
+#[test]
+fn active_schedule_has_a_due_row_at_its_next_instant() {
+    for (next, expected) in [(50, vec![(100, 50, 0, 1)]), (150, vec![(150, 150, 0, 1)]), (201, vec![])] {
+        assert_eq!(rows(&schedule(When::At(at(next)), Some(next)), &[]), expected, "next at {next}");
+    }
+    let ended = Schedule { status: Status::Ended, ..schedule(When::At(at(150)), None) };
+    assert_eq!(rows(&ended, &[]), []);
+    let cancelled = Schedule { status: Status::Cancelled, ..schedule(When::At(at(150)), None) };
+    assert_eq!(rows(&cancelled, &[]), []);
+}
+
+#[test]
+fn pending_retry_has_a_due_row_that_is_not_too_early() {
+    for (nominal, position) in [(20, 100), (90, 116), (190, 200)] {
+        let schedule = schedule(When::At(at(nominal)), Some(nominal));
+        let retrying = run(&schedule, nominal, RunState::Retrying);
+        assert_eq!(rows(&schedule, &[(retrying, false)]), [(position, nominal, 0, 3)]);
+    }
+    let later = schedule(When::At(at(210)), Some(210));
+    assert_eq!(rows(&later, &[(run(&later, 210, RunState::Retrying), false)]), []);
+}
+
+#[test]
+fn redriven_dead_letter_has_a_due_row_but_other_dead_letters_have_none() {
+    let ended = Schedule { status: Status::Ended, ..schedule(When::At(at(20)), None) };
+    let failed = run(&ended, 20, RunState::Failed);
+    assert_eq!(rows(&ended, &[(failed.clone(), false)]), []);
+    assert_eq!(rows(&ended, &[(failed, true)]), [(100, 20, 1, 1)]);
+    let soon = run(&ended, 150, RunState::Failed);
+    assert_eq!(rows(&ended, &[(soon, true)]), [(150, 150, 1, 1)]);
+}
+
+#[test]
+fn started_occurrences_without_an_outcome_have_due_rows() {
+    let schedule = every_ten_seconds(150);
+    let missed = RunState::Missed { last: at(110), count: 2, attempt_possible: false };
+    let runs = [(run(&schedule, 90, missed), false), (run(&schedule, 130, RunState::Succeeded), false)];
+    assert_eq!(rows(&schedule, &runs), [(120, 120, 0, 1), (140, 140, 0, 1), (150, 150, 0, 1)]);
+}
+
+#[test]
+fn late_start_after_missed_occurrences_has_a_due_row() {
+    let schedule = every_ten_seconds(100);
+    let missed = (run(&schedule, 50, RunState::Missed { last: at(70), count: 3, attempt_possible: false }), false);
+    assert_eq!(rows(&schedule, std::slice::from_ref(&missed)), [(100, 80, 0, 1), (100, 100, 0, 1)]);
+    let later = (run(&schedule, 80, RunState::Succeeded), false);
+    assert_eq!(rows(&schedule, &[missed, later]), [(100, 100, 0, 1)]);
+}
+
+#[test]
+fn schedule_continues_after_missed_occurrences() {
+    let schedule = every_ten_seconds(120);
+    let missed = RunState::Missed { last: at(140), count: 3, attempt_possible: false };
+    let runs = [(run(&schedule, 100, RunState::Succeeded), false), (run(&schedule, 110, RunState::Failed), false)];
+    let runs = [&runs[..], &[(run(&schedule, 120, missed), false)]].concat();
+    assert_eq!(rows(&schedule, &runs), [(150, 150, 0, 1)]);
+}
