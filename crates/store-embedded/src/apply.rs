@@ -20,7 +20,7 @@ use store::{
     Cancellation, CancellationResult, InsertLogEntry, Inserted, Outdated, Placed, StoreError, WriteRejection, Written,
 };
 use stored::schedule::{self, Head};
-use stored::{Malformed, Put, Take};
+use stored::{Malformed, Put, Take, run};
 
 use crate::codec::changed::Changed;
 use crate::codec::entry::{HandOverItem, InsertItem, Kind, Reader, TenantItem};
@@ -44,6 +44,8 @@ pub(crate) enum Response {
     Changed(Vec<Result<(), Outdated>>),
     /// One value for each item of the entry: true if the item deleted rows.
     Forgotten(Vec<bool>),
+    /// One value for each item of the entry: true if the item wrote a due row.
+    Rebuilt(Vec<bool>),
 }
 
 /// Schedules that one entry deletes, grouped by the bucket of the listing that contains them.
@@ -86,6 +88,14 @@ impl Machine {
                     placed.push(self.place(at, poller, due));
                 }
                 Response::Placed(placed)
+            }
+            Kind::Rebuild => {
+                let mut rebuilt = Vec::with_capacity(count);
+                for at in sequences {
+                    let (poller, due) = reader.place().map_err(malformed)?;
+                    rebuilt.push(self.rebuild(at, poller, due)?);
+                }
+                Response::Rebuilt(rebuilt)
             }
             Kind::Cancellation => {
                 let mut marked = Vec::with_capacity(count);
@@ -235,6 +245,18 @@ impl Machine {
         self.write_due(at, poller, &due);
         self.memory().insert_log.append(InsertLogEntry { poller, key: due });
         Placed { position: due.position, settled: true }
+    }
+
+    /// Writes a due row that was damaged, unless its attempt has an outcome by now. Returns true if it wrote the row.
+    fn rebuild(&self, at: Sequence, poller: PollerId, due: DueKey) -> Result<bool, StoreError> {
+        if let Some(value) = self.rows.run_value(&key::run(&due.occurrence), at)? {
+            let run = run::decode(&value).map_err(|error| self.rows.malformed_run(&due.occurrence, error))?;
+            if run.state.is_final() || run.attempts.last().is_some_and(|attempt| attempt.number >= due.attempt) {
+                return Ok(false);
+            }
+        }
+        self.place(at, poller, due);
+        Ok(true)
     }
 
     fn apply_cancellation(&self, at: Sequence, mark: &Cancellation) -> Result<CancellationResult, StoreError> {

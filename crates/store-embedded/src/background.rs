@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::apply::{Machine, Response};
 use crate::checkpoint::Checkpoint;
+use crate::damage::Damage;
 use crate::index::{Family, Index, IndexError, Sequence};
 use crate::options::Options;
 use crate::space::{Pending, Space};
@@ -40,6 +41,7 @@ pub(crate) struct Shared {
     pub index: Arc<dyn Index>,
     pub closed: CancellationToken,
     pub space: Space,
+    pub damage: Damage,
     /// Request to the task [`watch_free_space`] to read the free space before its period ends.
     check_wanted: Notify,
     /// Notification that the task has read the free space.
@@ -68,6 +70,7 @@ impl Shared {
             runtime: runtime.clone(),
             dir,
             space: Space::new(options.free_bytes_floor),
+            damage: Damage::default(),
             check_wanted: Notify::new(),
             checked: Notify::new(),
             options,
@@ -117,7 +120,7 @@ impl Shared {
         }
     }
 
-    fn update_pressure(&self) -> usize {
+    pub(crate) fn update_pressure(&self) -> usize {
         let pressure = self.index.pressure();
         let behind = pressure.sealed > SEALED_WAIT || pressure.unmerged > UNMERGED_WAIT;
         if self.behind.swap(behind, Ordering::AcqRel) && !behind {
@@ -361,6 +364,9 @@ pub(crate) async fn merge(shared: Arc<Shared>, lock: FolderLock, mut flushed: wa
             Ok(_) => {}
             Err(error) => {
                 tracing::error!(%error, "merge failed; retrying");
+                if matches!(error, IndexError::Damaged { family, .. } if family == Family::Due.name()) {
+                    shared.damage.search();
+                }
                 if shared.runtime.timeout(RETRY, shared.closed.cancelled()).await.is_some() {
                     return;
                 }

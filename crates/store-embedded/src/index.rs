@@ -94,6 +94,21 @@ pub(crate) enum IndexError {
     Io(#[from] std::io::Error),
 }
 
+/// Range of keys of due rows that the index cannot read, because a part of a table is damaged.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Unreadable {
+    /// Inclusive lower bound.
+    pub from: Vec<u8>,
+    /// Exclusive upper bound.
+    pub to: Vec<u8>,
+}
+
+impl Unreadable {
+    pub(crate) fn contains(&self, other: &Unreadable) -> bool {
+        self.from <= other.from && other.to <= self.to
+    }
+}
+
 /// Backlog of the index's flushes and merges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Pressure {
@@ -142,6 +157,24 @@ pub(crate) trait Index: Send + Sync + 'static {
         before: Sequence,
         visit: Visit<'_>,
     ) -> Result<(), IndexError>;
+
+    /// Visits the latest versions of due rows as [`Index::scan`] does, but skips the ranges that the index cannot read.
+    /// Adds these ranges to `skipped`.
+    fn scan_readable_due(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        skipped: &mut Vec<Unreadable>,
+        visit: Visit<'_>,
+    ) -> Result<(), IndexError>;
+
+    /// Reads all due rows, and returns the ranges that the index cannot read.
+    fn unreadable_due(&self) -> Result<Vec<Unreadable>, IndexError>;
+
+    /// Replaces each table that has unreadable due rows by a table of its readable rows. Keeps a table if
+    /// `is_rebuilt` returns false for one of its unreadable ranges. The caller ensures that no flush or merge runs
+    /// during this call.
+    fn drop_unreadable_due(&self, is_rebuilt: &dyn Fn(&Unreadable) -> bool) -> Result<(), IndexError>;
 
     /// Writes a row.
     fn put(&self, family: Family, key: &[u8], value: &[u8], at: Sequence);

@@ -26,6 +26,7 @@ mod background;
 mod backup;
 mod checkpoint;
 mod codec;
+mod damage;
 mod error;
 mod file;
 mod history;
@@ -35,6 +36,7 @@ mod memory;
 mod open;
 mod options;
 mod read;
+mod rebuild;
 mod space;
 
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -120,6 +122,7 @@ impl EmbeddedStore {
         let floor = ConstGauge::new(i64::try_from(self.shared.options.free_bytes_floor).unwrap_or(i64::MAX));
         let help = "Number of free bytes on the disk below which the store rejects new schedules";
         registry.register("reveille_store_free_floor_bytes", help, floor);
+        self.shared.damage.register(registry);
     }
 
     #[must_use]
@@ -411,12 +414,24 @@ impl Store for EmbeddedStore {
                 let memory = self.memory();
                 reads.iter().map(|read| memory.positions(read.poller).done).collect()
             };
-            self.read(move |rows| reads.iter().zip(done).map(|(read, done)| rows.due(read, done)).collect()).await
+            let (pages, skipped) = self
+                .read(move |rows| {
+                    let mut skipped = Vec::new();
+                    let pages: Result<Vec<DuePage>, StoreError> =
+                        reads.iter().zip(done).map(|(read, done)| rows.due(read, done, &mut skipped)).collect();
+                    Ok((pages?, skipped))
+                })
+                .await?;
+            // The store limits `done` before the owner receives the page that lacks rows.
+            self.shared.damage.report(skipped);
+            Ok(pages)
         })
     }
 
     fn write(&self, writes: Vec<OwnerWrite>) -> store::Answer<'_, Vec<Result<Written, WriteRejection>>> {
         Box::pin(async move {
+            let mut writes = writes;
+            self.shared.damage.limit_done(&mut writes);
             // A put contains a user's payload, so the limits for user writes apply to it.
             let has_put = writes.iter().any(|write| matches!(write.change, Change::Put(_) | Change::PutIf { .. }));
             let mut entries = self.builder(Kind::Write);

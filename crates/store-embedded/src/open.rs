@@ -22,6 +22,7 @@ use crate::index::{Family, Index, IndexError, Sequence};
 use crate::listing;
 use crate::memory::Memory;
 use crate::read::Rows;
+use crate::rebuild;
 use crate::{EmbeddedStore, IndexKind, OpenError, Options};
 
 /// Number of low bits of a term. The higher bits are the store's epoch. Between two restores, owners take a shard fewer
@@ -134,6 +135,8 @@ fn start(
     background("store merge", Box::pin(background::merge(shared.clone(), lock, flushed_receiver)));
     task("store space", Box::pin(background::watch_free_space(shared.clone())));
     task("store history", Box::pin(history::forget(shared.clone(), memory.clone(), rows.clone(), journal.clone())));
+    let rebuild = rebuild::run(shared.clone(), memory.clone(), rows.clone(), journal.clone());
+    background("store rebuild", Box::pin(rebuild));
     let (readers, jobs) = Readers::new(shared.options.readers);
     for jobs in jobs {
         task("store reader", Box::pin(Readers::run(jobs, shared.closed.clone())));

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use domain::occurrence::Run;
 use domain::{
-    Audit, DueKey, Incarnation, Occurrence, PollerId, Precondition, RunState, Schedule, ScheduleId, ScheduleVersion,
-    TenantId, Timestamp,
+    Audit, DueKey, Incarnation, Occurrence, Precondition, RunState, Schedule, ScheduleId, ScheduleVersion, TenantId,
+    Timestamp,
 };
 use store::{DueBound, DuePage, DueRead, Order, StoreError};
 use stored::schedule;
@@ -15,7 +15,7 @@ use stored::{Malformed, Take, run};
 
 use crate::codec::changed::Changed;
 use crate::codec::key;
-use crate::index::{Family, Index, IndexError, Sequence};
+use crate::index::{Family, Index, IndexError, Sequence, Unreadable};
 use crate::memory::{Fresh, States};
 
 #[derive(Clone)]
@@ -232,8 +232,14 @@ impl Rows {
     }
 
     /// Returns a page of due rows. `done` is the poller's watermark. The page omits rows at or before `done`, because
-    /// the index may already have dropped some of these rows.
-    pub(crate) fn due(&self, read: &DueRead, done: Timestamp) -> Result<DuePage, StoreError> {
+    /// the index may already have dropped some of these rows. It also omits the ranges that the index cannot read, and
+    /// adds them to `skipped`.
+    pub(crate) fn due(
+        &self,
+        read: &DueRead,
+        done: Timestamp,
+        skipped: &mut Vec<Unreadable>,
+    ) -> Result<DuePage, StoreError> {
         let from = match read.after {
             DueBound::Instant(instant) => key::due_after(read.poller, instant.max(done)),
             DueBound::Key(after) if after.position > done => just_after(&key::due(read.poller, &after)),
@@ -241,16 +247,37 @@ impl Rows {
         };
         let to = key::due_end(read.poller);
         let mut page = DuePage::default();
-        self.walk(Family::Due, &from, &to, |key, _| {
-            let (_, due): (PollerId, DueKey) = key::parse_due(key)?;
+        self.walk_due(&from, &to, skipped, |due| {
             if page.keys.len() < read.limit && due.position <= read.until {
                 page.keys.push(due);
-                return Ok(ControlFlow::Continue(()));
+                return ControlFlow::Continue(());
             }
             page.next = Some(due.position);
-            Ok(ControlFlow::Break(()))
+            ControlFlow::Break(())
         })?;
         Ok(page)
+    }
+
+    /// Calls `take` with the readable due rows from `from` (inclusive) to `to` (exclusive), until `take` returns
+    /// [`ControlFlow::Break`]. Adds the ranges that the index cannot read to `skipped`.
+    pub(crate) fn walk_due(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        skipped: &mut Vec<Unreadable>,
+        mut take: impl FnMut(DueKey) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        let mut first_error = None;
+        let mut visit = |key: &[u8], _: &Bytes| match key::parse_due(key) {
+            Ok((_, due)) => take(due),
+            Err(error) => {
+                let (family, range) = (Family::Due.name(), hex(key));
+                first_error = Some(IndexError::Damaged { family, range, reason: error.to_string() });
+                ControlFlow::Break(())
+            }
+        };
+        self.index.scan_readable_due(from, to, skipped, &mut visit).map_err(damaged)?;
+        first_error.map_or(Ok(()), |error| Err(damaged(error)))
     }
 
     /// Returns the keys of up to `limit` schedule rows from the key `from` on, as of the sequence `before`.
@@ -378,7 +405,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 mod tests {
     use std::path::Path;
 
-    use domain::{Incarnation, Revision, TargetKey, TenantId};
+    use domain::{Incarnation, PollerId, Revision, TargetKey, TenantId};
     use store::DueBound;
 
     use super::*;
@@ -407,7 +434,8 @@ mod tests {
             let rows = Rows::new(Arc::new(index));
             let read = |until: i64, limit| {
                 let (after, until) = (DueBound::Instant(Timestamp::from_millis(0)), due(until).position);
-                rows.due(&DueRead { poller: POLLER, after, until, limit }, Timestamp::from_millis(0))
+                let read = DueRead { poller: POLLER, after, until, limit };
+                rows.due(&read, Timestamp::from_millis(0), &mut Vec::new())
             };
             for (until, limit, count) in [(3, 100, 3), (2, 100, 2), (3, 2, 2), (0, 100, 0), (3, 0, 0)] {
                 let page = read(until, limit).unwrap();

@@ -12,6 +12,7 @@ mod cluster;
 mod compose;
 mod configuration;
 mod crash;
+mod damaged_disk;
 mod deploy;
 mod descriptors;
 mod documents;

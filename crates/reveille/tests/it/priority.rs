@@ -22,7 +22,8 @@ fn threads(pid: u32) -> Vec<(String, i32)> {
 
 #[test]
 fn server_lowers_the_priority_of_request_and_background_threads() {
-    let is_low = |name: &str| ["requests", "store flush", "store merge", "store scanner"].contains(&name);
+    let is_low =
+        |name: &str| ["requests", "store flush", "store merge", "store rebuild", "store scanner"].contains(&name);
     for increment in ["0", "5", "15"] {
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path().join("data");
@@ -35,7 +36,7 @@ fn server_lowers_the_priority_of_request_and_background_threads() {
             let threads = threads(server.pid());
             let own = threads.iter().find(|(name, _)| name == "journal writer").map_or(0, |(_, niceness)| *niceness);
             let expected = |name: &str| if is_low(name) { (own + 10).min(19) } else { own };
-            threads.iter().filter(|(name, _)| is_low(name)).count() >= 4
+            threads.iter().filter(|(name, _)| is_low(name)).count() >= 5
                 && threads.iter().all(|(name, niceness)| *niceness == expected(name))
         });
         assert!(server.stop().success());

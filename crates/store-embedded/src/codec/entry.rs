@@ -25,6 +25,7 @@ pub(crate) enum Kind {
     HandOver = 7,
     ChangeTenant = 8,
     Forget = 9,
+    Rebuild = 10,
 }
 
 /// Builder of the journal entries of one call. It begins a new entry when the current entry has reached `entry_len_max`
@@ -76,6 +77,7 @@ impl Builder {
         self.item(|out| put_insert(out, insert));
     }
 
+    /// Adds the item of an entry of the kind [`Kind::Place`] or [`Kind::Rebuild`].
     pub(crate) fn place(&mut self, poller: PollerId, due: &DueKey) {
         self.item(|out| {
             out.poller(poller);
@@ -330,6 +332,7 @@ impl<'a> Reader<'a> {
             7 => Kind::HandOver,
             8 => Kind::ChangeTenant,
             9 => Kind::Forget,
+            10 => Kind::Rebuild,
             _ => return Err(take.malformed()),
         };
         let count = take.u32()?;
@@ -346,6 +349,7 @@ impl<'a> Reader<'a> {
         Ok(InsertItem { due, head, id, row })
     }
 
+    /// Decodes the item of an entry of the kind [`Kind::Place`] or [`Kind::Rebuild`].
     pub(crate) fn place(&mut self) -> Result<(PollerId, DueKey), Malformed> {
         Ok((self.take.poller()?, self.take.due()?))
     }

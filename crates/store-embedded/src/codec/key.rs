@@ -162,6 +162,29 @@ pub(crate) fn due_after(of: PollerId, at: Timestamp) -> Vec<u8> {
     key
 }
 
+/// Returns the first and the last position that a due row of the poller with a key from `from` (inclusive) to `to`
+/// (exclusive) can have. Returns `None` if no key of the poller is in this range.
+pub(crate) fn due_positions(of: PollerId, from: &[u8], to: &[u8]) -> Option<(Timestamp, Timestamp)> {
+    let (first, end) = (poller(of), due_end(of));
+    let (from, to) = (from.max(&first), to.min(&end));
+    if from >= to {
+        return None;
+    }
+    let position = |key: &[u8]| {
+        let bytes = key.get(POLLER_LEN..POLLER_LEN + 8)?;
+        let at = parse_instant(&mut Take::new("a position", bytes)).ok()?;
+        Some(at.clamp(Timestamp::MIN, Timestamp::MAX))
+    };
+    // A bound that ends with the poller has no position.
+    Some((position(from).unwrap_or(Timestamp::MIN), position(to).unwrap_or(Timestamp::MIN)))
+}
+
+/// Returns the tenant at the start of a due row's key.
+pub(crate) fn due_tenant(key: &[u8]) -> TenantId {
+    let bytes = key.first_chunk().copied().unwrap_or_default();
+    TenantId(u32::from_be_bytes(bytes))
+}
+
 /// Returns a key that is above every due row of the poller.
 pub(crate) fn due_end(of: PollerId) -> Vec<u8> {
     let mut key = poller(of).to_vec();

@@ -245,6 +245,8 @@ proptest! {
         prop_assert_eq!(Reader::new(&entry).unwrap().cancellation(), Ok(mark));
         let entry = one_entry(Kind::Place, |builder| builder.place(poller, &due));
         prop_assert_eq!(Reader::new(&entry).unwrap().place(), Ok((poller, due)));
+        let entry = one_entry(Kind::Rebuild, |builder| builder.place(poller, &due));
+        prop_assert_eq!(Reader::new(&entry).unwrap().place(), Ok((poller, due)));
         let entry = one_entry(Kind::Take, |builder| builder.take(ShardId(shard)));
         prop_assert_eq!(Reader::new(&entry).unwrap().take(), Ok(ShardId(shard)));
     }
@@ -510,15 +512,20 @@ fn encoded_bytes_of_listings_match_golden_file_of_version_2() {
     check_stored("stored-v2.txt", &lines);
 }
 
-/// This golden file contains the form that version 3 added for headers that the store encrypts again.
+/// This golden file contains the forms that version 3 added for headers that the store encrypts again, and for rebuilt due
+/// rows.
 #[test]
-fn encoded_bytes_of_reencrypted_headers_match_golden_file_of_version_3() {
+fn encoded_bytes_of_new_entries_match_golden_file_of_version_3() {
     let mut schedule = a_schedule();
     let Target::Http(http) = &mut schedule.spec.target;
     http.headers = vec![("authorization".to_owned(), Secret::Encrypted(Bytes::from_static(&[7; 60])))];
     let poller = schedule.poller;
     let write = OwnerWrite { term: Term(77), poller, change: Change::Reencrypt(schedule.into()) };
-    check_stored("stored-v3.txt", &[("entry write", one_entry(Kind::Write, |builder| builder.write(&write)))]);
+    let lines = [
+        ("entry write", one_entry(Kind::Write, |builder| builder.write(&write))),
+        ("entry rebuild", one_entry(Kind::Rebuild, |builder| builder.place(poller, &a_due_key()))),
+    ];
+    check_stored("stored-v3.txt", &lines);
 }
 
 fn check_stored(file: &str, lines: &[(&str, Vec<u8>)]) {

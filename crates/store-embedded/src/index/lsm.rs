@@ -9,6 +9,7 @@
 mod files;
 mod retired;
 mod trickle;
+mod unreadable;
 mod versions;
 mod view;
 
@@ -32,9 +33,9 @@ use self::retired::{Retired, RetiredFactory};
 use self::trickle::{Trickle, Trickling};
 use self::versions::{RemovedRowsFactory, VersionsFactory};
 use self::view::View;
-use super::{Family, Index, IndexError, Pressure, Sequence, Verified, Visit};
+use super::{Family, Index, IndexError, Pressure, Sequence, Unreadable, Verified, Visit};
 use crate::options::Options;
-use crate::read::hex;
+use crate::read::{hex, just_after};
 
 pub(crate) struct LsmIndex {
     trees: [Tree; 3],
@@ -256,9 +257,9 @@ impl Tree {
             note(files::check(self.family, &table.path, table.checksum().into_u128()))?;
         }
         for row in self.tree.iter(Sequence::LATEST.as_u64(), None) {
-            let is_live = row.into_inner().and_then(|(_, value)| match self.family {
+            let is_live = row.into_inner().and_then(|(key, value)| match self.family {
                 Family::Rows => Ok(!versions::is_removal(&value)),
-                Family::Due => Ok(true),
+                Family::Due => Ok(*key != unreadable::ABOVE_ALL),
                 Family::Points => versions::unwrap(&value.into()).map(|value| value.is_some()),
             });
             match is_live {
@@ -359,6 +360,40 @@ impl Index for LsmIndex {
         }
         let rows = self.tree(family).view.load().scan(from, to, before.as_u64()).rev();
         visit_rows(family, rows, visit).map_err(|error| damaged_range(family, from, to, &error))
+    }
+
+    fn scan_readable_due(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        skipped: &mut Vec<Unreadable>,
+        visit: Visit<'_>,
+    ) -> Result<(), IndexError> {
+        let mut next = from.to_vec();
+        let scanned = self.scan(Family::Due, from, to, Sequence::LATEST, &mut |key, value| {
+            next = just_after(key);
+            visit(key, value)
+        });
+        match scanned {
+            Err(IndexError::Damaged { .. }) => {
+                let view = self.tree(Family::Due).view.load();
+                unreadable::scan(&view, &next, to, skipped, visit)
+                    .map_err(|error| damaged_range(Family::Due, &next, to, &error))
+            }
+            Ok(()) | Err(IndexError::Io(_)) => scanned,
+        }
+    }
+
+    fn unreadable_due(&self) -> Result<Vec<Unreadable>, IndexError> {
+        let mut found = Vec::new();
+        for table in self.tree(Family::Due).tables() {
+            found.extend(unreadable::of_table(&table).map_err(|error| damage(Family::Due, "a table", &error))?);
+        }
+        Ok(found)
+    }
+
+    fn drop_unreadable_due(&self, is_rebuilt: &dyn Fn(&Unreadable) -> bool) -> Result<(), IndexError> {
+        self.tree(Family::Due).drop_unreadable(is_rebuilt)
     }
 
     fn put(&self, family: Family, key: &[u8], value: &[u8], at: Sequence) {

@@ -14,7 +14,7 @@ use futures_util::future::BoxFuture;
 use runtime::Runtime;
 use stored::{Malformed, Put, Take};
 
-use super::{Family, Index, IndexError, Pressure, Sequence, Verified, Visit};
+use super::{Family, Index, IndexError, Pressure, Sequence, Unreadable, Verified, Visit};
 use crate::file;
 
 const VERSION: u8 = 1;
@@ -219,6 +219,26 @@ impl Index for MapIndex {
         }
         let state = self.state();
         visit_rows(state.families[family as usize].range::<[u8], _>(between(from, to)).rev(), before, visit);
+        Ok(())
+    }
+
+    // This index checks its whole files when it opens them, so it has no unreadable rows later.
+
+    fn scan_readable_due(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        _skipped: &mut Vec<Unreadable>,
+        visit: Visit<'_>,
+    ) -> Result<(), IndexError> {
+        self.scan(Family::Due, from, to, Sequence::LATEST, visit)
+    }
+
+    fn unreadable_due(&self) -> Result<Vec<Unreadable>, IndexError> {
+        Ok(Vec::new())
+    }
+
+    fn drop_unreadable_due(&self, _is_rebuilt: &dyn Fn(&Unreadable) -> bool) -> Result<(), IndexError> {
         Ok(())
     }
 

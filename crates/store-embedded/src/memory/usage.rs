@@ -8,7 +8,7 @@
 //! docs/decisions/0201-count-stored-bytes-with-every-change.md gives the reasons for the design.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, RangeInclusive};
 
 use domain::{Status, TenantId};
 use store::{StoreError, Usage};
@@ -42,6 +42,11 @@ pub(crate) struct Usages {
 impl Usages {
     pub(crate) fn of(&self, tenant: TenantId) -> Usage {
         self.of.get(&tenant).copied().unwrap_or_default()
+    }
+
+    /// Returns the tenants with these ids that have or had schedules.
+    pub(crate) fn tenants(&self, ids: RangeInclusive<TenantId>) -> Vec<TenantId> {
+        self.of.range(ids).map(|(tenant, _)| *tenant).collect()
     }
 
     /// Counts a schedule whose status changed from `before` to `after`. `None` means that the schedule does not exist.

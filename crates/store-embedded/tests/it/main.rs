@@ -5,6 +5,7 @@
 mod backup;
 mod conformance;
 mod crashes;
+mod damaged_due_rows;
 mod durable;
 mod history;
 mod listing;

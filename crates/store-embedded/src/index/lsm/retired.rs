@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use lsm_tree::compaction::filter::Context;
 use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Verdict};
 
+use super::unreadable::ABOVE_ALL;
+
 /// Bounds of the retired due rows, one for each poller. The map's key is the common prefix of the poller's row keys. No
 /// caller reads a row below the bound any more.
 #[derive(Default, Debug)]
@@ -59,6 +61,9 @@ struct RetiredFilter(Arc<Bounds>);
 impl CompactionFilter for RetiredFilter {
     fn filter_item(&mut self, item: ItemAccessor<'_>, _context: &Context) -> lsm_tree::Result<Verdict> {
         let key: &[u8] = item.key();
+        if *key == ABOVE_ALL {
+            return Ok(Verdict::Destroy);
+        }
         let retired = key.first_chunk::<8>().and_then(|poller| self.0.get(poller));
         // The merge drops the row without a tombstone. Only a replay can write the row again, and no caller reads the
         // row after the replay.

@@ -1,7 +1,7 @@
 //! Tests of damage and merges. Every flipped bit is harmless, or the index reports the damage. A read never omits or
 //! changes a row without an error.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::FileExt;
 
@@ -169,6 +169,62 @@ async fn lsm_merge_drops_only_the_due_rows_that_no_caller_can_read() {
     let index = LsmIndex::open(dir.path(), &options()).unwrap();
     assert_eq!(due_positions(&index), left, "the remaining rows exist after a restart");
     assert_eq!(index.verify().await.unwrap().damages, Vec::<String>::new());
+}
+
+/// Returns the paths of the tables of due rows.
+fn due_tables(dir: &Path) -> Vec<PathBuf> {
+    let tables = files::tables(&dir.join(Family::Due.name()));
+    fs::read_dir(tables).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+#[tokio::test]
+async fn lsm_merges_continue_after_the_index_drops_unreadable_due_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let written: BTreeSet<(u8, u16)> = {
+        let index = LsmIndex::open(dir.path(), &options()).unwrap();
+        // The first table spans the keys of all other tables, which overlap with each other.
+        for (round, positions) in [0..4_000, 500..700, 600..800, 700..900, 800..1_000].into_iter().enumerate() {
+            let positions = positions.step_by(4).map(|position| position + u16::try_from(round % 4).unwrap());
+            positions.for_each(|position| index.put(Family::Due, &due_key(1, position), &[], at(round as u64)));
+            flush(&index).await;
+        }
+        due_positions(&index).into_iter().collect()
+    };
+    let largest = due_tables(dir.path()).into_iter().max_by_key(|path| fs::metadata(path).unwrap().len()).unwrap();
+    let mut bytes = fs::read(&largest).unwrap();
+    let place = bytes.len() / 2;
+    bytes[place] ^= 1;
+    fs::write(&largest, bytes).unwrap();
+
+    let index = LsmIndex::open(dir.path(), &options()).unwrap();
+    assert!(matches!(index.merge_step(Sequence::LATEST), Err(IndexError::Damaged { family: "due", .. })));
+    let unreadable = index.unreadable_due().unwrap();
+    let [Unreadable { from, to }] = &unreadable[..] else { panic!("{unreadable:?}") };
+    let is_readable = |row: &&(u8, u16)| !(from..to).contains(&&due_key(row.0, row.1));
+    let expected: BTreeSet<(u8, u16)> = written.iter().filter(is_readable).copied().collect();
+    let readable = |index: &LsmIndex| {
+        let (mut rows, mut skipped) = (BTreeSet::new(), Vec::new());
+        let scanned = index.scan_readable_due(&due_key(1, 0), &due_key(2, 0), &mut skipped, &mut |key, _| {
+            assert!(rows.insert((key[0], u16::from_be_bytes([key[8], key[9]]))), "a row is visited once");
+            ControlFlow::Continue(())
+        });
+        scanned.unwrap();
+        (rows, skipped)
+    };
+    let (rows, skipped) = readable(&index);
+    assert_eq!(skipped, unreadable);
+    assert!(rows.is_superset(&expected) && written.is_superset(&rows) && rows.len() < written.len());
+
+    index.drop_unreadable_due(&|_| false).unwrap();
+    assert_eq!(index.unreadable_due().unwrap(), unreadable, "the table stays until its rows are rebuilt");
+    index.drop_unreadable_due(&|range| range == &unreadable[0]).unwrap();
+    assert_eq!(readable(&index), (rows.clone(), Vec::new()));
+    while index.merge_step(Sequence::LATEST).unwrap() {}
+    drop(index);
+    let index = LsmIndex::open(dir.path(), &options()).unwrap();
+    assert_eq!(readable(&index), (rows.clone(), Vec::new()));
+    let verified = index.verify().await.unwrap();
+    assert_eq!((verified.rows[Family::Due as usize], verified.damages), (rows.len() as u64, Vec::<String>::new()));
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use lsm_tree::table::filter::standard_bloom::Builder;
-use lsm_tree::{AbstractTree as _, InternalValue, Memtable, Slice, Tree, UserKey, UserValue, ValueType};
+use lsm_tree::{AbstractTree as _, InternalValue, Memtable, Slice, Table, Tree, UserKey, UserValue, ValueType};
 
 type Found = lsm_tree::Result<Option<InternalValue>>;
 type Rows = Box<dyn DoubleEndedIterator<Item = lsm_tree::Result<InternalValue>>>;
@@ -26,6 +26,7 @@ pub(super) struct View {
     // The library does not export the types of its snapshots, so these functions own the snapshots.
     find_in_tables: Box<Find>,
     scan: Box<Scan>,
+    tables: Box<dyn Fn() -> Vec<Table> + Send + Sync>,
 }
 
 impl View {
@@ -37,6 +38,7 @@ impl View {
         let snapshot = tree.get_version_history_lock().latest_version();
         let sealed = sealed();
         let tables = tree.current_version();
+        let all_tables = tables.clone();
         View {
             active: snapshot.active_memtable.clone(),
             sealed,
@@ -54,7 +56,16 @@ impl View {
             scan: Box::new(move |from, to, before| {
                 Box::new(Tree::create_internal_range(snapshot.clone(), &(from..to), before, None))
             }),
+            tables: Box::new(move || all_tables.iter_tables().cloned().collect()),
         }
+    }
+
+    pub(super) fn tables(&self) -> Vec<Table> {
+        (self.tables)()
+    }
+
+    pub(super) fn memtables(&self) -> impl Iterator<Item = &Memtable> {
+        std::iter::once(&self.active).chain(&self.sealed).map(|memtable| &**memtable)
     }
 
     /// Returns the newest version of a row before the sequence number `before`, or `None` if this version is a removal
