@@ -25,6 +25,7 @@ pub(crate) const ENTRY_OVERHEAD: usize = 4;
 
 const SEGMENT_MAGIC: [u8; 8] = *b"RVLJRNL\0";
 const RECORD_MAGIC: [u8; 4] = *b"RVRC";
+const PROOF_MAGIC: [u8; 8] = *b"RVPROOF\0";
 
 /// Header of a segment. The journal writes and syncs the header before it gives the file a segment's name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +39,41 @@ pub(crate) struct SegmentHeader {
     pub(crate) synced_below: u64,
     /// Length of the whole segment file in bytes.
     pub(crate) length: u64,
+    /// Offset of a block that began with a record's magic number when the journal reused the file; 0 if the journal
+    /// knows no such block. Earlier builds wrote 0.
+    pub(crate) filled: u64,
+}
+
+/// Proof that entries were durable, in a file of its own ([`crate::proof`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Proof {
+    pub(crate) journal_id: u128,
+    /// Index below which all entries were durable before the journal wrote the proof.
+    pub(crate) synced_below: u64,
+}
+
+impl Proof {
+    pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..8].copy_from_slice(&PROOF_MAGIC);
+        bytes[12..14].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.journal_id.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.synced_below.to_le_bytes());
+        let crc = crc32c::crc32c(&bytes[12..]);
+        bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Decodes a proof. Returns `None` if `bytes` are not a proof that this version can read.
+    pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
+        let is_valid = bytes[..8] == PROOF_MAGIC
+            && read_u32(bytes, 8) == crc32c::crc32c(&bytes[12..])
+            && u16::from_le_bytes([bytes[12], bytes[13]]) == VERSION;
+        is_valid.then(|| Proof {
+            journal_id: u128::from(read_u64(bytes, 24)) << 64 | u128::from(read_u64(bytes, 16)),
+            synced_below: read_u64(bytes, 32),
+        })
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,6 +87,8 @@ impl SegmentHeader {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..8].copy_from_slice(&SEGMENT_MAGIC);
         bytes[12..14].copy_from_slice(&VERSION.to_le_bytes());
+        let filled = u16::try_from(self.filled / BLOCK).unwrap_or(0);
+        bytes[14..16].copy_from_slice(&filled.to_le_bytes());
         bytes[16..32].copy_from_slice(&self.journal_id.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.number.to_le_bytes());
         bytes[40..48].copy_from_slice(&self.salt.to_le_bytes());
@@ -75,6 +113,7 @@ impl SegmentHeader {
             salt: read_u64(bytes, 40),
             synced_below: read_u64(bytes, 48),
             length: read_u64(bytes, 56),
+            filled: u64::from(u16::from_le_bytes([bytes[14], bytes[15]])) * BLOCK,
         })
     }
 }
@@ -156,6 +195,11 @@ impl RecordHeader {
             && crc32c::crc32c_append(body_seed(salt), body) == self.body_crc
             && is_whole(body, self.count)
     }
+}
+
+/// Returns true if `block` starts like a record of any segment.
+pub(crate) fn is_record_start(block: &[u8]) -> bool {
+    block.starts_with(&RECORD_MAGIC)
 }
 
 /// Returns the number of bytes that a record with a body of `body_bytes` occupies in a segment.

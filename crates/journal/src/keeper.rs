@@ -1,6 +1,6 @@
-//! Task that prepares the next segment for the writer and recycles released segments. The task is separate from the
-//! writer, so the writer waits neither for the allocation nor for the renaming of a file. The task also verifies the
-//! lock of the folder once per second and before it changes a file.
+//! Task that prepares the next segment for the writer, recycles released segments, and writes proofs while the writer is
+//! idle. The task is separate from the writer, so the writer waits neither for the allocation nor for the renaming of a
+//! file, nor for a proof. The task also verifies the lock of the folder once per second and before it changes a file.
 //!
 //! Invariants: a file has a segment's name only while its header is the durable header of that segment. The task
 //! removes the name of the oldest segment first, and makes this removal durable before it removes the next name. A
@@ -11,10 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use runtime::{Disk, OpenMode};
+use runtime::{Disk, DiskFile, OpenMode};
 
-use crate::format::{BLOCK, HEADER_BYTES, SegmentHeader, to_usize};
+use crate::error::is_full;
+use crate::format::{BLOCK, HEADER_BYTES, SegmentHeader, is_record_start, to_usize};
 use crate::lock::FolderLock;
+use crate::proof::{self, ProofFile};
 use crate::segment::Segment;
 use crate::shared::Shared;
 
@@ -22,6 +24,9 @@ use crate::shared::Shared;
 const FULL_RETRY: Duration = Duration::from_secs(1);
 /// Period after which an idle keeper verifies the lock of the folder again.
 const VERIFY_PERIOD: Duration = Duration::from_secs(1);
+
+/// Length of the end of a reused file in which the keeper searches for a record. A full segment ends with a record.
+const FILLED_SEARCH_BYTES: u64 = 1 << 20;
 
 const SEGMENT_PREFIX: &str = "segment-";
 /// Name prefix of a file that was a segment. The file's length and its blocks are durable.
@@ -31,12 +36,18 @@ const SPARE_PREFIX: &str = "spare-";
 const FRESH_PREFIX: &str = "fresh-";
 const SUFFIX: &str = ".journal";
 
-pub(crate) async fn run(shared: &Shared, lock: &FolderLock) {
+pub(crate) async fn run(shared: &Shared, lock: &FolderLock, mut proof: Option<ProofFile>) {
     loop {
-        let (closing, is_segment_missing) = {
+        let (closing, is_segment_missing, proven_below) = {
             let state = shared.state();
-            (state.closing, state.ready.is_empty())
+            (state.closing, state.ready.is_empty(), state.proven_below)
         };
+        if let Some(proof) = &mut proof
+            && let Err(error) = proof.write(proven_below).await
+        {
+            let path = proof::path(&shared.dir);
+            shared.runtime.halt(&format!("the journal cannot write or sync {}: {error}", path.display())).await;
+        }
         if closing {
             return;
         }
@@ -84,10 +95,6 @@ fn numbered(name: &str, prefix: &str) -> Option<u64> {
     if digits.len() != 20 { None } else { digits.parse().ok() }
 }
 
-pub(crate) fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
 async fn recycle_released(shared: &Shared, lock: &FolderLock) -> io::Result<()> {
     loop {
         let (segment, spare) = {
@@ -126,6 +133,7 @@ async fn prepare_next(shared: &Shared, lock: &FolderLock) -> io::Result<()> {
         salt: shared.runtime.random(),
         synced_below,
         length: shared.options.segment_bytes,
+        filled: 0,
     };
     let prepared = prepare(&*shared.disk, lock, &shared.dir, &header, spare, &fresh).await;
     let mut state = shared.state();
@@ -166,8 +174,11 @@ async fn prepare_from(
     new: bool,
 ) -> io::Result<Segment> {
     let file = disk.open(from, if new { OpenMode::CreateNew } else { OpenMode::ReadWrite }).await?;
+    let mut header = *header;
     if new {
         file.allocate(header.length).await?;
+    } else {
+        header.filled = last_record_start(&*file, header.length).await?;
     }
     let mut block = vec![0; to_usize(BLOCK)];
     block[..HEADER_BYTES].copy_from_slice(&header.encode());
@@ -185,5 +196,16 @@ async fn prepare_from(
         length: header.length,
         salt: header.salt,
         synced_below: header.synced_below,
+        filled: header.filled,
     })
+}
+
+/// Returns the offset of the last block of the file that starts like a record. Returns 0 if the end of the file contains
+/// no such block.
+async fn last_record_start(file: &dyn DiskFile, length: u64) -> io::Result<u64> {
+    let from = length.saturating_sub(FILLED_SEARCH_BYTES).max(BLOCK);
+    let mut end = vec![0; to_usize(length - from)];
+    file.read_at(from, &mut end).await?;
+    let last = end.chunks(to_usize(BLOCK)).rposition(is_record_start);
+    Ok(last.map_or(0, |block| from + block as u64 * BLOCK))
 }

@@ -10,15 +10,17 @@
 //! The journal stores entries in preallocated files, the segments. It reuses a segment once [`Journal::release`] has
 //! released all entries of the segment.
 //!
-//! The journal does not interpret entries and has no index of their content. It cannot detect that another program
-//! deleted the files of its newest segments. A consumer therefore stores [`Journal::id`] and the index of the last
+//! The journal does not interpret entries and has no index of their content. If the disk replaces durable records at the
+//! end by zeros, the journal detects the loss if it was idle after these records, or if the zeros reach far enough into a
+//! reused file. Otherwise the records look like records that the journal never wrote. The journal also cannot detect that
+//! another program deleted its newest files. A consumer therefore stores [`Journal::id`] and the index of the last
 //! entry that the consumer has applied. It rejects a journal whose [`Opened::next`] is not after that index.
 //!
 //! Invariants:
 //! - The journal sends a [`Commit`] after the sync that made its entries durable. Indexes have no gap, and the first
 //!   entry has index 1.
-//! - The journal returns a durable entry exactly as the caller appended it, or reports its loss as [`Damage`]. The
-//!   journal never skips or truncates an entry.
+//! - The journal returns a durable entry exactly as the caller appended it, or reports its loss as [`Damage`], with the
+//!   exception above. The journal never skips or truncates an entry.
 //! - After a crash, an entry that was not durable may be missing. Then all later entries are also missing.
 //! - After a failed write or sync the process stops. The journal sends no commit that depends on that write.
 
@@ -27,6 +29,7 @@ mod format;
 mod keeper;
 mod linger;
 mod lock;
+mod proof;
 mod queue;
 mod reader;
 mod recover;
@@ -49,8 +52,9 @@ pub use error::{AppendError, Damage, OpenError, ReadError};
 pub use lock::FolderLock;
 pub use reader::Reader;
 
-use crate::error::io_error;
+use crate::error::{io_error, is_full};
 use crate::format::{BLOCK, ENTRY_OVERHEAD, SegmentHeader, record_bytes};
+use crate::proof::ProofFile;
 use crate::queue::Queue;
 use crate::recover::Recovered;
 use crate::shared::{LiveSegment, Shared, State};
@@ -168,7 +172,11 @@ impl<T: Send + 'static> Journal<T> {
         let listing = recover::list(&*disk, dir).await?;
         let recovered = match listing.segments.as_slice() {
             [] => create(runtime, &lock, dir, &options, listing.files_named).await?,
-            numbers => recover::recover(&*disk, dir, numbers).await?,
+            numbers => {
+                let proof_path = proof::path(dir);
+                let proofs = proof::read(&*disk, dir).await.map_err(io_error("read", &proof_path))?;
+                recover::recover(&*disk, dir, numbers, &proofs, options.record_bytes_max()).await?
+            }
         };
         let files_named = listing.files_named + 1;
         let spares = usable_spares(&*disk, listing.spares, &options).await?;
@@ -177,6 +185,8 @@ impl<T: Send + 'static> Journal<T> {
         }
 
         let Recovered { journal_id, live, ready, next, proven } = recovered;
+        let proof_path = proof::path(dir);
+        let proof = ProofFile::open(&*disk, dir, journal_id).await.map_err(io_error("open", &proof_path))?;
         let state = State::new(live, ready, spares, files_named, next);
         let first = state.first();
         let (shared, [writer_alive, keeper_alive]) = Shared::new(runtime, dir.to_owned(), options, journal_id, state);
@@ -190,7 +200,7 @@ impl<T: Send + 'static> Journal<T> {
             drop((writer_lock, writer_alive));
         });
         tasks.spawn_thread("journal keeper", async move {
-            keeper::run(&keeper_shared, &keeper_lock).await;
+            keeper::run(&keeper_shared, &keeper_lock, proof).await;
             drop((keeper_lock, keeper_alive));
         });
         let open = Arc::new(CloseOnDrop { shared: shared.clone(), queue: queue.clone() });
@@ -277,6 +287,10 @@ impl<T> Clone for Journal<T> {
 }
 
 impl Options {
+    fn record_bytes_max(&self) -> u64 {
+        record_bytes(self.entry_bytes_max.saturating_add(ENTRY_OVERHEAD)).max(self.batch_bytes_max)
+    }
+
     fn check(&self) -> Result<(), OpenError> {
         let body_bytes_max = self.entry_bytes_max.saturating_add(ENTRY_OVERHEAD);
         if u32::try_from(body_bytes_max).is_err() {
@@ -328,11 +342,17 @@ async fn create(
 ) -> Result<Recovered, OpenError> {
     sync_ancestors(&*runtime.disk(), dir).await?;
     let journal_id = runtime.random_u128();
-    let header =
-        SegmentHeader { journal_id, number: 1, salt: runtime.random(), synced_below: 1, length: options.segment_bytes };
+    let header = SegmentHeader {
+        journal_id,
+        number: 1,
+        salt: runtime.random(),
+        synced_below: 1,
+        length: options.segment_bytes,
+        filled: 0,
+    };
     let fresh = keeper::fresh_path(dir, files_named + 1);
     let segment = keeper::prepare(&*runtime.disk(), lock, dir, &header, None, &fresh).await.map_err(|error| {
-        if keeper::is_full(&error) {
+        if is_full(&error) {
             OpenError::Full { segment_bytes: options.segment_bytes }
         } else {
             io_error("create a segment in", dir)(error)

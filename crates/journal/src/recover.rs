@@ -1,7 +1,7 @@
 //! Recovery of a journal from its folder. It distinguishes whole entries, an unfinished last record, and damage.
 //!
-//! A valid header states the index up to which entries were durable when the journal wrote the header. Let E be the
-//! highest of these indexes in all segments. Recovery reads records from the oldest on, while the records are whole and
+//! A valid header states the index up to which entries were durable when the journal wrote the header. So does a proof
+//! outside of the segments. Let E be the highest of these indexes. Recovery reads records from the oldest on, while the records are whole and
 //! their indexes are consecutive. If these records reach E, recovery drops all later records, because the journal never
 //! reported them as durable. If they do not reach E, a durable entry is lost, and recovery fails with an error that
 //! names the place of the damage and the indexes of the lost entries. Recovery changes no file before it knows whether
@@ -19,7 +19,9 @@ use std::sync::Arc;
 use runtime::{Disk, OpenMode};
 
 use crate::error::io_error;
-use crate::format::{BLOCK, HEADER_BYTES, RecordBuffer, RecordHeader, SegmentHeader, SegmentHeaderError, to_usize};
+use crate::format::{
+    BLOCK, HEADER_BYTES, Proof, RecordBuffer, RecordHeader, SegmentHeader, SegmentHeaderError, to_usize,
+};
 use crate::keeper::{fresh_number, segment_number, segment_path, spare_number};
 use crate::segment::Segment;
 use crate::shared::LiveSegment;
@@ -63,9 +65,16 @@ pub(crate) async fn list(disk: &dyn Disk, dir: &Path) -> Result<Listing, OpenErr
     Ok(listing)
 }
 
-/// Recovers the segments with the given numbers. `numbers` must be ascending and not empty.
-pub(crate) async fn recover(disk: &dyn Disk, dir: &Path, numbers: &[u64]) -> Result<Recovered, OpenError> {
-    let mut walk = Walk::new(numbers[0]);
+/// Recovers the segments with the given numbers. `numbers` must be ascending and not empty. `proofs` are the proofs that
+/// the journal wrote outside of its segments. `record_bytes_max` is the maximum length of a record.
+pub(crate) async fn recover(
+    disk: &dyn Disk,
+    dir: &Path,
+    numbers: &[u64],
+    proofs: &[Proof],
+    record_bytes_max: u64,
+) -> Result<Recovered, OpenError> {
+    let mut walk = Walk::new(numbers[0], record_bytes_max);
     let mut expected = numbers[0];
     for &number in numbers {
         if number != expected {
@@ -73,6 +82,11 @@ pub(crate) async fn recover(disk: &dyn Disk, dir: &Path, numbers: &[u64]) -> Res
         }
         walk.segment(disk, segment_path(dir, number), number).await?;
         expected = number + 1;
+    }
+    for proof in proofs {
+        if walk.journal_id == Some(proof.journal_id) {
+            walk.add_evidence(proof.synced_below);
+        }
     }
     walk.check_loss(segment_path(dir, expected))?;
     walk.repair().await?;
@@ -97,6 +111,7 @@ struct Defect {
 }
 
 struct Walk {
+    record_bytes_max: u64,
     journal_id: Option<u128>,
     live: VecDeque<LiveSegment>,
     defect: Option<Defect>,
@@ -113,8 +128,9 @@ struct Walk {
 }
 
 impl Walk {
-    fn new(number_first: u64) -> Self {
+    fn new(number_first: u64, record_bytes_max: u64) -> Self {
         Walk {
+            record_bytes_max,
             journal_id: None,
             live: VecDeque::new(),
             defect: None,
@@ -150,7 +166,13 @@ impl Walk {
         if !self.anchored {
             // The keeper removed the older segments only after this segment had a durable record. Recovery found no
             // such record, so the record is lost.
-            self.lost(path, BLOCK, "the segment's first record is corrupt", true, None);
+            self.lost(path.clone(), BLOCK, "the segment's first record is corrupt", true, None);
+        }
+        let end = self.live.back().map_or(BLOCK, |live| live.end_offset);
+        let lacks_bytes = segment.lacks_earlier_bytes(end, self.record_bytes_max).await;
+        if lacks_bytes.map_err(io_error("read", &path))? {
+            // The lost bytes are beyond an unfinished record, so no crash explains the loss.
+            self.lost(path, end, "bytes that were durable are missing after the last record", true, None);
         }
         Ok(())
     }
@@ -267,7 +289,8 @@ impl Walk {
         let Some(defect) = &self.defect else { return Ok(()) };
         tracing::warn!(
             segment = %defect.segment.display(), offset = defect.offset, next = self.next,
-            "dropped an unfinished record that the journal never reported as durable"
+            "dropped an incomplete last record; a crash leaves such a record if the journal had not reported it as durable, \
+             but the loss of durable bytes has the same effect"
         );
         // Recovery writes a marker over the dropped record. Otherwise, if the writer put the next record into another
         // segment, a later recovery would treat the dropped record as a lost record.
@@ -309,8 +332,8 @@ async fn open_segment(
     if present < header.length {
         return Ok(Err("the file is shorter than the length in its header"));
     }
-    let SegmentHeader { journal_id, salt, synced_below, length, .. } = header;
-    Ok(Ok((Segment { number, path: path.to_owned(), file, length, salt, synced_below }, journal_id)))
+    let SegmentHeader { journal_id, salt, synced_below, length, filled, .. } = header;
+    Ok(Ok((Segment { number, path: path.to_owned(), file, length, salt, synced_below, filled }, journal_id)))
 }
 
 async fn write_again(segment: &Segment, header: &RecordHeader) -> io::Result<()> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use runtime::DiskFile;
 
-use crate::format::{BLOCK, HEADER_BYTES, RecordHeader, to_usize};
+use crate::format::{BLOCK, HEADER_BYTES, RecordHeader, is_record_start, to_usize};
 
 /// Number of bytes that the search for a record reads at once; a multiple of [`BLOCK`].
 const SCAN_BYTES: u64 = 1 << 20;
@@ -21,6 +21,8 @@ pub(crate) struct Segment {
     pub(crate) salt: u64,
     /// Index below which all entries are in earlier segments.
     pub(crate) synced_below: u64,
+    /// Offset of a block that began with a record's magic number when the journal reused the file, or 0.
+    pub(crate) filled: u64,
 }
 
 impl Segment {
@@ -55,6 +57,17 @@ impl Segment {
             chunk_offset += chunk_bytes;
         }
         Ok(None)
+    }
+
+    /// Returns true if the file has lost bytes of its earlier use. `end` is the end of the segment's last record, and
+    /// `record_bytes_max` is the maximum length of an unfinished record after it, which may have replaced such bytes.
+    pub(crate) async fn lacks_earlier_bytes(&self, end: u64, record_bytes_max: u64) -> io::Result<bool> {
+        if self.filled < end + record_bytes_max || self.filled + BLOCK > self.length {
+            return Ok(false);
+        }
+        let mut start = [0; HEADER_BYTES];
+        self.file.read_at(self.filled, &mut start).await?;
+        Ok(!is_record_start(&start))
     }
 
     /// Returns the body of a record, or `None` if the body is corrupt.

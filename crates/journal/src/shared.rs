@@ -96,6 +96,8 @@ pub(crate) struct State {
     files_named: u64,
     /// Index after the last durable entry.
     pub(crate) next: u64,
+    /// Index that the next proof outside of the segments must contain ([`crate::proof`]).
+    pub(crate) proven_below: u64,
     /// Index below which the consumer has released all entries.
     released: u64,
     /// Index of the next entry of each reader. The key is the number that [`State::pin`] returned to the reader.
@@ -123,6 +125,7 @@ impl State {
             spares,
             files_named,
             next,
+            proven_below: 0,
             released: 0,
             pins: BTreeMap::new(),
             pins_created: 0,

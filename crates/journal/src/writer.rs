@@ -127,6 +127,8 @@ impl<T: Send + 'static> Writer<T> {
         let _duration = self.write().await;
         self.proven = true;
         self.publish_position();
+        self.shared.state().proven_below = self.next;
+        self.shared.keeper_wake.notify_one();
     }
 
     /// Returns the number of bytes that a record with entries may occupy in the rest of the segment.

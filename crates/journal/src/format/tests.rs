@@ -75,17 +75,38 @@ proptest! {
 
     #[test]
     fn segment_header_decodes_only_if_no_byte_has_changed(
-        header in (any::<u128>(), any::<u64>(), any::<u64>(), any::<u64>(), 2..1000_u64),
+        header in (any::<u128>(), any::<u64>(), any::<u64>(), any::<u64>(), 2..1000_u64, 0..=u64::from(u16::MAX)),
         at in 0..HEADER_BYTES,
         change in 1..=255_u8,
     ) {
-        let (journal_id, number, salt, synced_below, blocks) = header;
-        let header = SegmentHeader { journal_id, number, salt, synced_below, length: blocks * BLOCK };
+        let (journal_id, number, salt, synced_below, blocks, filled) = header;
+        let (length, filled) = (blocks * BLOCK, filled * BLOCK);
+        let header = SegmentHeader { journal_id, number, salt, synced_below, length, filled };
         let mut bytes = header.encode();
         prop_assert_eq!(SegmentHeader::decode(&bytes), Ok(header));
         bytes[at] ^= change;
         prop_assert_eq!(SegmentHeader::decode(&bytes), Err(SegmentHeaderError::Damaged));
     }
+
+    #[test]
+    fn proof_decodes_only_if_no_byte_has_changed(
+        journal_id: u128, synced_below: u64, at in 0..HEADER_BYTES, change in 1..=255_u8
+    ) {
+        let proof = Proof { journal_id, synced_below };
+        let mut bytes = proof.encode();
+        prop_assert_eq!(Proof::decode(&bytes), Some(proof));
+        bytes[at] ^= change;
+        prop_assert_eq!(Proof::decode(&bytes), None);
+    }
+}
+
+/// `testdata/v1/durable` contains the proof that all entries of `testdata/v1` are durable.
+#[test]
+fn encoded_proof_equals_the_golden_file() {
+    let proof = Proof { journal_id: 0x0f0e_0d0c_0b0a_0908_0706_0504_0302_0100, synced_below: 4 };
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/v1/durable");
+    let known = std::fs::read(path).expect("the repository contains the file");
+    assert!(proof.encode().as_slice() == known, "the proof has changed");
 }
 
 /// Returns the bytes of `testdata/v1`, which `tests/it/golden.rs` reads through the public API.
@@ -96,6 +117,7 @@ fn golden() -> Vec<u8> {
         salt: 0x1716_1514_1312_1110,
         synced_below: 1,
         length: 6 * BLOCK,
+        filled: 0,
     };
     let mut buffer = RecordBuffer::default();
     let mut bytes = vec![0; to_usize(header.length)];
