@@ -70,6 +70,11 @@ impl Sequence {
         Sequence::new(entry, (1 << ITEM_BITS) - 1)
     }
 
+    /// Returns the number of the journal entry.
+    pub(crate) const fn entry(self) -> u64 {
+        (self.0 >> ITEM_BITS).saturating_sub(1)
+    }
+
     pub(crate) const fn as_u64(self) -> u64 {
         self.0
     }

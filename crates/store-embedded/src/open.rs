@@ -166,6 +166,10 @@ impl Opening<'_> {
         OpenError::Damaged { dir: self.dir.to_owned(), what: what.to_string() }
     }
 
+    fn lacks_last(&self, lost: u64) -> OpenError {
+        self.damaged(format!("the journal lacks the last {lost} entries that the index contains"))
+    }
+
     fn index_dir(&self) -> PathBuf {
         self.dir.join(INDEX_DIR)
     }
@@ -173,6 +177,11 @@ impl Opening<'_> {
     async fn recover(&self, opened: &Opened<Ticket>) -> Result<Recovered, OpenError> {
         let mut checkpoint = self.checkpoint(opened).await?;
         let index = self.index(&checkpoint).await?;
+        let last = checkpoint.base + opened.next - 1;
+        if let Some(flushed) = index.flushed_to().map(Sequence::entry).filter(|flushed| *flushed > last) {
+            // The index flushes rows only after their entries are durable, and may flush them before a checkpoint.
+            return Err(self.lacks_last(flushed - last));
+        }
         if !checkpoint.is_listed {
             let listed = listing::build(&index, checkpoint.synced, self.options.memtable_bytes).await;
             listed.map_err(|error| match error {
@@ -237,8 +246,7 @@ impl Opening<'_> {
         }
         let from = checkpoint.synced + 1 - checkpoint.base;
         if opened.next < from {
-            let lost = from - opened.next;
-            return Err(self.damaged(format!("the journal lacks the last {lost} entries that the index contains")));
+            return Err(self.lacks_last(from - opened.next));
         }
         if opened.first > from {
             let lost = opened.first - from;

@@ -175,6 +175,39 @@ fn usage_that_the_store_maintains_equals_a_count_of_all_rows() {
     });
 }
 
+/// The index flushes rows before the next checkpoint. They prove that their journal entries were durable.
+#[test]
+fn store_does_not_open_if_its_journal_lacks_entries_of_flushed_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    on_real(async |runtime| {
+        let options = options(1 << 30);
+        let subject = Killed::new(runtime.clone(), dir.path(), options.clone());
+        let store = subject.open().await;
+        let index = subject.life.lock().unwrap().open.as_ref().unwrap().0.rows.index.clone();
+        let mut number = 0;
+        while index.flushed_to().is_none_or(|flushed| flushed.entry() < 3) {
+            store.insert(vec![an_insert(number)]).await.unwrap();
+            number += 1;
+        }
+        subject.close(store).await;
+        let data = subject.data(1);
+        // The disk loses the journal's records and its proof of their end.
+        std::fs::remove_file(data.join("journal/durable")).unwrap();
+        for segment in files(&data.join("journal")) {
+            if segment.extension().is_some_and(|extension| extension == "journal") {
+                let mut bytes = std::fs::read(&segment).unwrap();
+                bytes[4096..].fill(0);
+                std::fs::write(&segment, bytes).unwrap();
+            }
+        }
+        let tasks = TaskSet::new(&runtime);
+        let opened = EmbeddedStore::open(&runtime, &tasks, &data, options).await;
+        let error = opened.err().expect("the journal lacks entries").to_string();
+        assert!(error.contains("the journal lacks the last"), "{error}");
+        assert!(error.contains("entries that the index contains"), "{error}");
+    });
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
