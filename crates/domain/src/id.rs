@@ -26,8 +26,36 @@ pub struct ShardId(pub u16);
 pub const SHARDS: u16 = 256;
 
 /// Fencing number of an ownership, which the store assigns. Callers compare terms but do not calculate with them.
+///
+/// The high bits of a term are the epoch of the store. A store starts an epoch whenever it may have lost terms, for
+/// example after a restore. A term of the new epoch is higher than every term that the store assigned before.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Term(pub u64);
+
+impl Term {
+    /// Number of low bits, which count the changes of ownership in one epoch. In one epoch, owners take a shard fewer
+    /// than 2^20 times. An epoch is a time in seconds, so terms stay below 2^53 until the year 2242, and every JSON
+    /// reader can represent them.
+    const COUNT_BITS: u32 = 20;
+
+    /// Returns the term that is lower than all terms of the epoch and higher than all terms of earlier epochs.
+    #[must_use]
+    pub const fn before_epoch(epoch: u64) -> Term {
+        Term(epoch << Term::COUNT_BITS)
+    }
+
+    #[must_use]
+    pub const fn epoch(self) -> u64 {
+        self.0 >> Term::COUNT_BITS
+    }
+}
+
+/// Returns the number of a new epoch: the time `now` in seconds since 1970, or the first epoch after `earlier` if that
+/// is higher. The clock separates epochs that do not know of each other, for example of two restores of one backup.
+#[must_use]
+pub fn new_epoch(now: crate::Timestamp, earlier: u64) -> u64 {
+    u64::try_from(now.as_millis() / 1000).unwrap_or(0).max(earlier + 1)
+}
 
 /// Counter of the changes that users made to a schedule. A due row of an older revision is void.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]

@@ -13,6 +13,7 @@
 use std::io;
 use std::path::Path;
 
+use domain::id::new_epoch;
 use runtime::Runtime;
 use tokio::sync::oneshot;
 
@@ -115,10 +116,7 @@ pub async fn restore(runtime: &Runtime, from: &Path, to: &Path) -> Result<Verifi
     if !verified.damages.is_empty() {
         return Err(BackupError::Damaged(verified.damages.join("; ")));
     }
-    // The new epoch is at least the time of the clock in seconds since 1970. It is therefore also higher than the epoch
-    // that an earlier restore of the same backup wrote.
-    let now = u64::try_from(runtime.now().as_millis() / 1000).unwrap_or(0);
-    checkpoint.epoch = now.max(checkpoint.epoch + 1);
+    checkpoint.epoch = new_epoch(runtime.now(), checkpoint.epoch);
     checkpoint.journal_id = None;
     checkpoint.base = checkpoint.synced;
     checkpoint.write(runtime, to).await.map_err(io)?;

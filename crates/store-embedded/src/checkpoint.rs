@@ -20,7 +20,7 @@ const VERSION_UNLISTED: u8 = 1;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Checkpoint {
     pub index: IndexKind,
-    /// Epoch of the store. The high bits of every term are the epoch. Every restore raises the epoch.
+    /// Epoch of the store. The high bits of every term are the epoch. Every restore and every import raises the epoch.
     pub epoch: u64,
     /// Id of the journal ([`journal::Journal::id`]); `None` if the journal does not exist yet.
     pub journal_id: Option<u128>,

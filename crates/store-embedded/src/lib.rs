@@ -66,6 +66,7 @@ pub use backup::restore;
 pub use error::{BackupError, OpenError};
 pub use index::Verified;
 pub use journal;
+pub use open::start_epoch;
 pub use options::{IndexKind, Options};
 
 /// Maximum number of look-ups of one call that run on the caller's thread. The reader threads run larger batches of
@@ -376,6 +377,10 @@ impl Store for EmbeddedStore {
 
     fn health(&self) -> Health {
         self.shared.health()
+    }
+
+    fn epoch(&self) -> u64 {
+        self.shared.checkpoint.borrow().epoch
     }
 
     fn take(&self, shards: Vec<ShardId>) -> store::Answer<'_, Vec<Term>> {

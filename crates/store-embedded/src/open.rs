@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use domain::Term;
+use domain::id::new_epoch;
 use futures_util::future::BoxFuture;
 use journal::{Journal, Opened, ReadError};
 use runtime::{Runtime, TaskSet};
@@ -24,11 +25,6 @@ use crate::memory::Memory;
 use crate::read::Rows;
 use crate::rebuild;
 use crate::{EmbeddedStore, IndexKind, OpenError, Options};
-
-/// Number of low bits of a term. The higher bits are the store's epoch. Between two restores, owners take a shard fewer
-/// than 2^20 times. An epoch is a time in seconds, so terms stay below 2^53 until the year 2242, and every JSON reader
-/// can represent them.
-const TERM_BITS: u32 = 20;
 
 pub(crate) const JOURNAL_DIR: &str = "journal";
 pub(crate) const INDEX_DIR: &str = "index";
@@ -72,6 +68,34 @@ impl EmbeddedStore {
             }
         }
     }
+}
+
+/// Starts an epoch in the closed store in the folder `dir`. The new epoch is higher than the epoch `earlier`. The caller
+/// has copied the data of another store, whose epoch is `earlier`, to this store.
+///
+/// # Errors
+/// Returns an [`OpenError`] if the folder does not contain a store that was closed regularly, or if another process uses
+/// it.
+pub async fn start_epoch(runtime: &Runtime, tasks: &TaskSet, dir: &Path, earlier: u64) -> Result<(), OpenError> {
+    let options = Options::default();
+    let opening = Opening { runtime, dir, options: &options };
+    let Opened { journal, commits, next, .. } =
+        Journal::<Ticket>::open(runtime, tasks, &dir.join(JOURNAL_DIR), options.journal.clone()).await?;
+    let started = async {
+        let Ok(Some(mut checkpoint)) = Checkpoint::read(runtime, dir).await else {
+            return Err(opening.damaged(format!("{FILE} is missing or damaged")));
+        };
+        // A replay under another epoch would assign other terms, and would reject the writes under the earlier terms.
+        if checkpoint.base + next - 1 != checkpoint.synced {
+            return Err(opening.damaged("the index lacks entries of the journal, although the store is closed"));
+        }
+        checkpoint.epoch = new_epoch(runtime.now(), earlier.max(checkpoint.epoch));
+        checkpoint.write(runtime, dir).await.map_err(|source| opening.io(source))
+    };
+    let started = started.await;
+    drop(commits);
+    journal.close().await;
+    started
 }
 
 /// Parts of a store after recovery and before the store's tasks start.
@@ -196,7 +220,7 @@ impl Opening<'_> {
         let rows = Rows::new(index.clone());
         apply::load(&rows, Sequence::new(from, 0), &mut memory).map_err(|error| self.damaged(error))?;
         let memory = Arc::new(Mutex::new(memory));
-        let machine = Machine::new(rows, memory.clone(), Term(checkpoint.epoch << TERM_BITS));
+        let machine = Machine::new(rows, memory.clone(), Term::before_epoch(checkpoint.epoch));
         opened.journal.release(from - checkpoint.base);
         let replayed = self.replay(opened, &checkpoint, &machine, &*index).await?;
         Ok(Recovered { checkpoint, index, memory, machine, replayed })
@@ -215,10 +239,9 @@ impl Opening<'_> {
             if !is_new_journal || self.has_index().await? {
                 return Err(self.damaged(format!("{FILE} is missing")));
             }
-            let epoch = u64::try_from(self.runtime.now().as_millis() / 1000).unwrap_or(0);
             let checkpoint = Checkpoint {
                 index: self.options.index,
-                epoch,
+                epoch: new_epoch(self.runtime.now(), 0),
                 journal_id: Some(journal_id),
                 base: 0,
                 synced: 0,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use domain::{ShardId, Timestamp};
 use runtime::{Runtime, TaskSet};
 use store::{DueBound, DueRead, Store};
-use store_embedded::{BackupError, EmbeddedStore, IndexKind, Options, restore};
+use store_embedded::{BackupError, EmbeddedStore, IndexKind, Options, restore, start_epoch};
 
 use crate::support::{Home, POLLER, TENANT, on_real, one_shot, small};
 
@@ -78,6 +78,28 @@ async fn backs_up(runtime: &Runtime, options: Options) {
         std::fs::remove_dir_all(&restored).unwrap();
         restore(runtime, &copy, &restored).await.unwrap();
     }
+}
+
+#[test]
+fn new_epoch_of_a_closed_store_is_above_the_source_and_keeps_all_writes() {
+    on_real(async |runtime| {
+        let folder = tempfile::tempdir().unwrap();
+        let home = Home::open(&runtime, folder.path(), Options::default()).await;
+        let insert = one_shot(1, Timestamp::from_millis(5_000), None, b"x");
+        home.store.insert(vec![insert.clone()]).await.unwrap();
+        let before = home.store.take(vec![SHARD]).await.unwrap()[0];
+        let source = before.epoch() + 1_000_000;
+        home.close().await;
+        let tasks = TaskSet::new(&runtime);
+        start_epoch(&runtime, &tasks, folder.path(), source).await.unwrap();
+        tasks.join().await;
+        let home = Home::open(&runtime, folder.path(), Options::default()).await;
+        assert_eq!(home.store.epoch(), source + 1);
+        assert_eq!(home.store.take(vec![SHARD]).await.unwrap()[0].epoch(), source + 1);
+        let found = home.store.get(vec![(TENANT, insert.schedule.id.clone())]).await.unwrap();
+        assert_eq!(found, [Some(insert.schedule)]);
+        home.close().await;
+    });
 }
 
 /// Returns the paths of a folder, of all folders and of all files in it to which other users have access.
