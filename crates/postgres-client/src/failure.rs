@@ -55,6 +55,14 @@ pub enum Failure {
         /// Settings with their values, or the error text of the pooler.
         reason: String,
     },
+    /// The admission of the link rejected the connection ([`crate::Link::start_admitted`]).
+    #[error("{server} cannot be used: {reason}")]
+    NotAdmitted {
+        /// Server's URL without the password.
+        server: String,
+        /// Reason of the rejection, with the next step of an operator.
+        reason: String,
+    },
     /// The server rejected a statement.
     #[error("{server} rejected the statement: {reason}")]
     Statement {
@@ -109,7 +117,8 @@ impl Failure {
             | Failure::Silent { .. }
             | Failure::Denied { .. }
             | Failure::Tls { .. }
-            | Failure::Settings { .. } => None,
+            | Failure::Settings { .. }
+            | Failure::NotAdmitted { .. } => None,
         }
     }
 
@@ -119,7 +128,9 @@ impl Failure {
     pub fn is_retryable(&self) -> bool {
         match self {
             Failure::Unreachable { .. } | Failure::Silent { .. } => true,
-            Failure::Denied { .. } | Failure::Tls { .. } | Failure::Settings { .. } => false,
+            Failure::Denied { .. } | Failure::Tls { .. } | Failure::Settings { .. } | Failure::NotAdmitted { .. } => {
+                false
+            }
             // Error code 57014: the server was slow and cancelled the statement at the statement timeout.
             Failure::Statement { code, .. } => self.is_conflict() || code == "57014",
         }

@@ -22,7 +22,7 @@ mod tls;
 mod url_error;
 
 pub use failure::Failure;
-pub use link::Link;
+pub use link::{Admission, Link};
 pub use probe::Probe;
 pub use schema::Schema;
 pub use server::{Messages, Options, Server};

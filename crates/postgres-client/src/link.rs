@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
+use futures_util::future::{BoxFuture, FusedFuture as _};
+use futures_util::{FutureExt as _, StreamExt as _};
 use runtime::{Runtime, TaskSet};
 use tokio::sync::watch;
-use tokio_postgres::Client;
 use tokio_util::sync::CancellationToken;
 
 use crate::failure::Failure;
@@ -28,6 +28,9 @@ pub struct Link {
     state: watch::Receiver<State>,
 }
 
+/// Check of a new connection. It returns a token, and the link closes the connection when the caller cancels the token.
+pub type Admission = Arc<dyn Fn(Arc<Session>) -> BoxFuture<'static, Result<CancellationToken, Failure>> + Send + Sync>;
+
 #[derive(Clone)]
 enum State {
     Connecting,
@@ -44,28 +47,33 @@ impl Link {
         Link::spawn(runtime, tasks, server, None, stop)
     }
 
-    /// Starts a link like [`Link::start`]. When `probe` detects that the server is silent, the link also closes its
-    /// connection. Until the link has another connection, [`Link::session`] fails at once.
+    /// Starts a link like [`Link::start`], with two additional conditions for its connection. When `probe` detects that
+    /// the server is silent, the link closes its connection. Until the link has another connection, [`Link::session`]
+    /// fails at once. Callers receive a new connection only after `admission` has accepted it.
     #[must_use]
-    pub fn start_probed(
+    pub fn start_admitted(
         runtime: &Runtime,
         tasks: &TaskSet,
         server: &Arc<Server>,
         probe: &Probe,
+        admission: Admission,
         stop: CancellationToken,
     ) -> Self {
-        Link::spawn(runtime, tasks, server, Some(probe.clone()), stop)
+        Link::spawn(runtime, tasks, server, Some((probe.clone(), admission)), stop)
     }
 
     fn spawn(
         runtime: &Runtime,
         tasks: &TaskSet,
         server: &Arc<Server>,
-        probe: Option<Probe>,
+        conditions: Option<(Probe, Admission)>,
         stop: CancellationToken,
     ) -> Self {
         let (sender, state) = watch::channel(State::Connecting);
-        let connector = Connector { runtime: runtime.clone(), server: server.clone(), probe, state: sender, stop };
+        let (runtime_of_link, server_of_link) = (runtime.clone(), server.clone());
+        let (probe, admission) = conditions.unzip();
+        let connector =
+            Connector { runtime: runtime_of_link, server: server_of_link, probe, admission, state: sender, stop };
         tasks.spawn("postgres link", connector.run());
         Link { runtime: runtime.clone(), server: server.clone(), state }
     }
@@ -105,10 +113,18 @@ impl Link {
     }
 }
 
+struct Connection {
+    session: Arc<Session>,
+    messages: Messages,
+    /// Token of the admission.
+    revoked: CancellationToken,
+}
+
 struct Connector {
     runtime: Runtime,
     server: Arc<Server>,
     probe: Option<Probe>,
+    admission: Option<Admission>,
     state: watch::Sender<State>,
     stop: CancellationToken,
 }
@@ -121,15 +137,15 @@ impl Connector {
             let connected = tokio::select! {
                 biased;
                 () = self.stop.cancelled() => break,
-                connected = self.server.connect(&self.runtime) => connected,
+                connected = self.connect() => connected,
             };
             match connected {
-                Ok((client, messages)) => {
+                Ok(connection) => {
                     if std::mem::take(&mut warned) {
                         tracing::info!(server = %self.server, "reconnected to PostgreSQL");
                     }
                     backoff = BACKOFF_MIN;
-                    let state = self.hold(client, messages).await;
+                    let state = self.hold(connection).await;
                     self.state.send_replace(state);
                 }
                 Err(failure) => {
@@ -151,11 +167,32 @@ impl Connector {
         self.state.send_replace(State::Stopped);
     }
 
+    /// Opens a connection that the admission accepts.
+    async fn connect(&self) -> Result<Connection, Failure> {
+        let (client, mut messages) = self.server.connect(&self.runtime).await?;
+        let session = Arc::new(Session::new(&self.runtime, &self.server, client));
+        let Some(admission) = &self.admission else {
+            return Ok(Connection { session, messages, revoked: CancellationToken::new() });
+        };
+        // The connection makes progress only while this function polls `messages`. After its end, the admission fails.
+        let polling = async { while let Some(Ok(_)) = messages.next().await {} };
+        let mut polling = std::pin::pin!(polling.fuse());
+        let mut admitted = admission(session.clone());
+        let revoked = loop {
+            tokio::select! {
+                biased;
+                admitted = &mut admitted => break admitted?,
+                () = &mut polling, if !polling.is_terminated() => {}
+            }
+        };
+        Ok(Connection { session, messages, revoked })
+    }
+
     /// Publishes the session of a new connection. When the connection ends, returns the next state.
-    async fn hold(&self, client: Client, mut messages: Messages) -> State {
-        let session = Session::new(&self.runtime, &self.server, client);
+    async fn hold(&self, connection: Connection) -> State {
+        let Connection { session, mut messages, revoked } = connection;
         let abandoned = session.abandoned.clone();
-        self.state.send_replace(State::Up(Arc::new(session)));
+        self.state.send_replace(State::Up(session));
         let silence = async {
             match &self.probe {
                 Some(probe) => probe.clone().silence().await,
@@ -168,6 +205,7 @@ impl Connector {
                 biased;
                 () = self.stop.cancelled() => return State::Connecting,
                 () = abandoned.cancelled() => return State::Connecting,
+                () = revoked.cancelled() => return State::Connecting,
                 () = &mut silence => {
                     return State::Down(Failure::Silent { server: self.server.to_string(), waited: SILENCE_MAX });
                 }

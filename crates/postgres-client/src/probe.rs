@@ -23,7 +23,7 @@ const CHECKS_MAX: u32 = 4;
 /// Longest time from the last response until the server counts as silent.
 pub(crate) const SILENCE_MAX: Duration = PERIOD.saturating_mul(CHECKS_MAX + 1);
 
-/// Handle to a probe. A clone is cheap. The links of [`Link::start_probed`](crate::Link::start_probed) close their
+/// Handle to a probe. A clone is cheap. The links of [`Link::start_admitted`](crate::Link::start_admitted) close their
 /// connections when the probe detects that the server is silent. The statements on these connections then fail. The
 /// probe's task ends when the caller cancels the token `stop` of [`Probe::start`].
 #[derive(Clone)]

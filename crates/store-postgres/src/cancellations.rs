@@ -18,13 +18,20 @@ use crate::error::store_error;
 /// of this cursor again, which is harmless.
 const CURSORS_MAX: usize = 256;
 
-const READ: &str = "select number, shard, incarnation from reveille.mark
-    where shard = any($1::smallint[]) order by number";
+/// Reads the records, and the columns of [`crate::epoch::NEWEST`]. Without a record, the other columns of the only row are
+/// null.
+const READ: &str = "select e.epoch, pg_current_snapshot()::text, r.number, r.shard, r.incarnation
+    from reveille.meta e
+    left join lateral (select * from reveille.mark m where m.shard = any($1::smallint[])) r on true
+    order by r.number";
 const FORGET_AND_READ: &str = "with obeyed as (
         delete from reveille.mark where number = any($2::bigint[]) and shard = any($1::smallint[])
     )
-    select number, shard, incarnation from reveille.mark
-    where shard = any($1::smallint[]) and number <> all($2::bigint[]) order by number";
+    select e.epoch, pg_current_snapshot()::text, r.number, r.shard, r.incarnation
+    from reveille.meta e
+    left join lateral (
+        select * from reveille.mark m where m.shard = any($1::smallint[]) and m.number <> all($2::bigint[])) r on true
+    order by r.number";
 
 #[derive(Default)]
 pub(crate) struct RecordCursors {
@@ -35,6 +42,11 @@ impl RecordCursors {
     fn of(&self, cursor: Cursor) -> Vec<i64> {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.1.get(&cursor.0).cloned().unwrap_or_default()
+    }
+
+    /// Forgets all cursors.
+    pub(crate) fn forget(&self) {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).1.clear();
     }
 
     fn issue(&self, numbers: Vec<i64>) -> Cursor {
@@ -56,23 +68,27 @@ impl Inner {
         cursor: Cursor,
     ) -> Result<(Vec<(ShardId, Incarnation)>, Cursor), StoreError> {
         let requested: Vec<i16> = shards.iter().map(|shard| shard.0.cast_signed()).collect();
-        let processed = self.cancellations.of(cursor);
+        let processed = self.epochs.cancellations.of(cursor);
         let rows = if processed.is_empty() {
             self.readers.query(READ, &[&requested]).await
         } else {
             self.readers.query(FORGET_AND_READ, &[&requested, &processed]).await
         };
-        let rows = rows.map_err(store_error)?;
+        let mut rows = rows.map_err(store_error)?;
+        if let Some(row) = rows.first() {
+            self.epochs.learn_from(row);
+        }
+        rows.retain(|row| row.get::<_, Option<i64>>(2).is_some());
         if rows.is_empty() {
             return Ok((Vec::new(), cursor));
         }
         let of_row = |row: &postgres_client::tokio_postgres::Row| {
-            let incarnation = Incarnation(row.get::<_, Uuid>(2).as_u128());
-            (ShardId(row.get::<_, i16>(1).cast_unsigned()), incarnation)
+            let incarnation = Incarnation(row.get::<_, Uuid>(4).as_u128());
+            (ShardId(row.get::<_, i16>(3).cast_unsigned()), incarnation)
         };
         // The new cursor also identifies the records of the presented cursor. Otherwise the next read of other shards
         // would return these records again.
-        let numbers = rows.iter().map(|row| row.get(0)).chain(processed).collect();
-        Ok((rows.iter().map(of_row).collect(), self.cancellations.issue(numbers)))
+        let numbers = rows.iter().map(|row| row.get(2)).chain(processed).collect();
+        Ok((rows.iter().map(of_row).collect(), self.epochs.cancellations.issue(numbers)))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use postgres_client::tokio_postgres::Row;
 use postgres_client::tokio_postgres::types::ToSql;
-use postgres_client::{Failure, Link, Probe, Server, Session};
+use postgres_client::{Admission, Failure, Link, Probe, Server, Session};
 use prometheus_client::metrics::counter::Counter;
 use runtime::{Runtime, TaskSet};
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -151,17 +151,25 @@ impl Drop for ConnectionGuard<'_> {
     }
 }
 
-/// Arguments of [`Link::start_probed`], which starts a link to the server.
+/// Arguments of [`Link::start_admitted`], which starts a link to the server.
 pub(crate) struct Starter<'a> {
     pub(crate) runtime: &'a Runtime,
     pub(crate) tasks: &'a TaskSet,
     pub(crate) server: &'a Arc<Server>,
     pub(crate) probe: &'a Probe,
+    pub(crate) admission: Admission,
     pub(crate) stop: &'a CancellationToken,
 }
 
 impl Starter<'_> {
     pub(crate) fn link(&self) -> Link {
-        Link::start_probed(self.runtime, self.tasks, self.server, self.probe, self.stop.clone())
+        Link::start_admitted(
+            self.runtime,
+            self.tasks,
+            self.server,
+            self.probe,
+            self.admission.clone(),
+            self.stop.clone(),
+        )
     }
 }

@@ -244,7 +244,7 @@ impl Inner {
             tries_left -= 1;
             match failure.code().map(|code| code.code().to_owned()).as_deref() {
                 Some("23505") if all_new => all_new = false,
-                Some("23514") if tries_left > 0 => self.partitions.forget(),
+                Some("23514") if tries_left > 0 => self.epochs.partitions.forget(),
                 _ if failure.is_conflict() && tries_left > 0 => {}
                 _ => return Err(failure),
             }
@@ -266,7 +266,7 @@ impl Inner {
             }
         }
         let due = due::Columns::of(rows.into_iter(), self.runtime.now());
-        let missing = self.partitions.missing(&due.partitions);
+        let missing = self.epochs.partitions.missing(&due.partitions);
         if !missing.is_empty() {
             self.make_partitions(&missing).await?;
         }

@@ -11,7 +11,7 @@ use domain::{
     Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term, Timestamp,
 };
 use postgres_client::tokio_postgres::Row;
-use postgres_client::{Failure, Link, Probe, Server, Session};
+use postgres_client::{Admission, Failure, Link, Probe, Server, Session};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use runtime::{Monotonic, Runtime, TaskSet};
@@ -23,13 +23,11 @@ use store::{
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::cancellations::RecordCursors;
-use crate::connections::{Exclusive, Shared, Starter, query};
+use crate::connections::{Exclusive, Shared, Starter};
+use crate::epoch::Epochs;
 use crate::error::{OpenError, store_error};
 use crate::history::Sweep;
-use crate::insert_log::{Cursors, Snapshot};
 use crate::options::Options;
-use crate::partition::Partitions;
 use crate::read::PollerState;
 use crate::{cancel, create, gather, schema, write};
 
@@ -65,9 +63,7 @@ pub(crate) struct Inner {
     /// Connection that deletes history. A deletion may take long.
     pub(crate) history_link: Link,
     pub(crate) sweep: Sweep,
-    pub(crate) partitions: Partitions,
-    pub(crate) insert_log: Cursors,
-    pub(crate) cancellations: RecordCursors,
+    pub(crate) epochs: Arc<Epochs>,
     pub(crate) full_until: FullUntil,
     /// Histogram of the durations of transactions that write, in seconds.
     pub(crate) commit_seconds: Histogram,
@@ -108,10 +104,13 @@ impl PostgresStore {
         let server = Arc::new(Server::new(url, options.client())?);
         // The links start after the first connection, because a link logs that it cannot connect.
         let read = async |session: &Session| read_cluster(session, &server, options.cluster.as_deref()).await;
-        let (cluster, snapshot) = Session::once(runtime, &server, read).await?;
+        let (cluster, epochs) = Session::once(runtime, &server, read).await?;
+        let epochs = Arc::new(epochs);
         let stop = CancellationToken::new();
         let probe = Probe::start(runtime, tasks, &server, stop.clone());
-        let starter = Starter { runtime, tasks, server: &server, probe: &probe, stop: &stop };
+        let admitting = epochs.clone();
+        let admission: Admission = Arc::new(move |session| admitting.clone().admit(session));
+        let starter = Starter { runtime, tasks, server: &server, probe: &probe, admission, stop: &stop };
         let (creations, to_create) = gather::queue(options.queue_calls);
         let (changes, to_change) = gather::queue(options.queue_calls);
         let (cancels, to_cancel) = gather::queue(options.queue_calls);
@@ -128,9 +127,7 @@ impl PostgresStore {
             making_partitions: Mutex::new(()),
             history_link: starter.link(),
             sweep: Sweep::default(),
-            partitions: Partitions::default(),
-            insert_log: Cursors::new(snapshot),
-            cancellations: RecordCursors::default(),
+            epochs,
             full_until: FullUntil::default(),
             commit_seconds: Histogram::new(COMMIT_SECONDS),
             stop: stop.clone(),
@@ -194,6 +191,8 @@ impl PostgresStore {
         registry.register("reveille_store_reads", help, self.inner.readers.begun.clone());
         let help = "Time from the first statement of a writing transaction to the response of its commit";
         registry.register("reveille_log_commit_duration_seconds", help, self.inner.commit_seconds.clone());
+        let help = "Epochs that this member has started, because the database may have lost its last writes";
+        registry.register("reveille_store_epochs_started", help, self.inner.epochs.started.clone());
     }
 
     /// Returns the server's URL without its password.
@@ -218,23 +217,20 @@ impl Inner {
     async fn maintain(&self, now: Timestamp, history_from: Timestamp) -> Result<u64, Failure> {
         let session = self.partition_link.session().await?;
         let lock = self.making_partitions.lock().await;
-        let dropped = self.partitions.maintain(&session, now).await?;
+        let dropped = self.epochs.partitions.maintain(&session, now).await?;
         drop(lock);
         Ok(dropped + self.forget(now, history_from).await?)
     }
 }
 
-/// Checks the schema and returns the cluster that the database belongs to. Also returns a snapshot that shows which
-/// transactions have ended. PostgreSQL takes the snapshot before the first call of the store.
+/// Checks the schema and the epoch, and returns the cluster that the database belongs to.
 async fn read_cluster(
     session: &Session,
-    server: &Server,
+    server: &Arc<Server>,
     expected: Option<&str>,
-) -> Result<(schema::Cluster, Snapshot), OpenError> {
+) -> Result<(schema::Cluster, Epochs), OpenError> {
     let cluster = schema::check(session, server, expected).await?;
-    let rows = query(session, "select pg_current_snapshot()::text", &[]).await?;
-    let snapshot = rows.first().and_then(|row| Snapshot::parse(row.get(0)));
-    Ok((cluster, snapshot.expect("PostgreSQL returns a snapshot in its documented text format")))
+    Ok((cluster, Epochs::open(server, session).await?))
 }
 
 impl Store for PostgresStore {
@@ -318,6 +314,10 @@ impl Store for PostgresStore {
         } else {
             Health::Ready
         }
+    }
+
+    fn epoch(&self) -> u64 {
+        self.inner.epochs.newest()
     }
 
     fn take(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Term>> {

@@ -30,6 +30,11 @@ pub enum OpenError {
         "the store in {server} belongs to the cluster {found} instead of {expected}; check the database in the URL"
     )]
     OtherCluster { server: String, found: String, expected: String },
+    #[error(
+        "the store in {server} is a copy, for example a restored dump; stop all members that use the original, then run \
+         `reveille store new-epoch --store …`, which makes this copy the store of the cluster"
+    )]
+    OtherDatabase { server: String },
 }
 
 impl OpenError {
@@ -43,7 +48,8 @@ impl OpenError {
             | OpenError::NoSchema { .. }
             | OpenError::Older { .. }
             | OpenError::Newer { .. }
-            | OpenError::OtherCluster { .. } => false,
+            | OpenError::OtherCluster { .. }
+            | OpenError::OtherDatabase { .. } => false,
         }
     }
 }
@@ -56,7 +62,8 @@ pub(crate) fn store_error(failure: Failure) -> StoreError {
         | Failure::Silent { .. }
         | Failure::Denied { .. }
         | Failure::Tls { .. }
-        | Failure::Settings { .. } => "",
+        | Failure::Settings { .. }
+        | Failure::NotAdmitted { .. } => "",
     };
     match code {
         // Error codes of class 53: disk full, out of memory (also for locks), configuration limit exceeded.

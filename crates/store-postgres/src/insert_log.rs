@@ -72,6 +72,17 @@ impl Snapshot {
         Some(Snapshot { end, open })
     }
 
+    /// Parses a snapshot that PostgreSQL returned.
+    pub(crate) fn of(text: &str) -> Self {
+        Snapshot::parse(text).expect("PostgreSQL returns a snapshot in its documented text format")
+    }
+
+    /// Returns the set of those transactions that are below the end of `seen`.
+    fn below(&self, seen: &Snapshot) -> Snapshot {
+        let end = self.end.min(seen.end);
+        Snapshot { end, open: self.open.range(..end).copied().collect() }
+    }
+
     /// Returns the snapshot of a reader that had received the transactions of `self`, and has now also received the
     /// transactions of `seen` below `cut`.
     fn up_to(&self, seen: &Snapshot, cut: u64) -> Snapshot {
@@ -105,6 +116,12 @@ struct Issued {
     since: Option<Since>,
 }
 
+impl Issued {
+    fn new(last: u64, opened: Snapshot) -> Self {
+        Issued { last, by_number: BTreeMap::new(), presented: BTreeMap::new(), opened: Arc::new(opened), since: None }
+    }
+}
+
 struct Entry {
     received: Arc<Snapshot>,
     since: Option<Since>,
@@ -122,14 +139,27 @@ impl Cursors {
     /// Creates an empty set of cursors. `opened` is a snapshot that PostgreSQL took before the first call of this
     /// store.
     pub(crate) fn new(opened: Snapshot) -> Self {
-        let issued = Issued {
-            last: 0,
-            by_number: BTreeMap::new(),
-            presented: BTreeMap::new(),
-            opened: Arc::new(opened),
-            since: None,
-        };
-        Cursors { inner: Mutex::new(issued) }
+        Cursors { inner: Mutex::new(Issued::new(0, opened)) }
+    }
+
+    /// Forgets all cursors. A read with such a cursor then starts from the snapshot `opened`.
+    pub(crate) fn restart(&self, opened: Snapshot) {
+        let issued = &mut *self.issued();
+        *issued = Issued::new(issued.last, opened);
+    }
+
+    /// Removes the transactions at and after the end of `seen`, a snapshot of a new connection, from all snapshots. After
+    /// a crash, PostgreSQL assigns the numbers of transactions that left no trace again.
+    pub(crate) fn limit(&self, seen: &Snapshot) {
+        let issued = &mut *self.issued();
+        let since = issued.by_number.values_mut().filter_map(|entry| entry.since.as_mut()).chain(&mut issued.since);
+        since.for_each(|since| since.received = Arc::new(since.received.below(seen)));
+        for entry in issued.by_number.values_mut() {
+            entry.received = Arc::new(entry.received.below(seen));
+        }
+        for received in issued.presented.values_mut().chain([&mut issued.opened]) {
+            *received = Arc::new(received.below(seen));
+        }
     }
 
     fn issued(&self) -> std::sync::MutexGuard<'_, Issued> {
@@ -192,7 +222,7 @@ impl Inner {
         if shards.is_empty() {
             return Ok((Vec::new(), cursor));
         }
-        let received = self.insert_log.received(shards, cursor);
+        let received = self.epochs.insert_log.received(shards, cursor);
         let open: Vec<String> = received.open.iter().map(u64::to_string).collect();
         let numbers: Vec<i16> = shards.iter().map(|shard| shard.0.cast_signed()).collect();
         let limit = limit.max(1);
@@ -207,17 +237,17 @@ impl Inner {
         };
         let arrivals: Vec<InsertLogEntry> = rows.iter().filter_map(of_row).collect();
         if arrivals.is_empty() {
-            return Ok((arrivals, self.insert_log.stay(shards, cursor, seen)));
+            return Ok((arrivals, self.epochs.insert_log.stay(shards, cursor, seen)));
         }
         if arrivals.len() < limit {
-            return Ok((arrivals, self.insert_log.issue(seen)));
+            return Ok((arrivals, self.epochs.insert_log.issue(seen)));
         }
         // The read reached its limit, so later transactions may have more rows.
         let last = rows.last().and_then(|row| row.get::<_, &str>(7).parse::<u64>().ok());
         let last = last.ok_or_else(|| {
             StoreError::Damaged("a row of the insert log has a malformed transaction number".to_owned())
         })?;
-        Ok((arrivals, self.insert_log.issue(received.up_to(&seen, last + 1))))
+        Ok((arrivals, self.epochs.insert_log.issue(received.up_to(&seen, last + 1))))
     }
 }
 

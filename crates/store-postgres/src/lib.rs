@@ -11,6 +11,9 @@
 //! tables of due rows and runs are partitioned by time, and the store drops whole partitions
 //! ([`store::Store::maintain`]).
 //!
+//! A database may return to an earlier state. The module `epoch` detects this on each new connection, and raises the terms
+//! of all shards.
+//!
 //! Non-goals: the crate elects no owners (see `coordination`) and caches no rows. It reads a clock only to choose a
 //! partition and to delete history.
 //!
@@ -24,6 +27,7 @@ mod connections;
 mod create;
 mod due;
 mod engine;
+mod epoch;
 mod error;
 mod gather;
 mod history;
@@ -42,4 +46,4 @@ mod write;
 pub use engine::PostgresStore;
 pub use error::OpenError;
 pub use options::Options;
-pub use schema::{Cluster, Migrated, SCHEMA_VERSION, migrate};
+pub use schema::{Cluster, Migrated, SCHEMA_VERSION, migrate, start_epoch};

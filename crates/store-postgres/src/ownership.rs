@@ -7,6 +7,7 @@ use store::{HandOver, HandedOver, StoreError, WriteRejection};
 use stored::hand_over;
 
 use crate::engine::Inner;
+use crate::epoch::NEWEST;
 use crate::error::store_error;
 
 /// Raises the terms of shards. The statement locks the shards in the same order as owners' writes do.
@@ -34,6 +35,15 @@ impl Inner {
         let (numbers, counts): (Vec<i16>, Vec<i64>) =
             times.iter().map(|(shard, times)| (shard.0.cast_signed(), *times)).unzip();
         let rows = self.takers.query(TAKE, &[&numbers, &counts]).await.map_err(store_error)?;
+        let epoch = rows.iter().map(|row| Term(row.get::<_, i64>(1).cast_unsigned()).epoch()).max().unwrap_or(0);
+        if epoch > self.epochs.newest() {
+            let newest = self.readers.query(NEWEST, &[]).await.map_err(store_error)?;
+            newest.iter().for_each(|row| self.epochs.learn_from(row));
+        }
+        if epoch != self.epochs.newest() {
+            // Another connection of this process reached a database in a later epoch.
+            return Err(StoreError::Unavailable("a new epoch of the database has begun; retry".to_owned()));
+        }
         // Maps each shard to the next term that this method returns for the shard.
         let mut next: BTreeMap<ShardId, i64> = BTreeMap::new();
         for row in &rows {

@@ -9,7 +9,7 @@ use runtime::Runtime;
 
 use crate::error::OpenError;
 use crate::options::Options;
-use crate::{inbox, listing, read};
+use crate::{epoch, inbox, listing, read};
 
 const SCHEMA: Schema = Schema {
     name: "reveille",
@@ -23,6 +23,7 @@ const SCHEMA: Schema = Schema {
         include_str!("../migrations/0007-reopened.sql"),
         include_str!("../migrations/0008-bound-headers.sql"),
         include_str!("../migrations/0009-inbox.sql"),
+        include_str!("../migrations/0010-epochs.sql"),
     ],
     lock: "x'52657665696c6c65'::bigint",
 };
@@ -39,6 +40,9 @@ const LABELLED_FROM: i32 = 5;
 
 /// First schema version whose inbox has the settings of the tenants, and entries with pollers.
 const INBOX_CHECKS_FROM: i32 = 9;
+
+/// First schema version whose terms have epochs.
+const EPOCHS_FROM: i32 = 10;
 
 /// Timeout of a migration. The timeout is long because a migration may build indexes of all rows.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(6 * 3_600);
@@ -74,6 +78,11 @@ pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<
             if from.is_none_or(|from| from < INBOX_CHECKS_FROM) {
                 inbox::migrate_entries(session, &read::all_tenants(session).await?).await?;
             }
+            if from.is_none_or(|from| from < EPOCHS_FROM) {
+                epoch::start_above(session, 0).await?;
+            } else {
+                epoch::check_database(&server, session).await?;
+            }
             session.run(ROLES).await?;
             let cluster = cluster(session).await?.id;
             let roles = "select exists (select from pg_roles where rolname = 'reveille_client')";
@@ -81,6 +90,21 @@ pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<
             Ok(Migrated { from, to: SCHEMA_VERSION, cluster, has_client_role })
         };
         SCHEMA.migrate(session, newer, finish).await
+    })
+    .await
+}
+
+/// Records the database as the one that the cluster uses from now on, and starts an epoch above `earlier`. All members
+/// take their shards again. Returns the new epoch.
+///
+/// # Errors
+/// Returns an error if the server is unreachable or rejects a statement, or if the schema does not have this build's
+/// version.
+pub async fn start_epoch(runtime: &Runtime, url: &str, options: &Options, earlier: u64) -> Result<u64, OpenError> {
+    let server = Arc::new(Server::new(url, options.client())?);
+    Session::once(runtime, &server, async |session| {
+        check(session, &server, options.cluster.as_deref()).await?;
+        Ok(epoch::start_above(session, earlier).await?)
     })
     .await
 }
@@ -144,6 +168,6 @@ mod tests {
             SCHEMA.migrations.iter().map(|migration| domain::id::fnv1a(migration.as_bytes())).collect();
         let first = [4_224_502_875, 4_031_461_419, 3_603_038_693, 1_248_121_497, 2_406_174_216, 3_091_802_326];
         assert_eq!(digests[..6], first);
-        assert_eq!(digests[6..], [709_879_593, 3_904_843_749, 545_978_333]);
+        assert_eq!(digests[6..], [709_879_593, 3_904_843_749, 545_978_333, 1_324_711_996]);
     }
 }

@@ -29,7 +29,7 @@ use crate::plan::{Changes, KnownRun, Needs, Plan, ScheduleChange};
 use crate::rows::{
     HEAD_COLUMNS, Head, OccurrenceColumns, ScheduleColumns, head_of, poller_number, run_key_of, status_number, uuid,
 };
-use crate::{due, gather};
+use crate::{due, epoch, gather};
 
 /// Maximum number of attempts for one transaction. The store repeats a transaction that conflicted with another
 /// transaction, or that failed because another member had dropped a partition.
@@ -279,7 +279,7 @@ impl Inner {
                 Err(Stop::Again(failure)) if tries_left > 0 => {
                     tracing::debug!(%failure, "transaction retried");
                     guard.rollback().await?;
-                    self.partitions.forget();
+                    self.epochs.partitions.forget();
                 }
                 Err(Stop::Again(failure)) => {
                     guard.rollback().await?;
@@ -300,7 +300,7 @@ impl Inner {
     /// the locks of the transaction would block the creation. A run without a partition of its day goes to the default
     /// partition.
     async fn create_run_partitions(&self, batch: &Batch<'_>) {
-        let missing = self.partitions.missing(&batch.run_partitions(self.runtime.now()));
+        let missing = self.epochs.partitions.missing(&batch.run_partitions(self.runtime.now()));
         if !missing.is_empty()
             && let Err(failure) = self.make_partitions(&missing).await
         {
@@ -318,12 +318,17 @@ impl Inner {
         let responses = batch.decide(&mut plan);
         let now = self.runtime.now();
         let due = due::Columns::of(plan.changes.due.drain(..), now);
-        let missing = self.partitions.missing(&due.partitions);
+        let missing = self.epochs.partitions.missing(&due.partitions);
         if !missing.is_empty() {
             // Another connection creates the partitions, because this connection is in a transaction.
             self.make_partitions(&missing).await?;
         }
         write(session, plan, &due, batch.is_of_creators(), now).await?;
+        if let (Batch::Writes(writes), Responses::Writes(responses)) = (batch, &responses)
+            && let Some(written) = last_positions(writes, responses)
+        {
+            self.epochs.record_written(written);
+        }
         self.commit_seconds.observe(self.runtime.monotonic().since(begun).as_secs_f64());
         Ok(responses)
     }
@@ -331,8 +336,19 @@ impl Inner {
     pub(crate) async fn make_partitions(&self, missing: &[Partition]) -> Result<(), Failure> {
         let session = self.partition_link.session().await?;
         let _lock = self.making_partitions.lock().await;
-        self.partitions.make(&session, missing).await
+        self.epochs.partitions.make(&session, missing).await
     }
+}
+
+/// Returns the last positions that the transaction wrote.
+fn last_positions(writes: &[OwnerWrite], responses: &WriteResults) -> Option<epoch::Written> {
+    let positions = |(write, response): (&OwnerWrite, &Result<Written, WriteRejection>)| match write.change {
+        Change::Positions(positions) | Change::Reopen(positions) if response.is_ok() => {
+            Some(epoch::Written { poller: write.poller, term: write.term, positions })
+        }
+        _ => None,
+    };
+    writes.iter().zip(responses).rev().find_map(positions)
 }
 
 /// Begins a transaction, locks the rows that the batch needs, and reads them.

@@ -127,6 +127,10 @@ impl Store for EncryptedStore {
         self.store.health()
     }
 
+    fn epoch(&self) -> u64 {
+        self.store.epoch()
+    }
+
     fn maintain(&self, now: Timestamp, history_from: Timestamp) -> Answer<'_, u64> {
         self.store.maintain(now, history_from)
     }

@@ -142,6 +142,14 @@ pub trait Store: Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(0)))
     }
 
+    /// Returns the latest epoch of the store that this process knows. Terms of earlier epochs are void: the store has
+    /// returned to an earlier state since the owner took its shard, so the owner has lost the shard. The store learns of
+    /// an epoch at the latest in the next successful call of [`Store::cancellations`]. The call reads only memory. The
+    /// default is for an engine that never returns to an earlier state while it is open.
+    fn epoch(&self) -> u64 {
+        0
+    }
+
     // Methods that only the owner of a shard may call.
 
     /// Assigns a new term to each shard. The term is higher than every earlier term of the shard. After this call the

@@ -73,12 +73,20 @@ impl Postgres {
     /// # Errors
     /// Returns the same errors as [`Postgres::start`].
     pub fn start_with(options: Options) -> anyhow::Result<Postgres> {
+        Postgres::start_on_data(options, |programs, folder| programs.create_cluster(folder, PASSWORD))
+    }
+
+    /// Starts a server whose data `create` writes to the folder `data` in the server's folder.
+    fn start_on_data(
+        options: Options,
+        create: impl FnOnce(&Programs, &Path) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Postgres> {
         let programs = Programs::find()?;
         let parent = options.parent.unwrap_or_else(std::env::temp_dir);
         let created = tempfile::Builder::new().prefix("reveille-postgres-").tempdir_in(&parent);
         let folder = created.with_context(|| format!("cannot create a folder in {}", parent.display()))?.keep();
         let guard = Guard::start(&folder, GUARD)?;
-        programs.create_cluster(&folder, PASSWORD)?;
+        create(&programs, &folder)?;
         let mut settings = options.settings;
         if options.tls {
             crate::certificate::write(&folder)?;
@@ -104,6 +112,64 @@ impl Postgres {
                 Err(_) => {}
             }
         }
+    }
+
+    /// Starts an asynchronous standby of this server. The standby accepts reads, and writes after [`Postgres::promote`].
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Postgres::start`], and an error if the copy of the data fails.
+    pub fn start_standby(&self) -> anyhow::Result<Postgres> {
+        Postgres::start_on_data(Options::default(), |programs, folder| {
+            programs.create_standby(folder, self.port, PASSWORD)
+        })
+    }
+
+    /// Disconnects this standby from its primary. From then on the standby receives no further commits.
+    ///
+    /// # Errors
+    /// Returns an error if the standby rejects a statement.
+    pub fn disconnect_from_primary(&self) -> anyhow::Result<()> {
+        self.sql("postgres", "alter system set primary_conninfo = ''")?;
+        self.sql("postgres", "select pg_reload_conf()")?;
+        let start = Instant::now();
+        while self.sql("postgres", "select count(*) from pg_stat_wal_receiver")? != "0" {
+            ensure!(start.elapsed() < START_MAX, "the standby is still connected to its primary after {START_MAX:?}");
+            std::thread::sleep(PERIOD);
+        }
+        Ok(())
+    }
+
+    /// Waits until this standby has replayed all commits of `primary`.
+    ///
+    /// # Errors
+    /// Returns an error if a server rejects a statement, or if the standby does not make progress.
+    pub fn wait_until_replayed(&self, primary: &Postgres) -> anyhow::Result<()> {
+        let end = primary.sql("postgres", "select pg_current_wal_lsn()")?;
+        let start = Instant::now();
+        while self.sql("postgres", &format!("select pg_last_wal_replay_lsn() >= '{end}'"))? != "t" {
+            ensure!(start.elapsed() < START_MAX, "the standby has not replayed the commits after {START_MAX:?}");
+            std::thread::sleep(PERIOD);
+        }
+        Ok(())
+    }
+
+    /// Makes this standby a primary. Returns when it accepts writes.
+    ///
+    /// # Errors
+    /// Returns an error if the standby rejects the statement.
+    pub fn promote(&self) -> anyhow::Result<()> {
+        let promoted = self.sql("postgres", "select pg_promote()")?;
+        ensure!(promoted == "t", "the standby was not promoted; its log:\n{}", self.log()?);
+        Ok(())
+    }
+
+    /// Copies the data of the database at the URL `from` to the database at the URL `to`, with `pg_dump` and
+    /// `pg_restore`.
+    ///
+    /// # Errors
+    /// Returns an error if one of the programs fails.
+    pub fn dump_and_restore(&self, from: &str, to: &str) -> anyhow::Result<()> {
+        self.programs.dump_and_restore(from, to)
     }
 
     /// Returns the URL of a database, with the name and the password of the superuser.

@@ -4,6 +4,7 @@
 
 mod cancellations;
 mod conformance;
+mod epochs;
 mod faults;
 mod full;
 mod history;

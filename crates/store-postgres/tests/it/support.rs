@@ -24,7 +24,9 @@ use store_postgres::{OpenError, Options, PostgresStore, migrate};
 pub(crate) fn database() -> String {
     static TEMPLATE: OnceLock<String> = OnceLock::new();
     let template = TEMPLATE.get_or_init(|| migrated(shared()));
-    shared().copy_database(template.rsplit_once('/').unwrap().1).unwrap()
+    let copy = shared().copy_database(template.rsplit_once('/').unwrap().1).unwrap();
+    shared().sql(name_of(&copy), "select reveille.start_epoch(epoch, 0) from reveille.meta").unwrap();
+    copy
 }
 
 /// Creates a database on `server`, migrates it to the current schema and returns its URL.
@@ -41,7 +43,12 @@ pub(crate) fn migrated(server: &Postgres) -> String {
 }
 
 /// Statements that revert migrations, from the newest one to the oldest one, each with the version before it.
-const UNDO: [(i32, &str); 3] = [
+const UNDO: [(i32, &str); 4] = [
+    (
+        9,
+        "drop function reveille.start_epoch, reveille.database_id, reveille.timeline;
+        alter table reveille.meta drop column epoch, drop column database_id, drop column timeline;",
+    ),
     (
         8,
         "drop function reveille.schedule, reveille.cancel, reveille.inbox_append, reveille.inbox_check_quotas,
@@ -68,7 +75,8 @@ pub(crate) fn undo_to(version: i32) -> String {
     let undone: String = UNDO.iter().filter(|(before, _)| *before >= version).map(|(_, undo)| *undo).collect();
     let (_, first_inbox) =
         include_str!("../../migrations/0001-first.sql").split_once("create table reveille.inbox").unwrap();
-    format!("{undone} create table reveille.inbox{first_inbox}; update reveille.meta set version = {version}")
+    let inbox = if version < 9 { format!("create table reveille.inbox{first_inbox};") } else { String::new() };
+    format!("{undone} {inbox} update reveille.meta set version = {version}")
 }
 
 pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {

@@ -87,6 +87,24 @@ impl Programs {
         Ok(())
     }
 
+    /// Creates the data of a standby in `folder/data`, as a copy of the data of the server on `port`.
+    pub(super) fn create_standby(&self, folder: &Path, port: u16, password: &str) -> anyhow::Result<()> {
+        self.set_owner(folder)?;
+        let mut command = self.command("pg_basebackup");
+        command.args(["--no-sync", "--checkpoint=fast", "--write-recovery-conf", "--username=postgres"]);
+        command.args(["-h", "127.0.0.1", "-p", &port.to_string(), "-D"]).arg(folder.join("data"));
+        command.env("PGPASSWORD", password);
+        run(&mut command).map(drop)
+    }
+
+    /// Copies the data of the database at the URL `from` to the database at the URL `to`.
+    pub(super) fn dump_and_restore(&self, from: &str, to: &str) -> anyhow::Result<()> {
+        let dump = tempfile::NamedTempFile::new()?;
+        let program = |name: &str| Command::new(self.folder.join(name));
+        run(program("pg_dump").args(["--format=custom", "--dbname", from, "--file"]).arg(dump.path()))?;
+        run(program("pg_restore").args(["--dbname", to]).arg(dump.path())).map(drop)
+    }
+
     pub(super) fn psql(&self, port: u16, database: &str, password: &str, statements: &str) -> anyhow::Result<String> {
         let mut command = Command::new(self.folder.join("psql"));
         command.args(["--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "-v", "ON_ERROR_STOP=1"]);
