@@ -5,7 +5,7 @@
 //! For a chosen id, the owner of the id's home shard processes all requests that create a schedule with this id. The
 //! owner does not hand the shard over while such a request is in progress.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use domain::{
@@ -18,7 +18,7 @@ use store::{
 use tokio::sync::{MutexGuard, RwLockReadGuard};
 
 use crate::cluster::shards::NotOwned;
-use crate::creator::{Unconfirmed, confirm_placement, open_position};
+use crate::creator::{BeforeWrite, Unconfirmed, confirm_placement, open_position};
 use crate::firing::messages::ToOwner;
 use crate::requests::{CancelResponse, Create, CreateRejection, OwnerError, PutResponse, RedriveResponse, Timing};
 use crate::shared::Shared;
@@ -81,7 +81,7 @@ impl Changes {
             });
         }
         let rows: Vec<(PollerId, DueKey)> = inserts.iter().map(|insert| (insert.schedule.poller, insert.due)).collect();
-        let reopened = self.shared.reopened.now();
+        let before_write = BeforeWrite::read(&self.shared)?;
         let mut inserted = self.shared.store.insert(inserts).await?.into_iter();
         // Any member may place rows, so the rest of this function does not delay a hand-over.
         drop(shards);
@@ -107,7 +107,7 @@ impl Changes {
         }
         self.shared.metrics.created.inc_by(placed.len() as u64);
         self.nudge(&placed_rows, &placed, now);
-        let unconfirmed = Unconfirmed::of(placed_rows, &placed, self.shared.clock.now(), reopened);
+        let unconfirmed = Unconfirmed::of(placed_rows, &placed, self.shared.clock.now(), before_write);
         confirm_placement(&self.shared, unconfirmed).await?;
         self.repair(existing).await?;
         Ok(responses)
@@ -171,7 +171,7 @@ impl Changes {
     ) -> Result<Option<Result<PutResponse, CreateRejection>>, OwnerError> {
         let poller = insert.schedule.poller;
         let _shard = self.enter(BTreeSet::from([poller.shard()])).await?;
-        let reopened = self.shared.reopened.now();
+        let before_write = BeforeWrite::read(&self.shared)?;
         insert.due.position = open_position(&self.shared, poller, insert.due.position).await?;
         let target = insert.due.target;
         match self.write(poller, change(insert)).await? {
@@ -180,7 +180,7 @@ impl Changes {
                 let occurrence =
                     Occurrence { incarnation: schedule.incarnation, nominal, revision: schedule.revision, replay: 0 };
                 let key = DueKey { position, occurrence, attempt: 1, target };
-                self.publish_due_row(schedule.poller, key, now, reopened).await?;
+                self.publish_due_row(schedule.poller, key, now, before_write).await?;
                 self.shared.metrics.created.inc();
                 let created = before.is_none_or(|before| before == Status::Cancelled);
                 let too_late = !created && self.shared.in_flight.contains(schedule.incarnation);
@@ -251,11 +251,11 @@ impl Changes {
         let Some(mut due) = decide::redrive(of, schedule.spec.target.key(), now) else {
             return Ok(RedriveResponse::NotDead);
         };
-        let reopened = self.shared.reopened.now();
+        let before_write = BeforeWrite::read(&self.shared)?;
         due.position = open_position(&self.shared, schedule.poller, due.position).await?;
         match self.write(schedule.poller, Change::Redrive { of, due }).await? {
             Ok(_) => {
-                self.publish_due_row(schedule.poller, due, now, reopened).await?;
+                self.publish_due_row(schedule.poller, due, now, before_write).await?;
                 Ok(RedriveResponse::Redriven(due.occurrence))
             }
             Err(WriteRejection::NotFound) => Ok(RedriveResponse::NotDead),
@@ -333,18 +333,17 @@ impl Changes {
         Ok(response)
     }
 
-    /// Sends the owner a due row that a user's change wrote, and confirms the row's placement. `reopened` is a snapshot
-    /// from before the write of the row.
+    /// Sends the owner a due row that a user's change wrote, and confirms the row's placement.
     async fn publish_due_row(
         &self,
         poller: PollerId,
         key: DueKey,
         now: Timestamp,
-        reopened: Arc<BTreeMap<PollerId, u32>>,
+        before_write: BeforeWrite,
     ) -> Result<(), StoreError> {
         // If the owner's task has just ended, the next owner reads the row from the store.
         self.shared.send(ToOwner::DueRow(InsertLogEntry { poller, key })).await;
-        confirm_placement(&self.shared, Unconfirmed::all(vec![(poller, key)], reopened)).await?;
+        confirm_placement(&self.shared, Unconfirmed::all(vec![(poller, key)], before_write)).await?;
         if self.is_near(key.position, now) {
             self.shared.nudge.notify_one();
         }
@@ -377,9 +376,9 @@ impl Changes {
                 Some((schedule.poller, key))
             })
             .collect();
-        let reopened = self.shared.reopened.now();
+        let before_write = BeforeWrite::read(&self.shared)?;
         let placed = self.shared.store.place(rows.clone()).await?;
-        let unconfirmed = Unconfirmed::of(rows, &placed, self.shared.clock.now(), reopened);
+        let unconfirmed = Unconfirmed::of(rows, &placed, self.shared.clock.now(), before_write);
         confirm_placement(&self.shared, unconfirmed).await
     }
 

@@ -19,32 +19,56 @@ fn is_too_late(key: &DueKey, now: Timestamp) -> bool {
     key.position > key.occurrence.nominal && is_ahead(key.position, now)
 }
 
+/// State that a creator reads before it writes rows.
+pub(crate) struct BeforeWrite {
+    /// Numbers of changes [`store::Change::Reopen`].
+    reopened: Arc<BTreeMap<PollerId, u32>>,
+    epoch: u64,
+}
+
+impl BeforeWrite {
+    /// # Errors
+    /// Returns an error if a new epoch of the store has begun, and this member has not read the tenants since then. The
+    /// store may have lost the tenant of the rows, and may give the tenant's number to another tenant.
+    pub(crate) fn read(shared: &Shared) -> Result<Self, StoreError> {
+        let epoch = shared.store.epoch();
+        if shared.tenants.epoch() < epoch {
+            Err(went_back())
+        } else {
+            Ok(BeforeWrite { reopened: shared.reopened.now(), epoch })
+        }
+    }
+}
+
+fn went_back() -> StoreError {
+    StoreError::Unavailable("the database has returned to an earlier state; retry the request".to_owned())
+}
+
 /// Rows of a creator whose placement the store has not confirmed.
 pub(crate) struct Unconfirmed {
     rows: Vec<(PollerId, DueKey)>,
-    /// Numbers of changes [`store::Change::Reopen`] from before the write of the rows.
-    reopened: Arc<BTreeMap<PollerId, u32>>,
+    /// State from before the write of the rows.
+    before: BeforeWrite,
 }
 
 impl Unconfirmed {
-    /// Returns all `rows`. The caller has taken the snapshot `reopened` before the write of the rows.
-    pub(crate) fn all(rows: Vec<(PollerId, DueKey)>, reopened: Arc<BTreeMap<PollerId, u32>>) -> Self {
-        Unconfirmed { rows, reopened }
+    /// Returns all `rows`.
+    pub(crate) fn all(rows: Vec<(PollerId, DueKey)>, before: BeforeWrite) -> Self {
+        Unconfirmed { rows, before }
     }
 
-    /// Returns the rows whose placement the store has not confirmed, and the rows that lie too late after their instants. The caller has taken the snapshot `reopened` before the write of the rows.
-    pub(crate) fn of(
-        rows: Vec<(PollerId, DueKey)>,
-        placed: &[Placed],
-        now: Timestamp,
-        reopened: Arc<BTreeMap<PollerId, u32>>,
-    ) -> Self {
-        let rest = |((poller, key), placed): ((PollerId, DueKey), &Placed)| {
-            let key = DueKey { position: placed.position, ..key };
-            (!placed.settled || is_too_late(&key, now)).then_some((poller, key))
-        };
-        Unconfirmed { rows: rows.into_iter().zip(placed).filter_map(rest).collect(), reopened }
+    /// Returns the rows whose placement the store has not confirmed, and the rows that lie too late after their instants.
+    pub(crate) fn of(rows: Vec<(PollerId, DueKey)>, placed: &[Placed], now: Timestamp, before: BeforeWrite) -> Self {
+        Unconfirmed { rows: unconfirmed(rows, placed, now), before }
     }
+}
+
+fn unconfirmed(rows: Vec<(PollerId, DueKey)>, placed: &[Placed], now: Timestamp) -> Vec<(PollerId, DueKey)> {
+    let rest = |((poller, key), placed): ((PollerId, DueKey), &Placed)| {
+        let key = DueKey { position: placed.position, ..key };
+        (!placed.settled || is_too_late(&key, now)).then_some((poller, key))
+    };
+    rows.into_iter().zip(placed).filter_map(rest).collect()
 }
 
 /// Confirms the placement of rows. If a row lies at or before its poller's `closed`, the function writes the row again
@@ -58,11 +82,13 @@ impl Unconfirmed {
 ///
 /// # Errors
 /// Returns an error if the store fails, or if `closed` stays ahead. A row may then lie at a position that only the next
-/// owner reads.
+/// owner reads. Also returns an error if the store has returned to an earlier state since the write of the rows, because
+/// it may have lost the rows.
 pub(crate) async fn confirm_placement(shared: &Shared, unconfirmed: Unconfirmed) -> Result<(), StoreError> {
-    let Unconfirmed { mut rows, reopened } = unconfirmed;
+    let Unconfirmed { mut rows, before: BeforeWrite { reopened, epoch } } = unconfirmed;
+    let is_same_epoch = || if shared.store.epoch() == epoch { Ok(()) } else { Err(went_back()) };
     if rows.is_empty() {
-        return Ok(());
+        return is_same_epoch();
     }
     let (runtime, store) = (&shared.runtime, &shared.store);
     let mut known = Arc::unwrap_or_clone(reopened);
@@ -104,10 +130,10 @@ pub(crate) async fn confirm_placement(shared: &Shared, unconfirmed: Unconfirmed)
         if !late.is_empty() {
             let placed = store.place(late.clone()).await?;
             let now = shared.clock.now();
-            rows.extend(Unconfirmed::of(late, &placed, now, Arc::default()).rows);
+            rows.extend(self::unconfirmed(late, &placed, now));
         }
     }
-    Ok(())
+    is_same_epoch()
 }
 
 fn ahead() -> StoreError {

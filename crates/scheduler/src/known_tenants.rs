@@ -1,12 +1,17 @@
 //! Tenants, as this member last read them from the store.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
 use domain::{ApiKey, PollerId, Tenant, TenantId};
 
 #[derive(Default)]
-pub(crate) struct KnownTenants(RwLock<Arc<Known>>);
+pub(crate) struct KnownTenants {
+    known: RwLock<Arc<Known>>,
+    /// Epoch of the store in which this member read the tenants.
+    epoch: AtomicU64,
+}
 
 #[derive(Default)]
 pub(crate) struct Known {
@@ -21,8 +26,20 @@ impl Known {
 }
 
 impl KnownTenants {
-    /// Replaces the known tenants with `tenants`. Returns false if the tenants did not change.
-    pub(crate) fn replace(&self, tenants: Vec<Tenant>) -> bool {
+    /// Replaces the known tenants with `tenants`, which this member read after it had learned of `epoch`. Returns false if
+    /// the tenants did not change.
+    pub(crate) fn replace(&self, tenants: Vec<Tenant>, epoch: u64) -> bool {
+        let is_changed = self.set(tenants);
+        self.epoch.store(epoch, Ordering::Release);
+        is_changed
+    }
+
+    /// Returns the epoch of the store in which this member read the tenants.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    fn set(&self, tenants: Vec<Tenant>) -> bool {
         let known = self.known();
         if known.by_id.len() == tenants.len() && known.by_id.values().zip(&tenants).all(|(known, new)| **known == *new)
         {
@@ -35,7 +52,7 @@ impl KnownTenants {
             new.by_key.extend(keys);
             new.by_id.insert(tenant.id, tenant);
         }
-        *self.0.write().expect("no holder of this lock panics") = Arc::new(new);
+        *self.known.write().expect("no holder of this lock panics") = Arc::new(new);
         true
     }
 
@@ -60,7 +77,7 @@ impl KnownTenants {
     /// Returns a pointer to the current set of tenants. After every change of the tenants, the returned pointer differs
     /// from the pointer before the change.
     pub(crate) fn known(&self) -> Arc<Known> {
-        self.0.read().expect("no holder of this lock panics").clone()
+        self.known.read().expect("no holder of this lock panics").clone()
     }
 }
 

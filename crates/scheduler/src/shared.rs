@@ -69,7 +69,8 @@ impl Shared {
         mut registry: Registry,
     ) -> Result<(Arc<Self>, Registry), StoreError> {
         let tenants = Arc::new(KnownTenants::default());
-        tenants.replace(store.tenants().await?);
+        let epoch = store.epoch();
+        tenants.replace(store.tenants().await?, epoch);
         let metrics = Arc::new(Metrics::new(&mut registry, runtime.clone()));
         let events = Arc::new(Events::new(options.in_flight_max));
         let clock = Arc::new(Clock::new(runtime.clone()));

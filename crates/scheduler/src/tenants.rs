@@ -108,12 +108,13 @@ impl Tenants {
     pub(crate) async fn refresh(&self) -> Result<(), StoreError> {
         let shared = &self.shared;
         let _moving = shared.moving.lock().await;
+        let epoch = shared.store.epoch();
         let tenants = shared.store.tenants().await?;
         let before = shared.tenants.pollers().into_iter().collect();
         // This function reads the positions of the new pollers before it replaces the tenants. If the read fails, the
         // next refresh therefore finds the same new pollers.
         let pollers = new_pollers(shared, tenants.iter().flat_map(pollers_of), &before).await?;
-        if shared.tenants.replace(tenants) {
+        if shared.tenants.replace(tenants, epoch) {
             send_gained(shared, Gained { pollers, ..Gained::default() }).await;
         }
         Ok(())

@@ -416,8 +416,29 @@ pub(crate) async fn apply_all_cancellations(shared: &Shared) -> Result<(), Store
         return Ok(());
     }
     let shard_term = |shard| shared.shards.shard_term(shard).ok_or(NotOwned(shard));
-    *cursor = apply_cancellations(shared, shards, *cursor, shard_term).await?;
+    let applied = apply_cancellations(shared, shards, *cursor, shard_term).await;
+    report_new_epoch(shared);
+    *cursor = applied?;
     Ok(())
+}
+
+/// Reports the shards whose terms are from an earlier epoch of the store. The store has returned to an earlier state since
+/// this member took them. Their owner may not notice this in time, because it writes nothing while no row is due.
+fn report_new_epoch(shared: &Shared) {
+    let epoch = shared.store.epoch();
+    let is_void = |shard: &ShardId| shared.shards.term(*shard).is_ok_and(|term| term.epoch() < epoch);
+    let void: Vec<ShardId> = shared.shards.owned().into_iter().filter(is_void).collect();
+    if !void.is_empty() {
+        tracing::warn!(shards = void.len(), "a new epoch of the store has begun; this member takes its shards again");
+    }
+    for shard in void {
+        if let Ok(term) = shared.shards.term(shard) {
+            shared.superseded(shard, term);
+        }
+    }
+    if shared.tenants.epoch() < epoch {
+        shared.events.report_unknown_poller();
+    }
 }
 
 /// Sends this member's owner task the outcome of an attempt that an earlier owner had in flight.

@@ -107,10 +107,12 @@ impl Owner {
     /// under a later term.
     pub(super) fn superseded(&mut self, poller: PollerId, term: Term, outcome: Option<AttemptOutcome>) {
         if self.window.shard_term(poller).is_some_and(|shard_term| shard_term.term == term) {
-            tracing::warn!(
-                shard = poller.shard().0,
-                "shard has an owner under a later term; this owner releases the shard"
-            );
+            let shard = poller.shard().0;
+            if term.epoch() < self.context.store.epoch() {
+                tracing::debug!(shard, "a new epoch of the store has begun; this owner releases the shard");
+            } else {
+                tracing::warn!(shard, "shard has an owner under a later term; this owner releases the shard");
+            }
             self.release(&BTreeSet::from([poller.shard()]));
             self.context.events.report_superseded(poller.shard(), term);
         }
