@@ -26,6 +26,14 @@ use crate::{data_folder, header_binding, identity, store_key};
 pub(crate) enum StoreCommand {
     /// Create the schema in a database, or migrate an older schema and its encrypted headers to the version of this build
     Migrate(MigrateArguments),
+    /// Start an epoch, so that members accept a database that was restored with pg_restore or copied
+    NewEpoch(NewEpochArguments),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct NewEpochArguments {
+    #[command(flatten)]
+    engine: EngineArguments,
 }
 
 #[derive(Args, Debug)]
@@ -66,6 +74,7 @@ const READS_PER_CALL: usize = 256;
 pub(crate) async fn store(runtime: &Runtime, command: &StoreCommand) -> anyhow::Result<()> {
     match command {
         StoreCommand::Migrate(arguments) => migrate(runtime, arguments).await,
+        StoreCommand::NewEpoch(arguments) => new_epoch(runtime, arguments).await,
     }
 }
 
@@ -120,6 +129,22 @@ async fn migrate(runtime: &Runtime, arguments: &MigrateArguments) -> anyhow::Res
         Ok(())
     })
     .await
+}
+
+async fn new_epoch(runtime: &Runtime, arguments: &NewEpochArguments) -> anyhow::Result<()> {
+    let engine = arguments.engine.postgres()?;
+    let epoch = start_epoch(runtime, &engine, 0).await?;
+    let text = format!("started epoch {epoch}: members accept this database, and take all shards under higher terms");
+    console::line(&text).context("cannot print the result")
+}
+
+/// Starts an epoch of the database above `earlier`, and returns its number.
+///
+/// # Errors
+/// Returns an error if the database cannot be reached, or if its schema does not have the version of this build.
+pub(crate) async fn start_epoch(runtime: &Runtime, engine: &PostgresEngine, earlier: u64) -> anyhow::Result<u64> {
+    let started = store_postgres::start_epoch(runtime, engine.store.as_str(), &engine.store_options(), earlier).await;
+    started.context("cannot start an epoch in the database")
 }
 
 /// # Errors

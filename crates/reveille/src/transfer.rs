@@ -5,7 +5,8 @@
 //! also contains the due rows and the runs of these schedules. A copied schedule has the same id, incarnation and
 //! revision, so that run ids do not change. The copy contains the position `closed` of each poller, from which a new
 //! owner knows which attempts may have started before the source stopped. The copy does not contain schedules that have ended without a dead letter.
-//! It also does not contain the audit logs of the tenants, which start empty in the target.
+//! It also does not contain the audit logs of the tenants, which start empty in the target. The terms of the target are
+//! higher than all terms of the source.
 //!
 //! No server may run on the source or the target during a copy. A copy does not change the source, except that an
 //! exported folder records the cluster to which it was exported. The target must be empty. After a failed copy, the
@@ -73,6 +74,7 @@ pub(crate) async fn export(runtime: &Runtime, arguments: &TransferArguments) -> 
     let key = arguments.store_key.path(data);
     let copied = on_both(runtime, &engine, arguments, async |embedded, postgres| {
         let copied = copy(runtime, embedded, postgres, "the database", &key).await?;
+        admin::start_epoch(runtime, &engine, embedded.epoch()).await?;
         // The recorded id of the cluster prevents a later start of `serve` on this folder. A server on this folder
         // would send the same callbacks a second time.
         identity::record_cluster(data, &postgres.cluster().id)?;
@@ -90,7 +92,9 @@ pub(crate) async fn export(runtime: &Runtime, arguments: &TransferArguments) -> 
 pub(crate) async fn import(runtime: &Runtime, arguments: &TransferArguments) -> anyhow::Result<()> {
     let engine = arguments.engine.postgres()?;
     let key = arguments.store_key.path(&arguments.data);
+    let mut epoch = 0;
     let copied = on_both(runtime, &engine, arguments, async |embedded, postgres| {
+        epoch = postgres.epoch();
         let waiting = postgres.publish_usage().await.context("cannot read the inbox of the database")?.waiting;
         ensure!(
             waiting == 0,
@@ -100,6 +104,10 @@ pub(crate) async fn import(runtime: &Runtime, arguments: &TransferArguments) -> 
         copy(runtime, postgres, embedded, "the data folder", &key).await
     })
     .await?;
+    let tasks = TaskSet::new(runtime);
+    let started = store_embedded::start_epoch(runtime, &tasks, &store_path(&arguments.data), epoch).await;
+    tasks.join().await;
+    started.context("cannot start an epoch in the data folder")?;
     report(
         copied,
         "copy the cluster's store.key to the data folder, then start the server with `reveille serve --data …`; the \

@@ -1,6 +1,7 @@
 //! Tests of clusters of several processes with one PostgreSQL database. The members use this database or a ZooKeeper
 //! ensemble for coordination.
 
+mod epochs;
 mod waiting;
 mod zookeeper;
 
