@@ -1,7 +1,7 @@
 //! Rules that connect the documents with the code: ARCHITECTURE.md lists every crate, and every guarantee names
 //! existing tests.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::arrows::{Package, short_name};
 use super::{File, Finding};
@@ -38,32 +38,79 @@ fn map(files: &[File], packages: &[Package]) -> Vec<Finding> {
         .collect()
 }
 
-/// Checks that every section with a guarantee (a second-level heading) names a test, and that every named test exists.
+/// Kind of a test, as docs/guarantees.md defines it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Real,
+    Simulated,
+    Pure,
+}
+
+impl Kind {
+    const ALL: [(&str, Kind); 3] =
+        [("- real: ", Kind::Real), ("- simulated: ", Kind::Simulated), ("- pure: ", Kind::Pure)];
+
+    /// Returns the kind of the tests in a source file. All tests of the scheduler and of the simulator use the simulator.
+    /// The other tests outside of a crate's sources use real parts, unless they name the simulator.
+    fn of(file: &File) -> Kind {
+        let is_outside = file.path.contains("/tests/") || file.path.contains("conformance/src/");
+        let is_in = |folder: &str| file.path.starts_with(folder);
+        let uses_simulator = is_outside && file.text.contains("simulator::");
+        if uses_simulator || is_in("crates/simulator/") || is_in("crates/scheduler/tests/") {
+            Kind::Simulated
+        } else if is_outside && !is_in("crates/domain/") {
+            Kind::Real
+        } else {
+            Kind::Pure
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Real => "real",
+            Kind::Simulated => "simulated",
+            Kind::Pure => "pure",
+        }
+    }
+}
+
+/// Checks that every section with a guarantee (a second-level heading) names a real test, that every named test exists,
+/// and that the lists of tests state their kinds.
 fn guarantees(files: &[File]) -> Vec<Finding> {
     let document = match file(files, GUARANTEES) {
         Ok(document) => document,
         Err(missing) => return vec![missing],
     };
-    let tests: BTreeSet<&str> =
-        files.iter().filter(|file| file.path.ends_with(".rs")).flat_map(|file| functions(&file.text)).collect();
+    let code = files.iter().filter(|file| file.path.ends_with(".rs"));
+    let tests: BTreeMap<&str, Kind> =
+        code.flat_map(|file| functions(&file.text).map(|name| (name, Kind::of(file)))).collect();
     let mut found = Vec::new();
     let mut section: Option<(usize, bool)> = None;
     let close = |section: Option<(usize, bool)>, found: &mut Vec<Finding>| {
         if let Some((line, false)) = section {
-            found.push(document.finding(line, "this guarantee names no test; name the test that checks it"));
+            found.push(document.finding(line, "this guarantee names no real test; name a real test that checks it"));
         }
     };
+    // Kind of the list that contains the line.
+    let mut stated = None;
     for (at, line) in document.lines() {
         if line.starts_with("## ") {
             close(section, &mut found);
             section = Some((at, false));
         }
+        match Kind::ALL.iter().find(|(prefix, _)| line.starts_with(prefix)) {
+            Some((_, kind)) => stated = Some(*kind),
+            None if line.starts_with("  ") => {}
+            None => stated = None,
+        }
         for name in test_names(line) {
-            if let Some((_, has_test)) = &mut section {
-                *has_test = true;
-            }
-            if !tests.contains(name) {
-                found.push(document.finding(at, format!("there is no test `{name}`")));
+            match (tests.get(name), stated) {
+                (None, _) => found.push(document.finding(at, format!("there is no test `{name}`"))),
+                (Some(kind), Some(stated)) if *kind != stated => {
+                    found.push(document.finding(at, format!("the test `{name}` is {}", kind.name())));
+                }
+                (Some(_), Some(Kind::Real)) => section = section.map(|(line, _)| (line, true)),
+                (Some(_), _) => {}
             }
         }
     }
@@ -271,13 +318,23 @@ mod tests {
     }
 
     #[test]
-    fn check_finds_guarantee_without_an_existing_test() {
-        let promises =
-            "# All\n## One\nSee `it_holds_when_asked`.\n## Two\nSee `it_is_long_gone`, `a_word`.\n## Three\n";
-        let code = "#[test]\nfn it_holds_when_asked() {}\n    pub(super) async fn it_is_in_a_suite() {}\n// fn it_is_long_gone()";
-        let files = [File::new(GUARANTEES, promises), File::new("crates/a/src/tests.rs", code)];
-        let expected =
-            ["there is no test `it_is_long_gone`", "this guarantee names no test; name the test that checks it"];
+    fn check_finds_guarantee_without_an_existing_real_test() {
+        let promises = "# All\n## One\nSee:\n\n- real: `it_holds_when_asked`,\n  `it_is_long_gone`\n\
+            ## Two\n- simulated: `it_is_in_a_suite`, `a_word`\n## Three\n- real: `it_holds_for_one_part`\n";
+        let file =
+            |path: &str, name: &str| File::new(path, &format!("#[test]\nfn {name}() {{}}\n// fn it_is_long_gone()"));
+        let files = [
+            File::new(GUARANTEES, promises),
+            file("crates/a/tests/it/main.rs", "it_holds_when_asked"),
+            file("crates/scheduler/tests/it/main.rs", "it_is_in_a_suite"),
+            file("crates/a/src/tests.rs", "it_holds_for_one_part"),
+        ];
+        let expected = [
+            "there is no test `it_is_long_gone`",
+            "this guarantee names no real test; name a real test that checks it",
+            "the test `it_holds_for_one_part` is pure",
+            "this guarantee names no real test; name a real test that checks it",
+        ];
         assert_eq!(messages(&guarantees(&files)), expected);
     }
 
