@@ -69,6 +69,8 @@ struct Entries {
     /// Missed runs with the mark `attempt_possible`, and the instants at which their owners took the shards.
     marked: Vec<(Occurrence, Timestamp)>,
     exemptions: BTreeMap<Incarnation, Vec<RangeInclusive<Duration>>>,
+    /// Periods whose outcomes the store may have lost.
+    lost: Vec<RangeInclusive<Duration>>,
 }
 
 /// Acknowledged state of one schedule.
@@ -130,6 +132,7 @@ impl History {
             outcomes_changed: Vec::new(),
             marked: Vec::new(),
             exemptions: BTreeMap::new(),
+            lost: Vec::new(),
         };
         History { sim: sim.clone(), entries: Arc::new(Mutex::new(entries)) }
     }
@@ -246,6 +249,12 @@ impl History {
     /// makes this call if it interrupted another process that had to receive the outcome.
     pub fn allow_duplicates(&self, incarnation: Incarnation, during: RangeInclusive<Duration>) {
         self.entries().exemptions.entry(incarnation).or_default().push(during);
+    }
+
+    /// Records that the store has lost the outcomes of callbacks in this period. The members may repeat these callbacks, or
+    /// record their occurrences as missed without a mark. The period ends when the last owner has noticed the loss.
+    pub fn lost_outcomes(&self, during: RangeInclusive<Duration>) {
+        self.entries().lost.push(during);
     }
 
     /// Returns the number of callbacks that started.

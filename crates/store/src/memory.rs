@@ -72,6 +72,20 @@ pub struct MemoryStore {
     data: Arc<Data>,
 }
 
+/// Terms of a [`MemoryStore`] that has returned to an earlier state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TermsAfterLoss {
+    /// The store starts an epoch, as the port requires.
+    NewEpoch,
+    /// Bug: the terms continue from the terms of the earlier state.
+    Stored,
+    /// Bug: the terms stay the same, so that the owners do not notice the loss.
+    Unchanged,
+}
+
+/// Copy of the state of a [`MemoryStore`].
+pub struct Snapshot(Model);
+
 struct Data {
     /// Lock that a call of the atomic engine holds from its first to its last step, so that no other thread observes a
     /// state between the steps.
@@ -102,6 +116,18 @@ impl MemoryStore {
     /// Makes later calls fail as if the disk were full, the server unreachable or the engine closed.
     pub fn set_health(&self, health: Health) {
         self.model().health = health;
+    }
+
+    /// Returns a copy of the present state. Waits until the atomic engine has completed its calls.
+    pub async fn snapshot(&self) -> Snapshot {
+        let _whole = self.data.whole.lock().await;
+        Snapshot(self.model().clone())
+    }
+
+    /// Returns to the state `snapshot`, like a database after a fail-over to a standby that lagged.
+    pub async fn go_back(&self, snapshot: Snapshot, terms: TermsAfterLoss) {
+        let _whole = self.data.whole.lock().await;
+        self.model().go_back(snapshot.0, terms);
     }
 
     /// Locks the model. Panics if an earlier caller broke a rule of the port, because the model's state may then be
@@ -288,6 +314,10 @@ impl Store for MemoryStore {
 
     fn health(&self) -> Health {
         self.model().health
+    }
+
+    fn epoch(&self) -> u64 {
+        self.model().epoch
     }
 
     fn take(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Term>> {

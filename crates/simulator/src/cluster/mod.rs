@@ -19,6 +19,7 @@ mod net;
 mod record;
 mod remote;
 mod test_cluster;
+mod went_back;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -34,6 +35,7 @@ use application::Application;
 use client::Client;
 pub use mutant::Mutant;
 use test_cluster::{TestCluster, tenant};
+pub use went_back::run as run_went_back;
 
 /// Time during which users send requests and the nemesis injects faults.
 const FAULT_TIME: Duration = Duration::from_secs(12);
@@ -71,6 +73,8 @@ pub(crate) fn add_to(suite: Suite) -> Suite {
     suite
         .with("cluster-weak", |sim| drop(run(sim, StoreKind::Weak, None)))
         .with("cluster-atomic", |sim| drop(run(sim, StoreKind::Atomic, None)))
+        .with("cluster-went-back-weak", |sim| drop(run_went_back(sim, StoreKind::Weak, None)))
+        .with("cluster-went-back-atomic", |sim| drop(run_went_back(sim, StoreKind::Atomic, None)))
 }
 
 /// Runs one seed of one scenario, with or without a deliberate bug.

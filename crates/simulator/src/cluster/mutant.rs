@@ -23,6 +23,10 @@ pub enum Mutant {
     SettlesBeforeCreating,
     /// A member carries out the newest entry of the inbox first.
     ReversesTheInbox,
+    /// After the store has returned to an earlier state, it assigns the lost terms again.
+    ReusesLostTerms,
+    /// After the store has returned to an earlier state, the owners continue with their positions in memory.
+    KeepsOwnersAfterLoss,
     /// An owner marks no missed run as a run that an earlier owner may have started.
     MarksNoMissedRun,
 }
@@ -39,7 +43,9 @@ impl Mutant {
             | Mutant::ConfirmsFastClocks
             | Mutant::CancelsWithoutOwner
             | Mutant::SettlesBeforeCreating
-            | Mutant::ReversesTheInbox => None,
+            | Mutant::ReversesTheInbox
+            | Mutant::ReusesLostTerms
+            | Mutant::KeepsOwnersAfterLoss => None,
         }
     }
 }

@@ -30,6 +30,8 @@ pub(super) struct Record {
 #[derive(Default)]
 struct Entries {
     newest_terms: BTreeMap<ShardId, Term>,
+    /// All terms that members received.
+    terms: BTreeSet<(ShardId, Term)>,
     takes: BTreeMap<ShardId, Vec<Take>>,
     /// For each shard, the instants at which an owner handed the shard over with the list of its attempts in flight.
     handed_over: BTreeMap<ShardId, Vec<Duration>>,
@@ -72,6 +74,11 @@ impl Record {
         for (shard, term) in terms {
             let request = entries.takes.entry(shard).or_default().iter_mut().rev().find(|take| take.member == member);
             request.expect("every response belongs to a recorded request").took_at = Some(now);
+            if !entries.terms.insert((shard, term)) {
+                entries
+                    .violations
+                    .insert(format!("term reused: {member} took {shard:?} under {term:?}, which had an owner"));
+            }
             let newest = entries.newest_terms.entry(shard).or_insert(term);
             *newest = term.max(*newest);
         }

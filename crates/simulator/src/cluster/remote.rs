@@ -117,6 +117,10 @@ impl Store for RemoteStore {
         self.store.health()
     }
 
+    fn epoch(&self) -> u64 {
+        self.store.epoch()
+    }
+
     fn take(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Term>> {
         Box::pin(async move {
             self.record.record_take_request(&self.name, &shards);

@@ -20,6 +20,25 @@ fn cluster_passes_all_checks_on_a_store_with_atomic_writes() {
     run_seeds_of("cluster-atomic", StoreKind::Atomic);
 }
 
+#[test]
+fn cluster_continues_after_its_store_returned_to_an_earlier_state() {
+    for (name, kind) in [("cluster-went-back-weak", StoreKind::Weak), ("cluster-went-back-atomic", StoreKind::Atomic)] {
+        run_seeds(name, 0..SEEDS, |sim| drop(run_went_back(sim, kind, None)));
+    }
+}
+
+#[test]
+fn checkers_detect_store_that_assigns_lost_terms_again() {
+    let mutant = Mutant::ReusesLostTerms;
+    assert_caught(mutant, "term reused", 0..100, |sim| drop(run_went_back(sim, StoreKind::Weak, Some(mutant))));
+}
+
+#[test]
+fn checkers_detect_owners_that_continue_after_their_store_lost_writes() {
+    let mutant = Mutant::KeepsOwnersAfterLoss;
+    assert_caught(mutant, "lost", 0..100, |sim| drop(run_went_back(sim, StoreKind::Weak, Some(mutant))));
+}
+
 fn assert_mutant_caught(mutant: Mutant, kind: StoreKind, symptom: &str) {
     assert_caught(mutant, symptom, 0..100, |sim| drop(run(sim, kind, Some(mutant))));
 }

@@ -325,7 +325,8 @@ impl<'a> Case<'a> {
     /// all callbacks of the occurrence were interrupted, a record as missed must have the mark `attempt_possible`.
     fn judge_resolution(&self, occurrence: &Occurrence, callbacks: &[&Callback], found: &mut Vec<Violation>) {
         if callbacks.iter().all(|callback| self.is_interrupted(callback, self.durable_at(callback))) {
-            if self.was_missed(occurrence) && !self.is_marked(occurrence) {
+            let is_lost = callbacks.iter().any(|callback| self.is_lost(callback, self.durable_at(callback)));
+            if self.was_missed(occurrence) && !self.is_marked(occurrence) && !is_lost {
                 found.push(Violation::MissedUnmarked(*occurrence));
             }
             return;
@@ -403,6 +404,12 @@ impl<'a> Case<'a> {
         let exemptions = self.entries.exemptions.get(&callback.occurrence.incarnation);
         (self.interruptions)(&callback.member).iter().any(overlaps)
             || exemptions.is_some_and(|exemptions| exemptions.iter().any(overlaps))
+            || self.is_lost(callback, until)
+    }
+
+    /// Returns true if the store may have lost the outcome of the callback, which was to be durable at `until`.
+    fn is_lost(&self, callback: &Callback, until: Duration) -> bool {
+        self.entries.lost.iter().any(|lost| *lost.start() <= until && *lost.end() >= callback.began_at)
     }
 }
 

@@ -200,6 +200,10 @@ impl Store for Mutated {
         self.store.health()
     }
 
+    fn epoch(&self) -> u64 {
+        self.store.epoch()
+    }
+
     fn take(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Term>> {
         Box::pin(async move {
             let terms = self.store.take(shards.clone()).await?;

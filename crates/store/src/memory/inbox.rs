@@ -30,7 +30,7 @@ pub struct InboxDeadLetter {
 }
 
 /// Rows of the inbox.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Rows {
     last: u64,
     entries: BTreeMap<u64, (InboxEntry, Timestamp)>,

@@ -5,12 +5,14 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
+use domain::id::SHARDS;
 use domain::occurrence::Run;
 use domain::{
     Audit, DueKey, Incarnation, LabelKey, Occurrence, PollerId, RunState, Schedule, ScheduleId, ShardId, Status,
     TargetKey, Tenant, TenantId, Term, Timestamp,
 };
 
+use super::TermsAfterLoss;
 use super::inbox::Rows;
 use crate::{
     ChosenIdPage, ChosenIdRead, Closed, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health,
@@ -29,9 +31,13 @@ pub(super) enum Writer {
     Owner,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Model {
     pub(super) health: Health,
+    /// Epoch of the terms.
+    pub(super) epoch: u64,
+    /// True if the store has returned to an earlier state, so that it may lack schedules and terms that callers know.
+    has_lost_writes: bool,
     pub(super) insert_log: Stream<InsertLogEntry>,
     pub(super) cancellations: Stream<Incarnation>,
     pub(super) inbox: Rows,
@@ -56,6 +62,8 @@ impl Default for Model {
     fn default() -> Self {
         Model {
             health: Health::Ready,
+            epoch: 0,
+            has_lost_writes: false,
             insert_log: Stream::default(),
             cancellations: Stream::default(),
             inbox: Rows::default(),
@@ -115,6 +123,9 @@ impl Model {
     /// Asserts the preconditions of [`crate::Store::place`].
     pub(super) fn check_placed(&self, poller: PollerId, key: &DueKey) {
         let schedule = self.schedules.get(&key.occurrence.incarnation);
+        if schedule.is_none() && self.has_lost_writes {
+            return;
+        }
         let schedule = schedule.unwrap_or_else(|| panic!("a placed due row belongs to an existing schedule: {key:?}"));
         assert_eq!(schedule.poller, poller, "a placed due row has the poller of its schedule");
         assert!(
@@ -170,6 +181,26 @@ impl Model {
     }
 }
 
+// Loss of writes.
+impl Model {
+    /// Returns to the earlier state `copy`.
+    pub(super) fn go_back(&mut self, copy: Model, terms: TermsAfterLoss) {
+        let present = std::mem::replace(self, copy);
+        self.has_lost_writes = true;
+        // The engine does not assign numbers of lost entries again.
+        self.insert_log.last = present.insert_log.last;
+        self.cancellations.last = present.cancellations.last;
+        match terms {
+            TermsAfterLoss::NewEpoch => {
+                self.epoch = present.epoch + 1;
+                self.terms = (0..SHARDS).map(|shard| (ShardId(shard), Term::before_epoch(self.epoch))).collect();
+            }
+            TermsAfterLoss::Stored => {}
+            TermsAfterLoss::Unchanged => self.terms = present.terms,
+        }
+    }
+}
+
 // Steps of owners.
 impl Model {
     pub(super) fn take(&mut self, shard: ShardId) -> Term {
@@ -183,7 +214,7 @@ impl Model {
     pub(super) fn check_term(&self, shard: ShardId, term: Term) -> Result<(), WriteRejection> {
         let newest = self.terms.get(&shard).copied().unwrap_or(Term(0));
         assert!(
-            term <= newest,
+            term <= newest || self.has_lost_writes,
             "the store has never assigned {term:?} to an owner of {shard:?}: the newest term is {newest:?}"
         );
         if term == newest { Ok(()) } else { Err(WriteRejection::Superseded) }
@@ -383,7 +414,7 @@ fn last_key_at(instant: Timestamp) -> DueKey {
 }
 
 /// Log of the entries of all shards, in the order in which callers appended them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Stream<T> {
     last: u64,
     entries: BTreeMap<u64, (ShardId, T)>,
