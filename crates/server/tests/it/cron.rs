@@ -7,64 +7,16 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use cron_oracle::{Expression, Zone};
-use domain::{AttemptResult, Timestamp};
-use futures_util::future::{BoxFuture, FutureExt, ready};
-use runtime::{Disk, Monotonic, Place, Runtime, TaskHandle};
-use scheduler::{Deliver, Delivered, Delivery};
+use domain::Timestamp;
 use server::Options;
 use tokio::sync::mpsc;
 
+use crate::set_clock::{Report, with_clock};
 use crate::support::World;
 
 const HOUR_SECS: i64 = 3_600;
 /// Timeout of each wait for a callback, so that a missing callback fails the test.
 const TIMEOUT: Duration = Duration::from_secs(20);
-
-/// World of the real machine, except that the test sets the wall clock.
-struct SetClock {
-    real: Runtime,
-    unix_secs: Arc<AtomicI64>,
-}
-
-impl runtime::World for SetClock {
-    fn now(&self) -> Timestamp {
-        Timestamp::from_millis(self.unix_secs.load(Ordering::SeqCst) * 1_000)
-    }
-
-    fn monotonic(&self) -> Monotonic {
-        self.real.world().monotonic()
-    }
-
-    fn sleep_until(&self, at: Monotonic) -> BoxFuture<'static, ()> {
-        self.real.world().sleep_until(at)
-    }
-
-    fn random(&self) -> u64 {
-        self.real.world().random()
-    }
-
-    fn spawn(&self, name: &'static str, place: Place, future: BoxFuture<'static, ()>) -> TaskHandle {
-        self.real.world().spawn(name, place, future)
-    }
-
-    fn disk(&self) -> Arc<dyn Disk> {
-        self.real.world().disk()
-    }
-
-    fn halt(&self, reason: &str) {
-        self.real.world().halt(reason);
-    }
-}
-
-/// Target that accepts every callback, and reports the schedule's id and the instant.
-struct Report(mpsc::UnboundedSender<(String, Timestamp)>);
-
-impl Deliver for Report {
-    fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Option<Delivered>> {
-        let _test_has_ended = self.0.send((delivery.schedule.id.to_string(), delivery.occurrence.nominal));
-        ready(Some(Delivered { result: AttemptResult::Answered(200), retry_after: None })).boxed()
-    }
-}
 
 fn instant(unix_secs: i64) -> Timestamp {
     Timestamp::from_millis(unix_secs * 1_000)
@@ -75,7 +27,8 @@ fn instant(unix_secs: i64) -> Timestamp {
 async fn check(change: i64, crons: &[(Expression, &str)]) {
     let (start, end) = (change - 2 * HOUR_SECS, change + 3 * HOUR_SECS);
     let unix_secs = Arc::new(AtomicI64::new(start));
-    let runtime = Runtime::new(Arc::new(SetClock { real: Runtime::real(), unix_secs: unix_secs.clone() }));
+    let reading = unix_secs.clone();
+    let runtime = with_clock(move |_| instant(reading.load(Ordering::SeqCst)));
     let (sender, mut callbacks) = mpsc::unbounded_channel();
     let world = World::start_on(runtime, Arc::new(Report(sender)), Options::default()).await;
     let mut expected: BTreeMap<i64, BTreeSet<String>> = BTreeMap::new();
