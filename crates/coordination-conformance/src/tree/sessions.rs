@@ -67,6 +67,7 @@ pub(super) async fn session_ends_locally_before_the_engine_ends_it(subject: &dyn
     let watcher = Peer::open(subject).await;
     let dying = Peer::open_short(subject).await;
     dying.create("/e", "", CreateMode::Ephemeral).await;
+    watcher.tree.sync().await.expect("the engine responds");
     let (_, gone) = watcher.tree.exists_and_watch(&path("/e")).await.expect("the engine responds");
     let session = dying.tree.session().clone();
     let cut = subject.runtime().monotonic();

@@ -172,6 +172,7 @@ pub(super) async fn watches_fire_when_a_process_dies(subject: &dyn Subject) {
     watcher.create_empty("/a").await;
     let dying = Peer::open_short(subject).await;
     dying.create("/a/e", "", CreateMode::Ephemeral).await;
+    watcher.tree.sync().await.expect("the engine responds");
     let (_, node) = watcher.tree.exists_and_watch(&path("/a/e")).await.expect("the engine responds");
     let (_, children) = watcher.tree.children_and_watch(&path("/a")).await.expect("the node exists");
     let mut events = watcher.tree.watch_all(&path("/a")).await.expect("the engine responds");
