@@ -193,14 +193,14 @@ async fn start_loaded(
     schedule: Option<Arc<Schedule>>,
     run: Option<&Run>,
 ) -> Ended {
-    let Some(schedule) = schedule else {
-        // A creator writes the due row before the schedule, so the create may be in progress or may have failed. If
-        // `closed` has passed the row, an active creator writes the row again, and the owner can drop this key.
-        // Otherwise, the creator may write the schedule soon, and the owner tries the key again.
-        let is_closed = starting.key.position <= starting.closed;
+    let key = starting.key;
+    let Some(schedule) = schedule.filter(|schedule| schedule.revision >= key.occurrence.revision) else {
+        // A creator writes the due row before the schedule or its new revision, so the create or the replacement may be
+        // in progress or may have failed. If `closed` has passed the row, an active creator writes the row again, and the
+        // owner can drop this key. Otherwise, the creator may write the schedule soon, and the owner tries the key again.
+        let is_closed = key.position <= starting.closed;
         return starting.ended(if is_closed { EndReason::Dropped } else { EndReason::NotCreated });
     };
-    let key = starting.key;
     if let Some(run) = run
         && (run.state.is_final() || run.attempts.last().is_some_and(|attempt| attempt.number >= key.attempt))
     {
