@@ -69,7 +69,7 @@ pub(crate) async fn take(shared: &Shared, shards: &[ShardId], before: &Before) -
     let mut applied_to = shared.cancellations.lock().await;
     shared.shards.gain(shard_terms);
     *applied_to = Cursor::default();
-    Ok(Gained { shards: shards.to_vec(), pollers, handed_over })
+    Ok(Gained { shards: shards.to_vec(), pollers, handed_over, taken_at: since })
 }
 
 /// Sets the positions that are ahead of the present time back to the present. Without this step, the shards' rows would

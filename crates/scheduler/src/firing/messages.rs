@@ -38,6 +38,8 @@ pub(crate) struct Gained {
     pub(crate) shards: Vec<ShardId>,
     pub(crate) pollers: Vec<(PollerId, ShardTerm, Positions)>,
     pub(crate) handed_over: Vec<HandedOver>,
+    /// Reading of the member's wall clock when it took the shards.
+    pub(crate) taken_at: Timestamp,
 }
 
 /// Key that has freed its slot in the lane of its target.

@@ -58,7 +58,7 @@ pub(crate) struct Owner {
     options: Options,
     window: Window,
     dispatch: Dispatch,
-    /// Latest reading of the wall clock.
+    /// Latest reading of the wall clock since the last call of [`Owner::report_ahead`].
     latest: Timestamp,
     messages: mpsc::Receiver<ToOwner>,
     nudge: Arc<Notify>,
@@ -147,8 +147,7 @@ impl Owner {
 
     /// Runs one iteration of the owner's loop: reads the clock once and does all work that is due.
     async fn run_once(&mut self) {
-        let now = self.context.clock.now();
-        let monotonic = self.context.runtime.monotonic();
+        let Now { wall: now, monotonic } = self.read_clocks();
         self.fire(Now { wall: now, monotonic });
         self.defer(now);
         for outcome in std::mem::take(&mut self.outcomes) {
@@ -179,6 +178,14 @@ impl Owner {
             let reads = self.window.plan_reads(now, |tenant| dispatch.demand(tenant));
             self.read(reads.into_iter().map(|(index, read)| (index, ReadKind::Ahead, read)).collect());
         }
+    }
+
+    /// Reads both clocks. Records the latest reading of the wall clock, so that [`Owner::report_ahead`] detects each time
+    /// that the owner has used, even if the clock shows it for less than a period.
+    fn read_clocks(&mut self) -> Now {
+        let now = Now { wall: self.context.clock.now(), monotonic: self.context.runtime.monotonic() };
+        self.latest = self.latest.max(now.wall);
+        now
     }
 
     /// Reports the shards whose `closed` shows that this member's clock was ahead. Reports all shards if this member's
@@ -366,8 +373,7 @@ impl Owner {
                 let _receiver_is_gone = sender.send(self.accept_outcome(outcome));
             }
             ToOwner::Ended(ended) => {
-                let Context { runtime, clock, .. } = &*self.context;
-                let now = Now { wall: clock.now(), monotonic: runtime.monotonic() };
+                let now = self.read_clocks();
                 for ended in ended {
                     self.on_ended(ended, now);
                 }

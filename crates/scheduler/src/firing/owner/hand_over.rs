@@ -19,7 +19,8 @@ use crate::requests::AttemptOutcome;
 
 impl Owner {
     pub(super) fn gain(&mut self, gained: Gained) {
-        let Gained { shards, pollers, handed_over } = gained;
+        let Gained { shards, pollers, handed_over, taken_at } = gained;
+        self.latest = self.latest.max(taken_at);
         self.pollers_changed = true;
         self.shards = self.shards.iter().copied().chain(shards).collect::<BTreeSet<_>>().into_iter().collect();
         self.insert_log_read_incomplete = self.insert_log_read_pending;
