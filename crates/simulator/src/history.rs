@@ -232,8 +232,8 @@ impl History {
         }
     }
 
-    /// Records that an owner marked a missed run with `attempt_possible`. The owner took its shard at the true time
-    /// `taken_at`.
+    /// Records that an owner marked a missed run with `attempt_possible`. Until the owner took its shard, no wall clock of
+    /// an earlier owner had shown a later reading than `taken_at`.
     pub fn marked(&self, occurrence: Occurrence, taken_at: Timestamp) {
         self.entries().marked.push((occurrence, taken_at));
     }
@@ -242,6 +242,12 @@ impl History {
     #[must_use]
     pub fn true_time(&self) -> Timestamp {
         self.sim.outside().now()
+    }
+
+    /// Returns the latest reading that the wall clock of a member has shown until now.
+    #[must_use]
+    pub fn latest_clock(&self) -> Timestamp {
+        self.sim.latest_clock()
     }
 
     /// Permits duplicates of those attempts of the schedule that were in flight in the period `during`. Without this

@@ -192,8 +192,10 @@ impl Handle {
     /// Moves the member's wall clock ahead by `millis`, or back if `millis` is negative.
     pub fn jump_clock(&self, name: &str, millis: i64) {
         self.with(name, |core, index| {
-            let ahead = &mut core.members[index].clock_ahead;
-            *ahead = ahead.saturating_add(millis);
+            let reading = wall_clock(core.epoch, core.now, core.members[index].clock_ahead);
+            let member = &mut core.members[index];
+            member.clock_latest = member.clock_latest.max(reading);
+            member.clock_ahead = member.clock_ahead.saturating_add(millis);
             core.incident(index, crate::Incident::ClockJump, &format!("by {millis} ms"));
         });
     }
@@ -202,6 +204,17 @@ impl Handle {
     #[must_use]
     pub fn clock(&self, name: &str) -> Timestamp {
         self.with(name, |core, index| wall_clock(core.epoch, core.now, core.members[index].clock_ahead))
+    }
+
+    /// Returns the latest reading that the wall clock of a member has shown until now.
+    #[must_use]
+    pub fn latest_clock(&self) -> Timestamp {
+        let core = self.shared.lock();
+        let readings = core.members.iter().map(|member| {
+            let reading = wall_clock(core.epoch, core.now, member.clock_ahead);
+            reading.max(member.clock_latest)
+        });
+        readings.max().unwrap_or(core.epoch)
     }
 
     #[must_use]

@@ -62,6 +62,8 @@ pub(crate) struct Member {
     pub(crate) interruptions: Vec<RangeInclusive<Duration>>,
     /// Offset of the member's wall clock from true time, in milliseconds.
     pub(crate) clock_ahead: i64,
+    /// Latest reading of the member's wall clock before one of its jumps.
+    pub(crate) clock_latest: Timestamp,
     /// Reading of the member's monotonic clock at the start of the simulation.
     pub(crate) monotonic_base: Duration,
     pub(crate) random: Random,
@@ -188,6 +190,7 @@ impl Core {
             halts: Vec::new(),
             interruptions: Vec::new(),
             clock_ahead: 0,
+            clock_latest: Timestamp::MIN,
             monotonic_base: Duration::ZERO,
             random,
             volume,

@@ -374,9 +374,9 @@ fn verdict_reports_a_wrong_count_of_missed_instants() {
 #[test]
 fn verdict_reports_a_mark_on_a_run_that_no_earlier_owner_can_have_started() {
     let fixture = Fixture::empty();
-    fixture.history.marked(occurrence(13), nominal(4));
+    fixture.history.marked(occurrence(9), nominal(4));
     fixture.holds();
-    fixture.history.marked(occurrence(14), nominal(4));
+    fixture.history.marked(occurrence(10), nominal(4));
     fixture.breaks(|found| matches!(found, Violation::MarkedUnstarted { .. }));
 }
 

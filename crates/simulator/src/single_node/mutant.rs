@@ -62,7 +62,7 @@ pub(crate) struct Mutated {
 /// Data that the deliberate bugs and the reports need. A crash of the member does not delete the data.
 #[derive(Default)]
 pub(crate) struct Memory {
-    /// True time of the last take of each shard.
+    /// Latest reading of a member's wall clock until the last take of each shard.
     taken_at: BTreeMap<ShardId, Timestamp>,
     closed_written: BTreeMap<PollerId, Timestamp>,
     closed_read_early: BTreeMap<PollerId, Closed>,
@@ -207,7 +207,7 @@ impl Store for Mutated {
     fn take(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Term>> {
         Box::pin(async move {
             let terms = self.store.take(shards.clone()).await?;
-            let now = self.history.true_time();
+            let now = self.history.latest_clock();
             self.memory().taken_at.extend(shards.into_iter().map(|shard| (shard, now)));
             Ok(terms)
         })
