@@ -80,6 +80,8 @@ struct AcknowledgedSchedule {
     cancelled: Option<Cancel>,
     /// True if a request to change, cancel or redrive the schedule got no response.
     uncertain: bool,
+    /// True if earlier tries of the create may have written further due rows.
+    has_earlier_tries: bool,
 }
 
 struct AcknowledgedRevision {
@@ -142,6 +144,12 @@ impl History {
         let mut entries = self.entries();
         let schedule = entries.schedules.entry(incarnation).or_default();
         schedule.revisions.insert(Revision::default(), AcknowledgedRevision { expected, superseded_at: None });
+    }
+
+    /// Permits further occurrences before the first expected instant of the schedule. The scenario makes this call if two
+    /// tries of one create can each have written a due row, on a store that writes rows in several steps.
+    pub fn created_in_steps(&self, incarnation: Incarnation) {
+        self.entries().schedules.entry(incarnation).or_default().has_earlier_tries = true;
     }
 
     /// Records that a create got no response. Its schedule may or may not exist.

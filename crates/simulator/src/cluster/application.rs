@@ -8,8 +8,8 @@ use domain::{Incarnation, ScheduleId, Spec, Status, Tenant, Timestamp};
 use scheduler::ReadSpec;
 use store::{Inbox as _, InboxRequest, Store as _};
 
-use super::series_end;
 use super::test_cluster::{TestCluster, tenant};
+use super::{StoreKind, series_end};
 use crate::user::{self, Incarnations, expected};
 
 /// Longest time until the members have moved all requests after all faults have ended.
@@ -148,6 +148,9 @@ impl<'a> Application<'a> {
             self.incarnations.add(*incarnation);
             self.cluster.record.record_home(*incarnation, schedule.poller.shard());
             self.cluster.history.created(*incarnation, expected(&schedule, series_end(&self.cluster.sim)));
+            if self.cluster.kind == StoreKind::Weak {
+                self.cluster.history.created_in_steps(*incarnation);
+            }
             if *promise == Promise::IsCancelled {
                 // The application does not learn when the cancellation takes effect, so the schedule may fire before.
                 self.cluster.history.change_without_response(*incarnation);

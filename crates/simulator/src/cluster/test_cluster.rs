@@ -37,6 +37,7 @@ pub(super) struct TestCluster {
     pub(super) record: Record,
     pub(super) history: History,
     pub(super) mutant: Option<Mutant>,
+    pub(super) kind: StoreKind,
     store: MemoryStore,
     /// Handle to the store of the members. The checks of the scenario use this handle, because it adds no failures
     /// and no delays.
@@ -93,6 +94,7 @@ impl TestCluster {
             net,
             record,
             mutant,
+            kind,
             store,
             local_store,
             lease,

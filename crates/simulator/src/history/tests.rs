@@ -303,6 +303,18 @@ fn callback_at_an_instant_outside_the_schedule_is_a_violation() {
 }
 
 #[test]
+fn verdict_permits_earlier_instants_of_a_create_with_several_tries() {
+    let fixture = Fixture::new();
+    fixture.history.created_in_steps(SCHEDULE);
+    fixture.until(11);
+    fixture.succeed(occurrence(once() - 1));
+    fixture.succeed(occurrence(once()));
+    fixture.holds();
+    fixture.succeed(occurrence(once() + 1));
+    fixture.breaks(|found| *found == Violation::Unexpected(occurrence(once() + 1)));
+}
+
+#[test]
 fn verdict_rejects_a_schedule_that_no_client_requested() {
     let fixture = Fixture::empty();
     fixture.until(10);

@@ -246,6 +246,7 @@ impl<'a> Case<'a> {
                 Some(schedule)
                     if schedule.uncertain
                         || schedule.has(occurrence)
+                        || schedule.is_of_earlier_try(occurrence)
                         || self.entries.redriven.contains_key(occurrence) => {}
                 Some(_) => found.push(Violation::Unexpected(*occurrence)),
             }
@@ -425,6 +426,14 @@ impl AcknowledgedSchedule {
                 revision.expected.nominals.contains(&occurrence.nominal)
                     || occurrence.nominal > revision.expected.complete_until
             })
+    }
+
+    /// Returns true if an earlier try of the create may have written the occurrence's due row.
+    fn is_of_earlier_try(&self, occurrence: &Occurrence) -> bool {
+        let first = self.revisions.get(&Revision::default()).and_then(|revision| revision.expected.nominals.first());
+        self.has_earlier_tries
+            && (occurrence.replay, occurrence.revision) == (0, Revision::default())
+            && first.is_some_and(|first| occurrence.nominal < *first)
     }
 
     /// Returns true if the verdict does not cover the occurrence, because it may still be in progress.
