@@ -165,11 +165,18 @@ async fn bring_forward(
 }
 
 /// Makes a call of the store, and repeats it if it fails. Otherwise, one failure would repeat all calls of [`take`].
+///
+/// # Errors
+/// Returns an error if the last call fails, or if this member's lease ends between two calls. Another member may have
+/// taken the shards since then, and this member must not supersede that member.
 async fn repeated<'a, T>(shared: &Shared, call: impl Fn() -> Answer<'a, T>) -> Result<T, StoreError> {
     for _ in 1..CALLS_MAX {
         match call().await {
             Err(error) if error.is_retryable() => shared.runtime.sleep(CALL_RETRY_WAIT).await,
             result => return result,
+        }
+        if !shared.lease.is_valid(shared.runtime.monotonic()) {
+            return Err(StoreError::Unavailable("this member's lease ended while it took shards".to_owned()));
         }
     }
     call().await

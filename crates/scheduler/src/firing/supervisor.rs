@@ -76,10 +76,12 @@ pub(crate) async fn supervise(shared: Arc<Shared>, taken: Gained, stop: Cancella
     }
 }
 
-/// Takes all owned shards again, under new terms.
+/// Takes all owned shards again, under new terms. Takes no shard if the lease has ended, because another member may have
+/// taken the shards.
 async fn regain(shared: &Shared) -> Gained {
     loop {
-        let owned = shared.shards.owned();
+        let has_lease = shared.lease.is_valid(shared.runtime.monotonic());
+        let owned = if has_lease { shared.shards.owned() } else { Vec::new() };
         match take(shared, &owned, &Before::default()).await {
             Ok(gained) => return gained,
             Err(error) => count_store_error(&shared.metrics, "take", &error),
