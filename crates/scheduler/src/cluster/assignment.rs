@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cluster::client::PeerClient;
 use crate::cluster::operations::Release;
-use crate::cluster::ownership::{apply_all_cancellations, gain, hand_over, lose};
+use crate::cluster::ownership::{apply_all_cancellations, gain, hand_over, lose_all};
 use crate::cluster::peers::Peers;
 use crate::metrics::count_store_error;
 use crate::shared::Shared;
@@ -173,12 +173,12 @@ impl Cluster {
             self.shared.metrics.clock_skew_seconds.set(offset.ahead_millis as f64 / 1_000.0);
         }
         let Status::Joined { member, lease, clock_is_off } = status else {
-            lose(&self.shared, &self.owned()).await;
+            lose_all(&self.shared).await;
             *session = None;
             return;
         };
         if *session != Some(member) {
-            lose(&self.shared, &self.owned()).await;
+            lose_all(&self.shared).await;
             self.shared.lease.set_session(lease);
             *session = Some(member);
         }

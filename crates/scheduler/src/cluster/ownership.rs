@@ -261,7 +261,10 @@ pub(crate) async fn gain(shared: &Shared, shards: &[ShardId]) -> Result<bool, St
     if !shared.lease.is_valid(shared.runtime.monotonic()) {
         return Ok(false);
     }
-    let gained = take(shared, shards, &Before::default()).await?;
+    // [`retake`] may have taken some of the shards after the caller had looked for shards that this member does not own.
+    let shards: Vec<ShardId> =
+        shards.iter().copied().filter(|shard| shared.shards.shard_term(*shard).is_none()).collect();
+    let gained = take(shared, &shards, &Before::default()).await?;
     send_gained(shared, gained).await;
     shared.count_shard_changes("gained", shards.len());
     Ok(true)
@@ -345,19 +348,20 @@ async fn stop_starting(shared: &Shared, shards: &BTreeSet<ShardId>) -> Vec<Hande
     in_flight
 }
 
-/// Releases shards after this member has lost its right to own them. Writes no list of attempts, because this member
-/// may no longer write to the shards.
-pub(crate) async fn lose(shared: &Shared, shards: &BTreeSet<ShardId>) {
+/// Releases all shards after this member has lost its right to own them, those included that [`retake`] takes during
+/// this call. Writes no list of attempts, because this member may no longer write to the shards.
+pub(crate) async fn lose_all(shared: &Shared) {
     let _moving = shared.moving.lock().await;
-    let lost = shared.shards.release(shards);
-    if !lost.is_empty() {
-        shared.count_shard_changes("lost", lost.len());
+    let shards: BTreeSet<ShardId> = shared.shards.owned().into_iter().collect();
+    if !shards.is_empty() {
+        shared.shards.release(&shards);
+        shared.count_shard_changes("lost", shards.len());
         let (sender, _in_flight) = oneshot::channel();
-        shared.send(ToOwner::Release(shards.clone(), sender)).await;
+        shared.send(ToOwner::Release(shards, sender)).await;
     }
 }
 
-/// Releases a shard as [`lose`] does, after another member has taken the shard. Has no effect if this member has
+/// Releases a shard as [`lose_all`] does, after another member has taken the shard. Has no effect if this member has
 /// already released the shard, or has taken it again under a later term than `term`.
 pub(crate) async fn lose_superseded(shared: &Shared, shard: ShardId, term: Term) {
     let _moving = shared.moving.lock().await;
