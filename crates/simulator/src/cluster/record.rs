@@ -18,6 +18,8 @@ const OWNERLESS_MAX: Duration = Duration::from_secs(8);
 /// Largest error of a member's measurement of its clock offset. If the offset exceeds the bound by less than this time,
 /// it is possible that the member does not detect the offset.
 const CLOCK_ERROR_MAX: Duration = Duration::from_millis(300);
+/// Longest time in which a member takes shards from a store without long interruptions.
+const TAKE_TIME_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Clone)]
 pub(super) struct Record {
@@ -152,9 +154,9 @@ impl Record {
             ));
         }
         let off_since = self.entries().clocks_off.get(member).copied();
-        // A member measures its clock at every renewal of its lease. Therefore it can start callbacks for at most one
-        // lease duration after the offset exceeds the bound. If its clock is behind, these callbacks are late.
-        if off_since.is_some_and(|since| now > since + self.lease) {
+        // A member measures its clock at every renewal of its lease, and then releases its shards. The release waits until
+        // the member has taken the shards that it is about to take. If its clock is behind, callbacks are late until then.
+        if off_since.is_some_and(|since| now > since + self.lease + TAKE_TIME_MAX) {
             self.record_violation(format!(
                 "clock: {member} fires at {now:?}, but its clock offset has exceeded the bound since {off_since:?}"
             ));

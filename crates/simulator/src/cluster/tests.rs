@@ -3,7 +3,7 @@ use crate::{Coverage, Incident, assert_caught, run_seeds};
 
 const SEEDS: u64 = 20;
 /// Seeds with which an earlier version of the code failed. The tests run the cluster scenario with them again.
-const FAILED: [u64; 2] = [9_066, 9_219];
+const FAILED: [u64; 7] = [9_066, 9_219, 10_082, 10_154, 10_435, 10_479, 10_546];
 
 fn run_seeds_of(name: &str, kind: StoreKind) -> Coverage {
     run_seeds(name, (0..SEEDS).chain(FAILED), |sim| drop(run(sim, kind, None)))
