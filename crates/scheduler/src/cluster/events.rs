@@ -71,6 +71,14 @@ impl Events {
         self.notify.notify_one();
     }
 
+    /// Withdraws the reports about these shards that [`Events::report_ahead`] added since the last call of
+    /// [`Events::take`]. Returns the latest time that this member's clock showed before it went back.
+    pub(crate) fn withdraw_ahead(&self, shards: &BTreeSet<ShardId>) -> Timestamp {
+        let mut reported = self.lock();
+        reported.ahead.retain(|shard| !shards.contains(shard));
+        reported.clock_was_at
+    }
+
     pub(crate) fn report_outcome(&self, outcome: AttemptOutcome) {
         let Ok(permit) = self.outcomes.clone().try_acquire_owned() else {
             let shard = outcome.poller.shard().0;

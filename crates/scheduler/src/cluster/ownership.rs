@@ -281,7 +281,10 @@ pub(crate) async fn retake(shared: &Shared, shards: &BTreeSet<ShardId>, clock_wa
     // While this member does not own the shards, no cancellation can miss an attempt in flight.
     shared.shards.release(&owned);
     shared.shards.wait_until_left(&owned).await;
-    let before = Before { clock_was_at, in_flight: stop_starting(shared, &owned).await };
+    let in_flight = stop_starting(shared, &owned).await;
+    // The owner may have reported these shards again until it stopped.
+    let clock_was_at = clock_was_at.max(shared.events.withdraw_ahead(&owned));
+    let before = Before { clock_was_at, in_flight };
     let owned: Vec<ShardId> = owned.into_iter().collect();
     // If the lease ends, this member no longer owns the shards.
     while shared.lease.is_valid(shared.runtime.monotonic()) {
