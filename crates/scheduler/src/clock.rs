@@ -29,7 +29,15 @@ impl Clock {
 
     pub(crate) fn now(&self) -> Timestamp {
         let wall = self.runtime.now();
-        let limit = self.membership.get().and_then(Membership::clock_limit);
-        limit.map_or(wall, |limit| wall.min(limit))
+        self.limit().map_or(wall, |limit| wall.min(limit))
+    }
+
+    /// Returns true if the clock of the coordination engine limits this clock now.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.limit().is_some()
+    }
+
+    fn limit(&self) -> Option<Timestamp> {
+        self.membership.get().and_then(Membership::clock_limit)
     }
 }

@@ -162,6 +162,11 @@ impl SharedSteadyClock {
 
     pub(crate) fn now(&self) -> Timestamp {
         let (wall, monotonic) = (self.clock.now(), self.runtime.monotonic());
-        self.steady.lock().expect("no holder of this lock panics").at(wall, monotonic)
+        let mut steady = self.steady.lock().expect("no holder of this lock panics");
+        if self.clock.is_limited() {
+            // The coordination engine's clock confirms the leap: before the leap, this member's clock was behind.
+            *steady = SteadyClock::new(wall, monotonic);
+        }
+        steady.at(wall, monotonic)
     }
 }

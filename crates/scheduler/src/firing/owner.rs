@@ -31,6 +31,7 @@ use crate::firing::dispatch::{Dispatch, Lane, Limits, Now};
 use crate::firing::messages::{EndReason, Ended, PendingWrite, ReadDone, Then, ToOwner, ToWriter, WriteDone};
 use crate::firing::owner::reading::read_due;
 use crate::firing::run_executor::{Starting, start};
+use crate::firing::steady::LEAP_ACCEPTED_AFTER;
 use crate::firing::window::{EntryId, MayStart, PollerIndex, ReadKind, Window};
 use crate::known_tenants::Known;
 use crate::metrics::count_store_error;
@@ -246,8 +247,9 @@ impl Owner {
         for entry in expired.drain(..) {
             let DueKey { position, attempt, .. } = self.window.entry(entry).key;
             if attempt > 1 && position > steady {
-                // The clock has just leapt ahead, so the delay of the retry has not passed.
-                self.window.wait_again(entry, now.wall + position.since(steady));
+                // The clock has just leapt ahead, so the delay of the retry may not have passed. If the clock was behind
+                // before the leap, the retry is due now. The owner cannot know this until the steady clock follows.
+                self.window.wait_again(entry, now.wall + position.since(steady).min(LEAP_ACCEPTED_AFTER));
                 continue;
             }
             if !self.dispatch.push(self.lane(entry), entry, position) {

@@ -11,7 +11,7 @@ use runtime::Monotonic;
 /// minus the progress of the monotonic clock in the same time.
 const LEAP_MIN: Duration = Duration::from_secs(1);
 /// Time for which the wall clock must remain ahead after a leap. After this time, the steady clock follows the leap.
-const LEAP_ACCEPTED_AFTER: Duration = Duration::from_secs(30);
+pub(crate) const LEAP_ACCEPTED_AFTER: Duration = Duration::from_secs(30);
 
 /// Clock that follows the wall clock. The steady clock follows a leap ahead only after 30 s, and a step back at once.
 #[derive(Debug)]
