@@ -37,6 +37,13 @@ impl Clock {
         self.limit().is_some()
     }
 
+    /// Converts a future instant of this clock to the clock of the coordination engine. The result is at most the largest
+    /// permitted clock offset too late, even if this clock is far behind. Returns the instant unchanged if the engine's
+    /// clock does not limit this clock.
+    pub(crate) fn to_engine(&self, at: Timestamp) -> Timestamp {
+        self.limit().map_or(at, |limit| limit + at.since(self.now()))
+    }
+
     fn limit(&self) -> Option<Timestamp> {
         self.membership.get().and_then(Membership::clock_limit)
     }

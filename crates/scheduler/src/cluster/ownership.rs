@@ -326,6 +326,8 @@ pub(crate) async fn hand_over(shared: &Shared, shards: &BTreeSet<ShardId>) -> Re
     let in_flight = stop_starting(shared, shards).await;
     let mut lists: BTreeMap<ShardId, Vec<HandedOver>> = BTreeMap::new();
     for attempt in in_flight {
+        // If this member's clock is behind, its successor would otherwise regard the attempt as ended.
+        let attempt = HandedOver { until: shared.clock.to_engine(attempt.until), ..attempt };
         lists.entry(attempt.poller.shard()).or_default().push(attempt);
     }
     let hand_over = |(shard, term)| HandOver { shard, term, attempts: lists.remove(&shard).unwrap_or_default() };

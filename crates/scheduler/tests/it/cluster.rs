@@ -413,6 +413,23 @@ fn member_that_stops_during_a_hand_over_repeats_no_attempt() {
 }
 
 #[test]
+fn member_whose_clock_falls_behind_hands_over_its_attempts_in_flight() {
+    for_each_seed(8, async |sim| {
+        let slower = |_: &Delivery| (Duration::from_secs(4), AttemptResult::Answered(200));
+        let cluster = TestCluster::new(sim, slow_store(), slower).await;
+        let (a, b) = (cluster.join("a").await, cluster.join("b").await);
+        cluster.wait_until_balanced(&[&a, &b]).await;
+        let ids = cluster.schedule("a", &a, cluster.in_ms(300), 100).await;
+        cluster.sleep(Duration::from_millis(900)).await;
+        assert_eq!(cluster.calls().len(), ids.len(), "all attempts have started");
+        sim.jump_clock("a", -3_600_000);
+        cluster.wait_until_balanced(&[&b]).await;
+        cluster.sleep(Duration::from_secs(10)).await;
+        cluster.assert_each_called_once(&ids);
+    });
+}
+
+#[test]
 fn cancellation_during_a_hand_over_prevents_every_callback() {
     for_each_seed(10, async |sim| {
         let cluster = TestCluster::new(sim, slow_store(), quick).await;
