@@ -5,8 +5,8 @@
 //! outcome. [`History::verdict`] compares the promises with the observations. The history reads from the simulation the
 //! true time, the members' clocks, and the periods during which a member was paused or down.
 //!
-//! The history does not check the order of callbacks of different schedules, the lateness of callbacks or the number of
-//! attempts. It also does not check the instants of a recurring schedule after the last [`Expected`] instant.
+//! The history checks the lateness of callbacks only while the members report that they are well. It does not check the
+//! order of callbacks of different schedules or the number of attempts. It also does not check the instants of a recurring schedule after the last [`Expected`] instant.
 
 #[cfg(test)]
 mod tests;
@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use domain::{Incarnation, Occurrence, Revision, RunState, Timestamp};
+use futures_util::future::{Either, select};
 
 use crate::simulation::Handle;
 
@@ -47,6 +48,9 @@ impl Expected {
     }
 }
 
+/// Time between two observations of the members' health.
+const HEALTH_PERIOD: Duration = Duration::from_millis(250);
+
 /// Id of a callback between its start and its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CallbackId(usize);
@@ -71,6 +75,8 @@ struct Entries {
     exemptions: BTreeMap<Incarnation, Vec<RangeInclusive<Duration>>>,
     /// Periods whose outcomes the store may have lost.
     lost: Vec<RangeInclusive<Duration>>,
+    /// Instants at which all running members reported that they are well, in order. See [`History::observe_health`].
+    well: Vec<Duration>,
 }
 
 /// Acknowledged state of one schedule.
@@ -86,6 +92,7 @@ struct AcknowledgedSchedule {
 
 struct AcknowledgedRevision {
     expected: Expected,
+    acknowledged_at: Duration,
     /// Instant of the response to a change that created a later revision.
     superseded_at: Option<Duration>,
 }
@@ -135,6 +142,7 @@ impl History {
             marked: Vec::new(),
             exemptions: BTreeMap::new(),
             lost: Vec::new(),
+            well: Vec::new(),
         };
         History { sim: sim.clone(), entries: Arc::new(Mutex::new(entries)) }
     }
@@ -143,7 +151,9 @@ impl History {
     pub fn created(&self, incarnation: Incarnation, expected: Expected) {
         let mut entries = self.entries();
         let schedule = entries.schedules.entry(incarnation).or_default();
-        schedule.revisions.insert(Revision::default(), AcknowledgedRevision { expected, superseded_at: None });
+        let acknowledged_at = self.sim.elapsed();
+        let revision = AcknowledgedRevision { expected, acknowledged_at, superseded_at: None };
+        schedule.revisions.insert(Revision::default(), revision);
     }
 
     /// Permits further occurrences before the first expected instant of the schedule. The scenario makes this call if two
@@ -166,7 +176,8 @@ impl History {
         for (_, earlier) in schedule.revisions.range_mut(..revision) {
             earlier.superseded_at.get_or_insert(now);
         }
-        schedule.revisions.insert(revision, AcknowledgedRevision { expected, superseded_at: None });
+        let acknowledged = AcknowledgedRevision { expected, acknowledged_at: now, superseded_at: None };
+        schedule.revisions.insert(revision, acknowledged);
     }
 
     /// Records the response "cancelled". It promises that no attempt is in flight and no attempt will start.
@@ -246,6 +257,24 @@ impl History {
         self.entries().marked.push((occurrence, taken_at));
     }
 
+    /// Runs `scenario`. Meanwhile, records at which instants `is_well` returns true. The function `is_well` returns true if
+    /// all running members report that they are well. No schedule may be silent for long at such instants.
+    pub async fn observe_health<T>(&self, is_well: impl Fn() -> bool, scenario: impl Future<Output = T>) -> T {
+        let observing = async {
+            loop {
+                self.sim.outside().sleep(HEALTH_PERIOD).await;
+                if is_well() {
+                    let now = self.sim.elapsed();
+                    self.entries().well.push(now);
+                }
+            }
+        };
+        match select(std::pin::pin!(scenario), std::pin::pin!(observing)).await {
+            Either::Left((result, _)) => result,
+            Either::Right(((), _)) => unreachable!("the loop that observes the members never ends"),
+        }
+    }
+
     /// Returns the current reading of a correct wall clock.
     #[must_use]
     pub fn true_time(&self) -> Timestamp {
@@ -288,7 +317,7 @@ impl History {
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         let interruptions = |member: &str| self.sim.interruptions(member);
-        self.entries().judge(&interruptions)
+        self.entries().judge(&interruptions, self.sim.epoch())
     }
 
     /// Computes the verdict and asserts that it has no violations.

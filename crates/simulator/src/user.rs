@@ -12,9 +12,15 @@ use domain::{
     AttemptResult, Audit, Cron, HttpTarget, Incarnation, Schedule, SigningSecret, Spec, Target, Tenant, TenantId,
     Timestamp, When,
 };
-use store::{Store, StoreError};
+use scheduler::Scheduler;
+use store::{Health, Store, StoreError};
 
 use crate::{Expected, Handle, Random};
+
+/// Age of the oldest due row, in seconds, at which the alert for operators fires.
+const WAITING_SECONDS_MAX: f64 = 5.0;
+/// Time by which the clock of a member may be behind the true time although the member is well.
+const CLOCK_BEHIND_MAX: Duration = Duration::from_secs(5);
 
 /// Set of all incarnations that a member returned to a client.
 #[derive(Default)]
@@ -116,6 +122,25 @@ pub(crate) fn expected(schedule: &Schedule, series_end: Timestamp) -> Expected {
             Expected::series(instants, series_end)
         }
     }
+}
+
+/// Returns true if the member reports to an operator that it is well: it answers, it is ready, its clock is not behind the
+/// positions, and no due row waits for long. Also returns false if the member's clock is behind the true time, because
+/// its callbacks are then late by this time.
+pub(crate) fn reports_well(sim: &Handle, member: &str, scheduler: &Scheduler) -> bool {
+    let now = sim.elapsed();
+    let answers = !sim.interruptions(member).iter().any(|interruption| interruption.contains(&now));
+    answers
+        && sim.clock(member) + CLOCK_BEHIND_MAX >= sim.outside().now()
+        && scheduler.health() == Health::Ready
+        && !scheduler.clock_is_behind()
+        && oldest_due_seconds(scheduler) < WAITING_SECONDS_MAX
+}
+
+fn oldest_due_seconds(scheduler: &Scheduler) -> f64 {
+    let text = scheduler.metrics_text();
+    let value = text.lines().find_map(|line| line.strip_prefix("reveille_oldest_due_seconds "));
+    value.and_then(|value| value.parse().ok()).expect("the metrics contain the age of the oldest due row")
 }
 
 /// Returns a random response time of a receiver.

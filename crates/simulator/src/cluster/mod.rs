@@ -94,18 +94,23 @@ pub fn run(sim: &Simulation, kind: StoreKind, mutant: Option<Mutant>) -> Verdict
         cluster.start_due_members().await;
         cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
         let incarnations = Incarnations::default();
-        let clients = join_all((0..CLIENTS).map(|number| Client::new(&cluster, &incarnations, number).run(FAULT_TIME)));
-        let application = Application::new(&cluster, &incarnations).run(FAULT_TIME);
-        let busy = join3(clients, application, nemesis::run(&cluster));
-        let (mut clients, application, ()) = with_checks(&cluster, busy).await;
-        with_checks(&cluster, nemesis::stop(&cluster)).await;
-        cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
-        for client in &mut clients {
-            client.finish().await;
-        }
-        application.finish().await;
-        with_checks(&cluster, join_and_leave(&cluster)).await;
-        sim.sleep(RECOVERY_TIME).await;
+        let scenario = async {
+            let clients =
+                join_all((0..CLIENTS).map(|number| Client::new(&cluster, &incarnations, number).run(FAULT_TIME)));
+            let application = Application::new(&cluster, &incarnations).run(FAULT_TIME);
+            let busy = join3(clients, application, nemesis::run(&cluster));
+            let (mut clients, application, ()) = with_checks(&cluster, busy).await;
+            with_checks(&cluster, nemesis::stop(&cluster)).await;
+            cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
+            for client in &mut clients {
+                client.finish().await;
+            }
+            application.finish().await;
+            with_checks(&cluster, join_and_leave(&cluster)).await;
+            sim.sleep(RECOVERY_TIME).await;
+            application
+        };
+        let application = cluster.history.observe_health(|| cluster.reports_well(), scenario).await;
         application.check().await;
         verify(&cluster, &incarnations).await
     })

@@ -215,6 +215,12 @@ impl Record {
                 let until = next.saturating_add(self.lease);
                 let known = self.sim.interruptions(&take.member);
                 let more = entries.interruptions.get(&take.member).cloned().unwrap_or_default();
+                // An owner whose session ended did not hand over its attempts in flight. It may have no later session.
+                let handed_over = entries.handed_over.get(shard).into_iter().flatten();
+                let is_handed_over = handed_over.into_iter().any(|at| (take.at..=next).contains(at));
+                if takes.get(number + 1).is_some_and(|next| next.member != take.member) && !is_handed_over {
+                    history.allow_duplicates(*incarnation, next.saturating_sub(2 * self.lease)..=next);
+                }
                 // If the response to a member's request for a shard arrives after another member has requested the
                 // shard, the shard may move back to the first member.
                 if let Some(took_at) = take.took_at.filter(|took_at| *took_at >= next) {

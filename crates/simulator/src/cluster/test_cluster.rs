@@ -123,6 +123,16 @@ impl TestCluster {
         self.names().into_iter().filter(is_serving).collect()
     }
 
+    /// Returns true if a member runs, and all running members report that they are well.
+    pub(super) fn reports_well(&self) -> bool {
+        let reports_well = |name: &String| {
+            let scheduler = self.net.scheduler(name);
+            scheduler.is_some_and(|scheduler| user::reports_well(&self.sim, name, &scheduler))
+        };
+        let up = self.up();
+        !up.is_empty() && up.iter().all(reports_well)
+    }
+
     /// Returns the names of the members whose process runs.
     pub(super) fn up(&self) -> Vec<String> {
         self.names().into_iter().filter(|name| self.sim.is_up(name)).collect()

@@ -36,27 +36,30 @@ pub fn run(sim: &Simulation, kind: StoreKind, mutant: Option<Mutant>) -> Verdict
         cluster.start_due_members().await;
         cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
         let incarnations = Incarnations::default();
-        create(&cluster, &incarnations, 40, true).await;
-        sleep(&cluster, 0, 1_500).await;
-        let copied_at = sim.elapsed();
-        let copy = cluster.local_store().snapshot().await;
-        disturb_a_member(&cluster).await;
-        create(&cluster, &incarnations, 10, false).await;
-        sleep(&cluster, 500, 5_000).await;
-        let terms = match mutant {
-            Some(Mutant::ReusesLostTerms) => TermsAfterLoss::Stored,
-            Some(Mutant::KeepsOwnersAfterLoss) => TermsAfterLoss::Unchanged,
-            _ => TermsAfterLoss::NewEpoch,
+        let scenario = async {
+            create(&cluster, &incarnations, 40, true).await;
+            sleep(&cluster, 0, 1_500).await;
+            let copied_at = sim.elapsed();
+            let copy = cluster.local_store().snapshot().await;
+            disturb_a_member(&cluster).await;
+            create(&cluster, &incarnations, 10, false).await;
+            sleep(&cluster, 500, 5_000).await;
+            let terms = match mutant {
+                Some(Mutant::ReusesLostTerms) => TermsAfterLoss::Stored,
+                Some(Mutant::KeepsOwnersAfterLoss) => TermsAfterLoss::Unchanged,
+                _ => TermsAfterLoss::NewEpoch,
+            };
+            cluster.local_store().go_back(copy, terms).await;
+            cluster.history.lost_outcomes(copied_at..=sim.elapsed() + NOTICE_TIME_MAX + cluster.lease());
+            create(&cluster, &incarnations, 20, true).await;
+            for name in cluster.names() {
+                cluster.start_soon(&name);
+            }
+            cluster.start_due_members().await;
+            cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
+            sim.sleep(RECOVERY_TIME).await;
         };
-        cluster.local_store().go_back(copy, terms).await;
-        cluster.history.lost_outcomes(copied_at..=sim.elapsed() + NOTICE_TIME_MAX + cluster.lease());
-        create(&cluster, &incarnations, 20, true).await;
-        for name in cluster.names() {
-            cluster.start_soon(&name);
-        }
-        cluster.start_due_members().await;
-        cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
-        sim.sleep(RECOVERY_TIME).await;
+        cluster.history.observe_health(|| cluster.reports_well(), scenario).await;
         verify(&cluster, &incarnations).await
     })
 }

@@ -126,6 +126,19 @@ fn verdict_reports_callback_before_its_instant_as_early() {
 }
 
 #[test]
+fn verdict_reports_late_callbacks_of_members_that_report_that_they_are_well() {
+    let late_callback = |is_well: fn() -> bool| {
+        let fixture = Fixture::new();
+        let outside = fixture.sim.outside();
+        fixture.sim.run_until(fixture.history.observe_health(is_well, outside.sleep(SECOND * 31)));
+        fixture.succeed(occurrence(once()));
+        fixture
+    };
+    late_callback(|| true).breaks(|found| matches!(found, Violation::Silent { .. }));
+    late_callback(|| false).holds();
+}
+
+#[test]
 fn verdict_uses_the_members_clock_to_detect_early_callbacks() {
     let fixture = Fixture::new();
     fixture.sim.jump_clock("a", 1_000);

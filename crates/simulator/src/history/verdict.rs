@@ -7,10 +7,16 @@ use std::time::Duration;
 
 use domain::{Incarnation, Occurrence, Revision, RunState, Timestamp};
 
-use super::{AcknowledgedRevision, AcknowledgedSchedule, Callback, Cancel, Entries, Interruptions, ObservedOutcome};
+use super::{
+    AcknowledgedRevision, AcknowledgedSchedule, Callback, Cancel, Entries, HEALTH_PERIOD, Interruptions,
+    ObservedOutcome,
+};
 
 /// Longest time by which a marked run may be due after its earlier owner stopped.
 const MARKED_AHEAD_MAX: Duration = Duration::from_secs(5);
+/// Longest time for which a due callback may wait while all members report that they are well. On the slowest simulated
+/// store, a member needs up to 9 s to take its shards again.
+const SILENT_MAX: Duration = Duration::from_secs(20);
 
 /// A broken promise.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -62,6 +68,8 @@ pub enum Violation {
          the shard at {taken_at} recorded it, and no earlier owner can have started it"
     )]
     MarkedUnstarted { occurrence: Occurrence, taken_at: Timestamp },
+    #[error("silent: {occurrence:?} waited for {silent:?} while all running members reported that they were well")]
+    Silent { occurrence: Occurrence, silent: Duration },
     #[error("miscounted: the record of {occurrence:?} counts {count} missed instants up to {last}, not {expected}")]
     Miscounted { occurrence: Occurrence, last: Timestamp, count: u64, expected: usize },
     #[error("unaccepted success: {0:?} is recorded as succeeded, but no receiver accepted its callback")]
@@ -132,7 +140,8 @@ impl Entries {
         Case::new(self, &|_| Vec::new()).unresolved().collect()
     }
 
-    pub(super) fn judge(&self, interruptions: Interruptions<'_>) -> Verdict {
+    /// `epoch` is the time at the start of the simulation.
+    pub(super) fn judge(&self, interruptions: Interruptions<'_>, epoch: Timestamp) -> Verdict {
         let case = Case::new(self, interruptions);
         let mut verdict = Verdict {
             violations: Vec::new(),
@@ -147,6 +156,7 @@ impl Entries {
         case.judge_requested(found);
         case.judge_marks(found);
         case.judge_counts(found);
+        case.judge_silence(epoch, found);
         self.callbacks.iter().for_each(|callback| case.judge_start(callback, found));
         for (occurrence, callbacks) in &case.callbacks {
             case.judge_resolution(occurrence, callbacks, found);
@@ -327,6 +337,23 @@ impl<'a> Case<'a> {
         }
     }
 
+    /// Checks that no first callback waits for long while all members report that they are well.
+    fn judge_silence(&self, epoch: Timestamp, found: &mut Vec<Violation>) {
+        for (occurrence, callbacks) in &self.callbacks {
+            let revision = self.schedule(occurrence).and_then(|schedule| schedule.revisions.get(&occurrence.revision));
+            let Some(revision) = revision.filter(|_| occurrence.replay == 0) else { continue };
+            let due_at = occurrence.nominal.since(epoch).max(revision.acknowledged_at);
+            let until = callbacks.iter().map(|callback| callback.began_at).min().unwrap_or_default();
+            let well = &self.entries.well;
+            let observed =
+                well.partition_point(|at| *at < until).saturating_sub(well.partition_point(|at| *at < due_at));
+            let silent = HEALTH_PERIOD.saturating_mul(u32::try_from(observed).unwrap_or(u32::MAX));
+            if silent > SILENT_MAX {
+                found.push(Violation::Silent { occurrence: *occurrence, silent });
+            }
+        }
+    }
+
     /// Checks that the occurrence of an uninterrupted callback has an outcome, and that this outcome is not "missed". If
     /// all callbacks of the occurrence were interrupted, a record as missed must have the mark `attempt_possible`.
     fn judge_resolution(&self, occurrence: &Occurrence, callbacks: &[&Callback], found: &mut Vec<Violation>) {
@@ -433,7 +460,7 @@ impl AcknowledgedSchedule {
         let first = self.revisions.get(&Revision::default()).and_then(|revision| revision.expected.nominals.first());
         self.has_earlier_tries
             && (occurrence.replay, occurrence.revision) == (0, Revision::default())
-            && first.is_some_and(|first| occurrence.nominal < *first)
+            && first.is_none_or(|first| occurrence.nominal < *first)
     }
 
     /// Returns true if the verdict does not cover the occurrence, because it may still be in progress.

@@ -72,6 +72,12 @@ impl Engine {
         engine
     }
 
+    /// Returns true if the member reports that it is well.
+    pub(super) fn reports_well(&self) -> bool {
+        let instance = self.lock().clone();
+        instance.is_some_and(|instance| user::reports_well(&self.sim, MEMBER, &instance.scheduler))
+    }
+
     pub(super) fn empty_disk(&self) {
         self.sim.volume(MEMBER).set_capacity(CAPACITY_BYTES);
     }

@@ -33,8 +33,8 @@ const MEMBER: &str = "a";
 /// Largest offset of the member's clock from true time after a small jump.
 const JUMP_MAX: Duration = Duration::from_millis(JUMP_MILLIS_MAX);
 const JUMP_MILLIS_MAX: u64 = 4_000;
-/// Largest time by which the member's clock is ahead after a large jump, in milliseconds. A hardware clock that stores
-/// the local time can be ahead by such a time.
+/// Largest time by which the member's clock is ahead or behind after a large jump, in milliseconds. A hardware clock that
+/// stores the local time can be wrong by such a time.
 const FAR_JUMP_MILLIS_MAX: u64 = 3_600_000;
 
 /// Returns the time up to which the history expects every instant of a recurring schedule.
@@ -66,25 +66,32 @@ pub fn run(sim: &Simulation, kind: EngineKind, mutant: Option<Mutant>) -> Verdic
         // the member halts after a failed fsync.
         let history = History::new(&sim, Duration::from_secs(10));
         let engine = Engine::new(sim.clone(), kind, mutant, history.clone());
-        let clock_at_start = sim.draw(|random| if random.below(4) == 0 { far_ahead_millis(random) } else { 0 });
+        let clock_at_start = sim.draw(|random| if random.below(4) == 0 { far_millis(random) } else { 0 });
         sim.jump_clock(MEMBER, clock_at_start);
         engine.start().await;
         let incarnations = Incarnations::default();
         let client = |number| Client::new(&sim, &engine, &history, &incarnations, number).run(FAULT_TIME);
-        futures_util::future::join(join_all((0..CLIENTS).map(client)), inject_faults(&sim, &engine, clock_at_start))
+        let scenario = async {
+            futures_util::future::join(
+                join_all((0..CLIENTS).map(client)),
+                inject_faults(&sim, &engine, clock_at_start),
+            )
             .await;
-        heal(&sim, &engine).await;
-        sim.outside().sleep(RECOVERY_TIME).await;
+            heal(&sim, &engine).await;
+            sim.outside().sleep(RECOVERY_TIME).await;
+        };
+        history.observe_health(|| engine.reports_well(), scenario).await;
         engine.stop().await;
         engine.report_outcomes(&incarnations.all()).await;
         history.check()
     })
 }
 
-/// Returns a time by which a clock is far ahead, in milliseconds.
-fn far_ahead_millis(random: &mut Random) -> i64 {
-    let ahead = JUMP_MILLIS_MAX + random.below(FAR_JUMP_MILLIS_MAX - JUMP_MILLIS_MAX);
-    i64::try_from(ahead).unwrap_or(0)
+/// Returns a time by which a clock is far ahead or, if the time is negative, far behind, in milliseconds.
+fn far_millis(random: &mut Random) -> i64 {
+    let far = JUMP_MILLIS_MAX + random.below(FAR_JUMP_MILLIS_MAX - JUMP_MILLIS_MAX);
+    let far = i64::try_from(far).unwrap_or(0);
+    if far % 3 == 0 { -far } else { far }
 }
 
 /// Injects random faults of all kinds until [`FAULT_TIME`] has passed. `clock_at_start` is the time by which the member's
@@ -102,7 +109,7 @@ async fn inject_faults(sim: &Handle, engine: &Engine, clock_at_start: i64) {
                 let target = sim.draw(|random| {
                     let small = random.below(2 * JUMP_MILLIS_MAX);
                     let small = i64::try_from(small).unwrap_or(0) - i64::try_from(JUMP_MILLIS_MAX).unwrap_or(0);
-                    if random.below(4) > 0 { small } else { far_ahead_millis(random) }
+                    if random.below(4) > 0 { small } else { far_millis(random) }
                 });
                 sim.jump_clock(MEMBER, target - ahead_millis);
                 ahead_millis = target;
