@@ -141,7 +141,8 @@ async fn load_some(
 }
 
 /// Loads the records of the runs that may have a record. A run has no record before its first attempt. This function
-/// therefore omits a run if its first attempt is due and no earlier owner can have made this attempt.
+/// therefore omits a run if its first attempt is due, no earlier owner can have made this attempt, and the run has no other
+/// row. A creator that was late may have written a second row, at a position after the run's instant.
 async fn find_runs(
     context: &Context,
     batch: &[Starting],
@@ -150,7 +151,8 @@ async fn find_runs(
     let may_have_record = |starting: &Starting, schedule: &Loaded| {
         let DueKey { position, occurrence, attempt, .. } = starting.key;
         let is_next = matches!(schedule, Ok(Some(schedule)) if schedule.next == Some(occurrence.nominal));
-        attempt > 1 || occurrence.replay > 0 || !is_next || position <= starting.shard_term.since + CLOCK_AHEAD_MAX
+        let is_late = position <= starting.shard_term.since + CLOCK_AHEAD_MAX;
+        attempt > 1 || occurrence.replay > 0 || !is_next || is_late || position > occurrence.nominal
     };
     let candidates: Vec<Occurrence> = (batch.iter().zip(schedules))
         .filter(|(starting, schedule)| may_have_record(starting, schedule))
