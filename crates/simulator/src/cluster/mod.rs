@@ -91,7 +91,7 @@ pub fn run(sim: &Simulation, kind: StoreKind, mutant: Option<Mutant>) -> Verdict
         for _ in 0..sim.draw(|random| 3 + random.below(2)) {
             cluster.add();
         }
-        cluster.start_due_members().await;
+        cluster.start_members().await;
         cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
         let incarnations = Incarnations::default();
         let scenario = async {
@@ -137,7 +137,7 @@ async fn join_and_leave(cluster: &TestCluster) {
     let count = cluster.serving().len();
     let sessions = cluster.record.sessions_opened();
     cluster.add();
-    cluster.start_due_members().await;
+    cluster.start_members().await;
     cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
     let moved = moved_shards(&before, &cluster.owners());
     let most = usize::from(domain::id::SHARDS).div_ceil(count + 1);

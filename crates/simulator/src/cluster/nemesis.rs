@@ -44,13 +44,7 @@ pub(super) async fn stop(cluster: &TestCluster) {
         cluster.set_clock(&name, 0);
         cluster.start_soon(&name);
     }
-    for _ in 0..100 {
-        cluster.start_due_members().await;
-        if cluster.serving().len() == cluster.names().len() {
-            return;
-        }
-    }
-    panic!("stuck: a member does not start although all faults have ended");
+    cluster.start_members().await;
 }
 
 async fn inject_fault(cluster: &TestCluster) {

@@ -176,6 +176,20 @@ impl TestCluster {
         }
     }
 
+    /// Starts all members, and repeats the starts that fail.
+    ///
+    /// # Panics
+    /// Panics if a member does not start in 100 attempts.
+    pub(super) async fn start_members(&self) {
+        for _ in 0..100 {
+            self.start_due_members().await;
+            if self.serving().len() == self.names().len() {
+                return;
+            }
+        }
+        panic!("stuck: a member does not start although no fault is in progress");
+    }
+
     async fn start(&self, name: &str) {
         if !self.sim.is_up(name) {
             self.net.attach(name, None);

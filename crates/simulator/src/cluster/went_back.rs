@@ -33,7 +33,7 @@ pub fn run(sim: &Simulation, kind: StoreKind, mutant: Option<Mutant>) -> Verdict
         for _ in 0..sim.draw(|random| 2 + random.below(2)) {
             cluster.add();
         }
-        cluster.start_due_members().await;
+        cluster.start_members().await;
         cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
         let incarnations = Incarnations::default();
         let scenario = async {
@@ -55,7 +55,7 @@ pub fn run(sim: &Simulation, kind: StoreKind, mutant: Option<Mutant>) -> Verdict
             for name in cluster.names() {
                 cluster.start_soon(&name);
             }
-            cluster.start_due_members().await;
+            cluster.start_members().await;
             cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
             sim.sleep(RECOVERY_TIME).await;
         };
