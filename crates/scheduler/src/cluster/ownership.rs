@@ -54,15 +54,19 @@ pub(crate) struct Before {
 pub(crate) async fn take(shared: &Shared, shards: &[ShardId], before: &Before) -> Result<Gained, StoreError> {
     let since = shared.clock.now();
     let terms = repeated(shared, || shared.store.take(shards.to_vec())).await?;
+    let shard_term = |term| ShardTerm { term, since, reopened_from: Timestamp::MIN };
     let shard_terms: BTreeMap<ShardId, ShardTerm> =
-        shards.iter().copied().zip(terms.into_iter().map(|term| ShardTerm { term, since })).collect();
+        shards.iter().copied().zip(terms.into_iter().map(shard_term)).collect();
     apply_cancellations(shared, shards.into(), Cursor::default(), |shard| Ok(shard_terms[&shard])).await?;
     let handed_over = open_handed_over(shared, shards, &before.in_flight).await?;
     let pollers =
         shared.tenants.pollers().into_iter().filter(|poller| shard_terms.contains_key(&poller.shard())).collect();
     let mut pollers = with_positions(shared, pollers, |shard| shard_terms[&shard]).await?;
     reopen(shared, &mut pollers).await?;
-    bring_forward(shared, &pollers, before.clock_was_at).await?;
+    let reopened_from = bring_forward(shared, &pollers, before.clock_was_at).await?;
+    for (poller, shard_term, _) in &mut pollers {
+        shard_term.reopened_from = reopened_from[&poller.shard()];
+    }
     record_clock(shared, &pollers, since).await?;
     // This member may already have moved its cursor past cancellation records of these shards, because it read the
     // records only for its other shards. The function therefore resets the cursor.
@@ -128,12 +132,13 @@ async fn record_clock(
 /// function finds them by their nominal instants, which are earlier than their positions. It reads all rows up to one
 /// [`MOVED_MAX`] after the latest `closed` of the shard that an owner has set back. Every later owner does the same
 /// until that time has come, because an owner may stop before it has written all rows. If `clock_was_at` is later than
-/// this `closed`, the function reads the rows up to one [`MOVED_MAX`] after `clock_was_at`.
+/// this `closed`, the function reads the rows up to one [`MOVED_MAX`] after `clock_was_at`. Returns the later one of both
+/// instants for each shard with pollers.
 async fn bring_forward(
     shared: &Shared,
     pollers: &[(PollerId, ShardTerm, Positions)],
     clock_was_at: Timestamp,
-) -> Result<(), StoreError> {
+) -> Result<BTreeMap<ShardId, Timestamp>, StoreError> {
     let ids: Vec<PollerId> = pollers.iter().map(|(poller, _, _)| *poller).collect();
     let all = repeated(shared, || shared.store.closed(ids.clone())).await?;
     let mut reopened_from = BTreeMap::new();
@@ -161,7 +166,7 @@ async fn bring_forward(
             }
         }
     }
-    Ok(())
+    Ok(reopened_from)
 }
 
 /// Makes a call of the store, and repeats it if it fails. Otherwise, one failure would repeat all calls of [`take`].

@@ -16,6 +16,9 @@ pub(crate) struct ShardTerm {
     pub(crate) term: Term,
     /// Start of the term. An earlier owner may have fired a row that was due before this instant.
     pub(crate) since: Timestamp,
+    /// Latest `closed` of the shard that an owner has set back, or [`Timestamp::MIN`]. An earlier owner may have started
+    /// the runs up to this instant, because its clock was ahead of this member's clock.
+    pub(crate) reopened_from: Timestamp,
 }
 
 pub(crate) struct Shards {

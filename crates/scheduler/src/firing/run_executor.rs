@@ -212,7 +212,8 @@ async fn start_loaded(
     if now < key.occurrence.nominal {
         return starting.ended(EndReason::NotDue);
     }
-    match at_start(&schedule, &key, starting.catch_up, starting.closed_at_take, now) {
+    let closed_at_take = starting.closed_at_take.max(starting.shard_term.reopened_from);
+    match at_start(&schedule, &key, starting.catch_up, closed_at_take, now) {
         Start::Fire { advance } => {
             if let Some(due) = advance
                 && !advance_before_start(context, starting, &schedule, due).await

@@ -21,7 +21,7 @@ fn key(number: u128, position: i64) -> DueKey {
 }
 
 fn shard_term(term: u64) -> ShardTerm {
-    ShardTerm { term: Term(term), since: at(0) }
+    ShardTerm { term: Term(term), since: at(0), reopened_from: Timestamp::MIN }
 }
 
 /// Due rows of the store.
