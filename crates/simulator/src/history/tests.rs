@@ -130,7 +130,7 @@ fn verdict_reports_late_callbacks_of_members_that_report_that_they_are_well() {
     let late_callback = |is_well: fn() -> bool| {
         let fixture = Fixture::new();
         let outside = fixture.sim.outside();
-        fixture.sim.run_until(fixture.history.observe_health(is_well, outside.sleep(SECOND * 31)));
+        fixture.sim.run_until(fixture.history.observe_health(is_well, outside.sleep(SECOND * 41)));
         fixture.succeed(occurrence(once()));
         fixture
     };

@@ -15,8 +15,8 @@ use super::{
 /// Longest time by which a marked run may be due after its earlier owner stopped.
 const MARKED_AHEAD_MAX: Duration = Duration::from_secs(5);
 /// Longest time for which a due callback may wait while all members report that they are well. On the slowest simulated
-/// store, a member needs up to 9 s to take its shards again.
-const SILENT_MAX: Duration = Duration::from_secs(20);
+/// store, a member needs up to 9 s to take its shards again, and it may have to repeat this.
+const SILENT_MAX: Duration = Duration::from_secs(30);
 
 /// A broken promise.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
