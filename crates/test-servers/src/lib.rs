@@ -21,7 +21,7 @@ pub mod java;
 pub mod mixed;
 mod network;
 pub mod node;
-mod port;
+pub mod port;
 pub mod postgres;
 mod proxy;
 pub mod python;

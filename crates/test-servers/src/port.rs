@@ -6,7 +6,10 @@ use anyhow::{Context, bail};
 
 /// Returns a free port below the range that this machine uses for outgoing connections. No outgoing connection can
 /// therefore take the port while its server restarts.
-pub(crate) fn free_port() -> anyhow::Result<u16> {
+///
+/// # Errors
+/// Returns an error if no port is free.
+pub fn free_port() -> anyhow::Result<u16> {
     for _ in 0..100 {
         let random = getrandom::u32().context("the operating system returned no random number")? % 12_000;
         let port = 20_000 + u16::try_from(random).expect("a remainder below 12,000 fits into 16 bits");

@@ -37,6 +37,8 @@ pub struct Options {
     pub disk_bytes: Option<u64>,
     /// Additional settings as names and values of `postgresql.conf`.
     pub settings: Vec<(String, String)>,
+    /// Port of the server. The default is a free port.
+    pub port: Option<u16>,
 }
 
 /// PostgreSQL server that belongs to this process. A drop of this value stops the server and deletes its folder.
@@ -103,11 +105,11 @@ impl Postgres {
         // this function tries another port.
         let mut attempts_left = 5;
         loop {
-            postgres.port = free_port()?;
+            postgres.port = options.port.map_or_else(free_port, Ok)?;
             attempts_left -= 1;
             match postgres.restart() {
                 Ok(()) => return Ok(postgres),
-                Err(error) if attempts_left == 0 => return Err(error),
+                Err(error) if attempts_left == 0 || options.port.is_some() => return Err(error),
                 Err(error) if !format!("{error:#}").contains("Address already in use") => return Err(error),
                 Err(_) => {}
             }
@@ -119,9 +121,15 @@ impl Postgres {
     /// # Errors
     /// Returns the same errors as [`Postgres::start`], and an error if the copy of the data fails.
     pub fn start_standby(&self) -> anyhow::Result<Postgres> {
-        Postgres::start_on_data(Options::default(), |programs, folder| {
-            programs.create_standby(folder, self.port, PASSWORD)
-        })
+        self.start_standby_with(Options::default())
+    }
+
+    /// Starts a standby as [`Postgres::start_standby`] does.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Postgres::start_standby`].
+    pub fn start_standby_with(&self, options: Options) -> anyhow::Result<Postgres> {
+        Postgres::start_on_data(options, |programs, folder| programs.create_standby(folder, self.port, PASSWORD))
     }
 
     /// Disconnects this standby from its primary. From then on the standby receives no further commits.
