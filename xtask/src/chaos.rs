@@ -13,6 +13,7 @@
 mod application;
 mod build;
 mod clients;
+mod database;
 mod faults;
 mod instant;
 mod judge;
@@ -34,10 +35,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
-use test_servers::postgres::{Options, Postgres};
 
 use application::Application;
 use clients::{Client, Workload, connect};
+use database::Database;
 use faults::{Cluster, wait_until};
 use judge::{Records, judge};
 use log::{Log, Placement, RunRecord};
@@ -155,8 +156,8 @@ fn run_cluster(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &
     let hurry = arguments.minutes < HURRY_MINUTES;
     let names: Vec<&'static str> = MEMBERS.into_iter().chain([GUEST]).collect();
     let network = Network::create(&names)?;
-    let (postgres, url, member_url) = database(&network)?;
-    let key = member::migrate(&binary, &url, folder)?;
+    let database = Database::start(&network)?;
+    let key = member::migrate(&binary, &database.url(), folder)?;
     let callbacks = Log::create(&folder.join(log::CALLBACKS))?;
     let receiver = Receiver::start(network.receiver(), callbacks, random.fork())?;
     let workload = Arc::new(Workload {
@@ -168,12 +169,14 @@ fn run_cluster(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &
         is_over: AtomicBool::new(false),
         requests: AtomicU64::new(0),
         unknown: AtomicU64::new(0),
+        failovers: AtomicU64::new(0),
     });
+    let member_url = database.member_url();
     let member_config = Arc::new(MemberConfig { binary, folder: folder.to_owned(), database: member_url, network });
     let members: Vec<Member> =
         names.into_iter().enumerate().map(|(index, name)| Member::new(&member_config, name, index)).collect();
     let cluster = Cluster {
-        postgres,
+        database,
         members,
         workload: workload.clone(),
         log: Log::create(&folder.join(log::FAULTS))?,
@@ -186,25 +189,24 @@ fn run_cluster(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &
         cluster.show(member);
     }
     let clients = start_clients(&workload, arguments.rate, &mut random);
-    let database = url.rsplit('/').next().context("the database URL does not end with a database name")?;
-    let mut application = Application::new(&workload, &cluster.postgres, database, random.fork())?;
+    let mut application = Application::new(&workload, &cluster.database, random.fork())?;
     thread::scope(|scope| {
-        scope.spawn(|| application.run(&cluster.postgres));
+        scope.spawn(|| application.run(&cluster.database));
         disturb(&cluster, &mut Plan::new(random.fork(), hurry), 60 * arguments.minutes, &receiver);
         workload.is_over.store(true, Ordering::Relaxed);
     });
     for client in clients {
         ensure!(client.join().is_ok(), "a client panicked");
     }
-    application.finish(&cluster.postgres)?;
+    application.finish(&cluster.database)?;
     wait_for_callbacks(&cluster, folder, &receiver)?;
     query_runs(&cluster, folder)?;
-    log_placements(&cluster.postgres, database, folder)?;
+    log_placements(&cluster.database, folder)?;
     for member in &cluster.members[..MEMBERS.len()] {
         member.stop()?;
     }
     let mut failures = cluster.failures.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    failures.extend(application.check(&cluster.postgres, folder)?);
+    failures.extend(application.check(&cluster.database, folder)?);
     let (unexpected, first) = receiver.unexpected();
     if unexpected > 0 {
         failures.push(format!(
@@ -213,20 +215,6 @@ fn run_cluster(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &
         ));
     }
     Ok(failures)
-}
-
-/// Starts PostgreSQL. Returns the server, the database URL for this process, and the database URL for the members.
-fn database(network: &Network) -> anyhow::Result<(Postgres, String, String)> {
-    let address = network.database();
-    let settings = vec![("listen_addresses".to_owned(), format!("127.0.0.1,{address}"))];
-    let postgres = Postgres::start_with(Options { settings, ..Options::default() })?;
-    let rules = postgres.folder().join("data/pg_hba.conf");
-    let mut rules = std::fs::File::options().append(true).open(rules)?;
-    writeln!(rules, "host all all {} scram-sha-256", network.range())?;
-    postgres.restart()?;
-    let url = postgres.create_database()?;
-    let member_url = url.replace("@127.0.0.1:", &format!("@{address}:"));
-    Ok((postgres, url, member_url))
 }
 
 fn start_clients(workload: &Arc<Workload>, rate: u32, random: &mut Random) -> Vec<thread::JoinHandle<()>> {
@@ -308,11 +296,11 @@ fn query_runs(cluster: &Cluster, folder: &Path) -> anyhow::Result<()> {
 
 /// Reads the poller of each schedule from the schedule's row, and logs the poller. The payload in the row contains the
 /// schedule's token.
-fn log_placements(postgres: &Postgres, database: &str, folder: &Path) -> anyhow::Result<()> {
+fn log_placements(database: &Database, folder: &Path) -> anyhow::Result<()> {
     // PostgreSQL writes a space after the colon in the payload of a schedule that the application requested.
     let select =
         r#"select substring(encode(spec, 'escape') from '"token": ?"([^"]*)"'), poller from reveille.schedule"#;
-    let rows = postgres.sql(database, select)?;
+    let rows = database.sql(select)?;
     let log = Log::create(&folder.join(log::PLACES))?;
     let mut pollers: BTreeMap<&str, i64> = BTreeMap::new();
     for row in rows.lines() {

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use serde_json::json;
-use test_servers::postgres::Postgres;
 
 use super::clients::Workload;
+use super::database::Database;
 use super::faults::wait_until;
 use super::instant;
-use super::judge::Records;
-use super::log::{Answer, Operation, Request, now_millis};
+use super::judge::{Records, earlier_owners_until};
+use super::log::{Answer, Callback, Operation, Request, now_millis};
 use super::random::Random;
 
 /// Time between two transactions.
@@ -39,7 +39,6 @@ enum Kind {
 
 pub(super) struct Application {
     workload: Arc<Workload>,
-    database: String,
     random: Random,
     requests: Vec<(Kind, Request)>,
 }
@@ -49,18 +48,13 @@ impl Application {
     ///
     /// # Errors
     /// Returns an error if the database rejects the statement.
-    pub(super) fn new(
-        workload: &Arc<Workload>,
-        postgres: &Postgres,
-        database: &str,
-        random: Random,
-    ) -> anyhow::Result<Self> {
-        postgres.sql(database, "create table orders (token text primary key)")?;
-        Ok(Application { workload: workload.clone(), database: database.to_owned(), random, requests: Vec::new() })
+    pub(super) fn new(workload: &Arc<Workload>, database: &Database, random: Random) -> anyhow::Result<Self> {
+        database.sql("create table orders (token text primary key)")?;
+        Ok(Application { workload: workload.clone(), random, requests: Vec::new() })
     }
 
     /// Makes transactions until the run ends.
-    pub(super) fn run(&mut self, postgres: &Postgres) {
+    pub(super) fn run(&mut self, database: &Database) {
         let mut next = Instant::now();
         while !self.workload.is_over.load(Ordering::Relaxed) {
             thread::sleep(next.saturating_duration_since(Instant::now()));
@@ -71,11 +65,11 @@ impl Application {
                 4..=5 => Kind::Cancels,
                 _ => Kind::Commits,
             };
-            self.transact(postgres, kind);
+            self.transact(database, kind);
         }
     }
 
-    fn transact(&mut self, postgres: &Postgres, kind: Kind) {
+    fn transact(&mut self, database: &Database, kind: Kind) {
         let token = format!("sql-{}", self.requests.len());
         let ahead_ms = self.random.between(1_000, self.workload.ahead_ms.min(20_000));
         let at_ms = now_millis() + ahead_ms;
@@ -92,24 +86,20 @@ impl Application {
         let statements = format!(
             "begin; insert into orders values ('{token}'); select reveille.schedule('default', '{token}', '{spec}'); {end}"
         );
-        let request = self.request(postgres, Operation::Create, &token, at_ms, &statements);
+        let request = self.request(database, Operation::Create, &token, at_ms, &statements);
         self.requests.push((kind, request.clone()));
-        // Of the other transactions, only the table shows at the end whether they committed.
-        if matches!(kind, Kind::Commits | Kind::Cancels) && request.answer == Answer::Acknowledged {
-            self.workload.log.write(&request);
-        }
         if kind == Kind::Cancels {
-            self.cancel(postgres, &request);
+            self.cancel(database, &request);
         }
     }
 
-    fn cancel(&mut self, postgres: &Postgres, created: &Request) {
+    fn cancel(&mut self, database: &Database, created: &Request) {
         let (token, at_ms) = (&created.token, created.at_ms.unwrap_or(0));
         let statement = format!("select reveille.cancel('default', '{token}')");
-        let mut request = self.request(postgres, Operation::Cancel, token, at_ms, &statement);
+        let mut request = self.request(database, Operation::Cancel, token, at_ms, &statement);
         if request.answer == Answer::Acknowledged {
             let count = format!("select count(*) from reveille.inbox where id = '{token}'");
-            let is_moved = || postgres.sql(&self.database, &count).is_ok_and(|count| count.trim() == "0");
+            let is_moved = || database.sql(&count).is_ok_and(|count| count.trim() == "0");
             request.answer = Answer::Unknown;
             if wait_until(MOVING_TIMEOUT, is_moved) {
                 request.answer = Answer::Pending;
@@ -121,9 +111,9 @@ impl Application {
     }
 
     /// Runs the statements. The answer is `Unknown` if the statements failed, because they may have committed.
-    fn request(&self, postgres: &Postgres, operation: Operation, token: &str, at_ms: u64, statements: &str) -> Request {
+    fn request(&self, database: &Database, operation: Operation, token: &str, at_ms: u64, statements: &str) -> Request {
         let asked_ms = now_millis();
-        let made = postgres.sql(&self.database, statements);
+        let made = database.sql(statements);
         self.workload.requests.fetch_add(1, Ordering::Relaxed);
         let said = made.as_ref().err().map(|error| format!("{error:#}").chars().take(300).collect());
         Request {
@@ -141,36 +131,40 @@ impl Application {
             id: Some(token.to_owned()),
             next_ms: None,
             decided_by_ms: None,
+            is_kept: false,
             too_late: false,
             said,
         }
     }
 
-    /// Waits until the members have moved all requests, and logs the requests whose transactions committed although
-    /// the application received no response. The caller calls this function after all faults have ended.
+    /// Waits until the members have moved all requests. Then logs the requests whose transactions committed, because only
+    /// the table shows at the end which transactions the database has. The caller calls this function after all faults
+    /// have ended.
     ///
     /// # Errors
     /// Returns an error if requests stay in the inbox, or if no transaction committed.
-    pub(super) fn finish(&mut self, postgres: &Postgres) -> anyhow::Result<()> {
+    pub(super) fn finish(&mut self, database: &Database) -> anyhow::Result<()> {
         let is_empty = || {
-            let count = postgres.sql(&self.database, "select count(*) from reveille.inbox");
+            let count = database.sql("select count(*) from reveille.inbox");
             count.is_ok_and(|count| count.trim() == "0")
         };
         ensure!(wait_until(MOVING_TIMEOUT, is_empty), "requests stay in the inbox although all faults have ended");
-        let committed = self.committed(postgres)?;
+        let committed = self.committed(database)?;
         ensure!(!committed.is_empty(), "no transaction of the application committed");
         for (kind, request) in &mut self.requests {
-            let is_open = matches!(kind, Kind::Commits | Kind::Cancels) && request.answer == Answer::Unknown;
-            if is_open && committed.contains(&request.token) {
+            request.is_kept = *kind != Kind::RollsBack && committed.contains(&request.token);
+            if request.is_kept {
                 request.answer = Answer::Acknowledged;
+            }
+            if matches!(kind, Kind::Commits | Kind::Cancels) && request.answer == Answer::Acknowledged {
                 self.workload.log.write(request);
             }
         }
         Ok(())
     }
 
-    fn committed(&self, postgres: &Postgres) -> anyhow::Result<BTreeSet<String>> {
-        let rows = postgres.sql(&self.database, "select token from orders")?;
+    fn committed(&self, database: &Database) -> anyhow::Result<BTreeSet<String>> {
+        let rows = database.sql("select token from orders")?;
         Ok(rows.lines().map(str::to_owned).collect())
     }
 
@@ -179,21 +173,11 @@ impl Application {
     ///
     /// # Errors
     /// Returns an error if the database or the logs cannot be read.
-    pub(super) fn check(&self, postgres: &Postgres, folder: &Path) -> anyhow::Result<Vec<String>> {
-        let committed = self.committed(postgres)?;
+    pub(super) fn check(&self, database: &Database, folder: &Path) -> anyhow::Result<Vec<String>> {
+        let committed = self.committed(database)?;
         let records = Records::read(folder)?;
-        let mut failures = Vec::new();
-        for (kind, request) in &self.requests {
-            let is_committed = committed.contains(&request.token);
-            if *kind != Kind::RollsBack && request.answer == Answer::Acknowledged && !is_committed {
-                failures.push(format!("the database lost the transaction of {}", request.token));
-            }
-            let has_fired = records.histories.get(&request.token).is_some_and(|it| !it.callbacks.is_empty());
-            if has_fired && !is_committed {
-                failures.push(format!("{} fired, but its transaction did not commit", request.token));
-            }
-        }
-        let letters = postgres.sql(&self.database, "select id from reveille.inbox_dead_letter")?;
+        let mut failures = broken_transactions(&self.requests, &committed, &records);
+        let letters = database.sql("select id from reveille.inbox_dead_letter")?;
         let letters: BTreeSet<String> = letters.lines().map(str::to_owned).collect();
         let is_invalid =
             |(kind, request): &&(Kind, Request)| *kind == Kind::Invalid && committed.contains(&request.token);
@@ -203,5 +187,48 @@ impl Application {
             failures.push(format!("the dead letters of the inbox are {letters:?} instead of {invalid:?}"));
         }
         Ok(failures)
+    }
+}
+
+/// Returns the transactions that the database has lost, and the schedules that fired although their transactions did not
+/// commit. A fail-over explains these if the database may have lost the commit of the transaction in it.
+fn broken_transactions(requests: &[(Kind, Request)], committed: &BTreeSet<String>, records: &Records) -> Vec<String> {
+    let mut failures = Vec::new();
+    for (kind, request) in requests.iter().filter(|(_, request)| !committed.contains(&request.token)) {
+        let commits = *kind != Kind::RollsBack;
+        let lost = records.loss_of(request).filter(|_| commits);
+        if commits && request.answer == Answer::Acknowledged && lost.is_none() {
+            failures.push(format!("the database lost the transaction of {}", request.token));
+        }
+        // Until an owner notices the fail-over, it may fire a schedule whose transaction the database has lost.
+        let is_permitted =
+            |callback: &Callback| lost.is_some_and(|lost| callback.started_ms <= earlier_owners_until(lost));
+        let history = records.histories.get(&request.token);
+        if history.is_some_and(|history| !history.callbacks.iter().all(is_permitted)) {
+            failures.push(format!("{} fired, but its transaction did not commit", request.token));
+        }
+    }
+    failures
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::judge::tests::{DUE, callback, create, failover};
+    use super::*;
+
+    #[test]
+    fn transaction_may_be_missing_only_after_a_fail_over_that_lost_it() {
+        let failures = |kind, lost: (u64, u64), started_ms: Option<u64>| {
+            let callbacks = started_ms.map(|started_ms| callback(started_ms, "a")).into_iter().collect();
+            let records = Records::new(vec![create()], callbacks, vec![failover(lost.0, lost.1)], vec![], vec![]);
+            broken_transactions(&[(kind, create())], &BTreeSet::new(), &records).len()
+        };
+        let lost = (90_005, DUE + 1_000);
+        assert_eq!(failures(Kind::Commits, lost, None), 0);
+        assert_eq!(failures(Kind::Commits, (90_011, DUE), None), 1);
+        assert_eq!(failures(Kind::Commits, lost, Some(DUE + 4_000)), 0);
+        assert_eq!(failures(Kind::Commits, lost, Some(DUE + 4_001)), 1);
+        assert_eq!(failures(Kind::RollsBack, lost, None), 0);
+        assert_eq!(failures(Kind::RollsBack, lost, Some(DUE)), 1);
     }
 }

@@ -27,6 +27,9 @@ const TRIES_MAX: u32 = 4;
 const EVERY_MS: u64 = 2_000;
 /// Minimum and maximum lifetime of a recurring schedule, in milliseconds. Afterwards its client cancels the schedule.
 const RECURRING_MS: (u64, u64) = (10_000, 40_000);
+/// Time in milliseconds for which a fail-over of the database may undo a cancellation. It exceeds the lag of a standby, the
+/// time of the fail-over, and the delay of a cancellation by other faults.
+const UNDONE_MS: u64 = 120_000;
 /// Maximum number of live schedules that a client remembers.
 const REMEMBERED_MAX: usize = 200;
 /// Time in milliseconds before the due instant of a one-shot schedule. In this time, a client rarely changes the
@@ -45,6 +48,8 @@ pub(super) struct Workload {
     pub(super) is_over: AtomicBool,
     pub(super) requests: AtomicU64,
     pub(super) unknown: AtomicU64,
+    /// Number of fail-overs of the database.
+    pub(super) failovers: AtomicU64,
 }
 
 impl Workload {
@@ -82,6 +87,11 @@ pub(super) struct Client {
     avoided: BTreeMap<&'static str, Instant>,
     known: Vec<Known>,
     recurring: Vec<Known>,
+    /// Recurring schedules that the client has cancelled recently. A fail-over of the database may undo a cancellation,
+    /// so the client then cancels them again.
+    cancelled: Vec<Known>,
+    /// Number of fail-overs after which the client has cancelled schedules again.
+    failovers: u64,
 }
 
 impl Client {
@@ -95,6 +105,8 @@ impl Client {
             avoided: BTreeMap::new(),
             known: Vec::new(),
             recurring: Vec::new(),
+            cancelled: Vec::new(),
+            failovers: 0,
         }
     }
 
@@ -108,16 +120,29 @@ impl Client {
             next = (next + period).max(Instant::now());
             self.act();
         }
+        self.remember_cancelled();
         for known in std::mem::take(&mut self.recurring) {
             self.cancel(&known);
         }
     }
 
+    /// After a fail-over, remembers the cancelled schedules as live, so that the client cancels them again.
+    fn remember_cancelled(&mut self) {
+        let failovers = self.workload.failovers.load(Ordering::Relaxed);
+        if failovers != self.failovers {
+            self.failovers = failovers;
+            self.recurring.append(&mut self.cancelled);
+        }
+    }
+
     fn act(&mut self) {
         let now = now_millis();
+        self.remember_cancelled();
         if let Some(at) = self.recurring.iter().position(|known| known.until_ms <= now) {
             let known = self.recurring.swap_remove(at);
-            return self.cancel(&known);
+            self.cancel(&known);
+            self.cancelled.retain(|cancelled| cancelled.until_ms + UNDONE_MS > now);
+            return self.cancelled.push(known);
         }
         self.known.retain(|known| known.at_ms.is_none_or(|at| at > now + NEAR_MS));
         match self.random.between(1, 100) {
@@ -274,6 +299,7 @@ impl Client {
             id: None,
             next_ms: None,
             decided_by_ms: None,
+            is_kept: false,
             too_late: false,
             said: None,
         };

@@ -6,15 +6,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use test_servers::postgres::Postgres;
 
 use super::clients::Workload;
-use super::log::{Fault, Kind, Log, now_millis};
+use super::database::Database;
+use super::log::{Fault, Kind, Log, Loss, now_millis};
 use super::member::Member;
 use super::plan::{GUEST, MEMBERS, Plan, Step};
 
 pub(super) struct Cluster {
-    pub(super) postgres: Postgres,
+    pub(super) database: Database,
     /// Members of [`MEMBERS`], then [`GUEST`].
     pub(super) members: Vec<Member>,
     pub(super) workload: Arc<Workload>,
@@ -60,15 +60,15 @@ impl Cluster {
         let start_ms = now_millis();
         let injected = match step.kind {
             kind if kind.is_of_database() => self.disturb_database(step),
-            _ => self.disturb_member(step, member),
+            _ => self.disturb_member(step, member).map(|end_ms| (end_ms, None)),
         };
         let healed_ms = now_millis();
-        let end_ms = injected.unwrap_or_else(|error| {
+        let (end_ms, lost) = injected.unwrap_or_else(|error| {
             self.fail(format!("fault {number},{affected} {}: {error:#}", step.kind.name()));
-            healed_ms
+            (healed_ms, None)
         });
         let address = if step.kind.is_of_database() { String::new() } else { member.ip.to_string() };
-        self.log.write(&Fault { number, kind: step.kind, member: address, start_ms, end_ms, healed_ms });
+        self.log.write(&Fault { number, kind: step.kind, member: address, start_ms, end_ms, healed_ms, lost });
     }
 
     fn fail(&self, failure: String) {
@@ -101,7 +101,7 @@ impl Cluster {
             }
             Kind::CutFromDatabase | Kind::CutFromPeers | Kind::CutFromReceiver => {
                 let from = match step.kind {
-                    Kind::CutFromDatabase => vec![network.database()],
+                    Kind::CutFromDatabase => network.databases().to_vec(),
                     Kind::CutFromReceiver => vec![network.receiver()],
                     _ => self.members.iter().map(|other| other.ip).filter(|ip| *ip != member.ip).collect(),
                 };
@@ -130,20 +130,28 @@ impl Cluster {
         Ok(now_millis())
     }
 
-    fn disturb_database(&self, step: &Step) -> anyhow::Result<u64> {
+    /// Injects a fault into the database. Returns the instant at which the fault ended, and the commits that the database
+    /// may have lost.
+    fn disturb_database(&self, step: &Step) -> anyhow::Result<(u64, Option<Loss>)> {
+        let primary = self.database.primary();
+        let mut lost = None;
         match step.kind {
-            Kind::DatabaseRestarted => self.postgres.restart()?,
+            Kind::DatabaseRestarted => primary.restart()?,
             Kind::DatabaseKilled => {
-                self.postgres.kill()?;
-                self.postgres.restart()?;
+                primary.kill()?;
+                primary.restart()?;
+            }
+            Kind::DatabaseFailedOver => {
+                lost = Some(self.database.fail_over(step.lasts)?);
+                self.workload.failovers.fetch_add(1, Ordering::Relaxed);
             }
             _ => {
-                self.postgres.pause()?;
+                primary.pause()?;
                 thread::sleep(step.lasts);
-                self.postgres.resume()?;
+                primary.resume()?;
             }
         }
-        Ok(now_millis())
+        Ok((now_millis(), lost))
     }
 
     pub(super) fn show(&self, member: &Member) {

@@ -6,11 +6,12 @@
 mod cron;
 mod duplicates;
 mod lateness;
+mod losses;
 mod owners;
 mod promises;
 mod report;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,6 +19,8 @@ use std::path::Path;
 use super::log::{self, Answer, Callback, Fault, Kind, Operation, Placement, Request, RunRecord};
 
 use lateness::Lateness;
+use losses::Failover;
+pub(super) use losses::earlier_owners_until;
 
 /// Contents of all logs.
 #[derive(Default)]
@@ -25,6 +28,8 @@ pub(super) struct Records {
     /// Histories by token.
     pub(super) histories: BTreeMap<String, History>,
     pub(super) faults: Vec<Fault>,
+    /// Fail-overs that lost commits, in chronological order.
+    failovers: Vec<Failover>,
     /// Poller of each schedule, by the schedule's token. All schedules of one poller belong to one shard.
     pub(super) pollers: BTreeMap<String, i64>,
 }
@@ -70,6 +75,8 @@ impl Records {
             history.callbacks.sort_by_key(|callback| (callback.started_ms, callback.arrived_ms));
         }
         records.faults.sort_by_key(|fault| fault.start_ms);
+        let callbacks = records.histories.values().flat_map(|history| &history.callbacks);
+        records.failovers = Failover::of(&records.faults, callbacks);
         records.pollers = placements.into_iter().map(|placement| (placement.token, placement.poller)).collect();
         records
     }
@@ -77,14 +84,14 @@ impl Records {
     /// Returns the tokens and ids of the schedules whose runs the caller must query before the verdict.
     pub(super) fn questions(&self) -> Vec<(String, String)> {
         let open = self.histories.iter().filter(|(_, history)| {
-            !promises::unaccounted(history, &self.faults).is_empty() || promises::is_lost(history)
+            !promises::unaccounted(history, self).is_empty() || promises::is_lost(history, self)
         });
         open.filter_map(|(token, history)| Some((token.clone(), history.id()?))).collect()
     }
 
     /// Returns the number of schedules with an outstanding callback.
     pub(super) fn lost(&self) -> usize {
-        self.histories.values().filter(|history| promises::is_lost(history)).count()
+        self.histories.values().filter(|history| promises::is_lost(history, self)).count()
     }
 }
 
@@ -98,9 +105,11 @@ impl History {
         self.requests.iter().find_map(|request| request.id.clone())
     }
 
-    /// Returns the last confirmed request that created or replaced the schedule, and its index among the requests.
-    fn confirmed(&self) -> Option<(usize, &Request)> {
-        self.requests.iter().enumerate().rev().find(|(_, request)| request.is_confirmed())
+    /// Returns the last confirmed request that created or replaced the schedule, and its index among the requests. A
+    /// request that the database may have lost is not confirmed.
+    fn confirmed(&self, records: &Records) -> Option<(usize, &Request)> {
+        let is_kept = |request: &Request| request.is_confirmed() && !records.may_lack(self, request);
+        self.requests.iter().enumerate().rev().find(|(_, request)| is_kept(request))
     }
 
     fn is_unknown(&self, version: u32) -> bool {
@@ -146,8 +155,18 @@ impl Fault {
             Kind::Paused | Kind::DatabaseRestarted | Kind::DatabaseKilled | Kind::DatabasePaused => {
                 Some((self.start_ms, self.end_ms + RECONNECT_MS))
             }
+            Kind::DatabaseFailedOver => {
+                let lost = self.lost?;
+                // The store rejects the outcomes of attempts that earlier owners start after the fail-over.
+                Some((lost.from_ms, earlier_owners_until(lost).max(self.end_ms + RECONNECT_MS)))
+            }
             Kind::Stopped | Kind::JoinedAndLeft => None,
         }
+    }
+
+    /// Returns true if the fault explains that the second attempt repeats the first attempt.
+    fn repeats(&self, first: &Callback, second: &Callback) -> bool {
+        self.interrupted(first) && self.lost.is_none_or(|lost| lost.until_ms <= second.started_ms)
     }
 
     fn interrupted(&self, callback: &Callback) -> bool {
@@ -218,7 +237,7 @@ impl Promise {
             Promise::CronInstants => "instants that a cron expression does not name",
             Promise::MissedIsMarked => "recorded as missed without a mark, with a callback",
             Promise::OneIdPerRun => "runs with two ids, or with an unknown version",
-            Promise::DuplicatesOnlyInFlight => "duplicates without a kill, pause, cut or database restart",
+            Promise::DuplicatesOnlyInFlight => "duplicates without a kill, pause, cut, database restart or fail-over",
             Promise::DuplicatesBelowCap => "faults with more duplicates than may be in flight",
             Promise::OneOwnerAtATime => "started by two owners at the same time",
             Promise::ResponsesAsDocumented => "responses that contradict the documentation",
@@ -240,6 +259,11 @@ pub(super) struct Verdict {
     /// its schedule, but the request with its version received no response. The owner may have applied this request
     /// after the cancellation or the replacement.
     pub(super) undecided: u64,
+    /// Number of callbacks that a response forbids, but that are permitted because a fail-over may have undone the
+    /// request, or because their sender had not yet noticed the fail-over.
+    pub(super) undone: u64,
+    /// Number of attempts that an earlier owner started after a fail-over and after the first attempt of its successor.
+    pub(super) overlapping: u64,
     pub(super) lateness: Lateness,
     /// Number of compared pairs of successive callbacks of one poller.
     pub(super) compared: u64,
@@ -249,11 +273,11 @@ pub(super) struct Verdict {
 pub(super) fn judge(records: &Records) -> Verdict {
     let mut verdict = Verdict::default();
     for (token, history) in &records.histories {
-        promises::judge(token, history, &records.faults, &mut verdict);
+        promises::judge(token, history, records, &mut verdict);
         cron::judge(token, history, &mut verdict);
         duplicates::judge(token, history, &records.faults, &mut verdict);
     }
-    duplicates::judge_cap(&mut verdict);
+    duplicates::judge_cap(&records.faults, &mut verdict);
     owners::judge(records, &mut verdict);
     verdict.lateness = Lateness::of(records);
     verdict

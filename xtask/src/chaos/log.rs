@@ -77,6 +77,9 @@ pub(super) struct Request {
     pub(super) next_ms: Option<u64>,
     /// Instant by which the service decides about a cancellation, according to the `pending` response.
     pub(super) decided_by_ms: Option<u64>,
+    /// True if the database has the effect of the request at the end of the test. False if that is unknown.
+    #[serde(default)]
+    pub(super) is_kept: bool,
     /// True if an attempt was in flight when a put request replaced the schedule.
     #[serde(default)]
     pub(super) too_late: bool,
@@ -118,10 +121,12 @@ pub(super) enum Kind {
     DatabaseRestarted,
     DatabaseKilled,
     DatabasePaused,
+    /// The database fails over to an asynchronous standby that lacks the last commits.
+    DatabaseFailedOver,
 }
 
 impl Kind {
-    pub(super) const ALL: [Kind; 12] = [
+    pub(super) const ALL: [Kind; 13] = [
         Kind::KilledAndLeftDead,
         Kind::KilledAndRestarted,
         Kind::Paused,
@@ -134,6 +139,7 @@ impl Kind {
         Kind::DatabaseRestarted,
         Kind::DatabaseKilled,
         Kind::DatabasePaused,
+        Kind::DatabaseFailedOver,
     ];
 
     pub(super) fn name(self) -> &'static str {
@@ -150,11 +156,12 @@ impl Kind {
             Kind::DatabaseRestarted => "database restarted",
             Kind::DatabaseKilled => "database killed",
             Kind::DatabasePaused => "database paused",
+            Kind::DatabaseFailedOver => "database failed over",
         }
     }
 
     pub(super) fn is_of_database(self) -> bool {
-        matches!(self, Kind::DatabaseRestarted | Kind::DatabaseKilled | Kind::DatabasePaused)
+        matches!(self, Kind::DatabaseRestarted | Kind::DatabaseKilled | Kind::DatabasePaused | Kind::DatabaseFailedOver)
     }
 }
 
@@ -170,6 +177,19 @@ pub(super) struct Fault {
     pub(super) end_ms: u64,
     /// End of the recovery. At this instant a member that was dead is ready again.
     pub(super) healed_ms: u64,
+    /// Commits that a fail-over of the database lost.
+    #[serde(default)]
+    pub(super) lost: Option<Loss>,
+}
+
+/// Interval of the commits that a database may have lost. The database has kept all earlier commits, and it has lost only
+/// the last commits of the interval: if it has kept a commit, it has also kept all commits before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct Loss {
+    /// The standby has every commit that the primary acknowledged before this instant.
+    pub(super) from_ms: u64,
+    /// At this instant, no process of the primary runs any more, and the standby is not yet promoted.
+    pub(super) until_ms: u64,
 }
 
 /// Poller of a schedule.

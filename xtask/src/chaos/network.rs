@@ -39,8 +39,8 @@ impl Network {
             ip(&format!("-n {namespace} link set eth0 up"))?;
             ip(&format!("-n {namespace} link set lo up"))?;
         }
-        // The receiver and the database have separate addresses, so that a fault can cut a member off from one of them.
-        for last in [2, 3] {
+        // The receiver and the databases have separate addresses, so that a fault can cut a member off from one of them.
+        for last in [2, 3, 4] {
             ip(&format!("addr add {}/24 dev rvl{number}", network.address(last)))?;
         }
         Ok(network)
@@ -55,8 +55,9 @@ impl Network {
         self.address(1)
     }
 
-    pub(super) fn database(&self) -> Ipv4Addr {
-        self.address(2)
+    /// Returns the addresses of the primary and of its standby, whose roles change.
+    pub(super) fn databases(&self) -> [Ipv4Addr; 2] {
+        [self.address(2), self.address(4)]
     }
 
     pub(super) fn receiver(&self) -> Ipv4Addr {

@@ -20,7 +20,7 @@ pub(super) struct Step {
     pub(super) kind: Kind,
     /// Index of the affected member in [`MEMBERS`]. Faults of the database ignore the index.
     pub(super) member: usize,
-    /// Duration of the fault.
+    /// Duration of the fault. For a fail-over, time in which the standby receives no commits.
     pub(super) lasts: Duration,
     /// True if the member receives an error when it sends packets to processes from which the fault cuts it off; false
     /// if it receives no response.
@@ -86,6 +86,8 @@ impl Plan {
             Kind::JoinedAndLeft if self.hurry => (2_000, 3_000),
             Kind::JoinedAndLeft => (5_000, 15_000),
             Kind::DatabasePaused => (500, 2_000),
+            Kind::DatabaseFailedOver if self.hurry => (1_000, 3_000),
+            Kind::DatabaseFailedOver => (1_000, 8_000),
         };
         Duration::from_millis(self.random.between(low, high))
     }
@@ -117,9 +119,9 @@ mod tests {
     }
 
     #[test]
-    fn plan_of_sixty_steps_has_each_kind_of_fault_five_times() {
+    fn five_rounds_have_each_kind_of_fault_five_times() {
         for seed in 0..100 {
-            let steps = steps(seed, 60);
+            let steps = steps(seed, 5 * Kind::ALL.len());
             for kind in Kind::ALL {
                 assert_eq!(steps.iter().filter(|step| step.kind == kind).count(), 5, "{kind:?}");
             }

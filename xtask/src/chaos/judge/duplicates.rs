@@ -19,9 +19,9 @@ pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &
             if first.answered_with != 200 && second.attempt == first.attempt + 1 {
                 continue;
             }
-            let own = faults.iter().find(|fault| fault.is_of(first) && fault.interrupted(first));
+            let own = faults.iter().find(|fault| fault.is_of(first) && fault.repeats(first, second));
             // If the fault affects the shard's next owner, an outcome on its way to this owner may be lost.
-            let other = || faults.iter().find(|fault| fault.interrupted(first));
+            let other = || faults.iter().find(|fault| fault.repeats(first, second));
             if let Some(fault) = own {
                 verdict.duplicates.entry(fault.number).or_default().0 += 1;
             } else if let Some(fault) = other() {
@@ -46,9 +46,11 @@ pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &
     }
 }
 
-pub(super) fn judge_cap(verdict: &mut Verdict) {
+pub(super) fn judge_cap(faults: &[Fault], verdict: &mut Verdict) {
+    // After a loss, members also repeat the attempts whose outcomes the database has lost.
+    let is_lossy = |number: usize| faults.iter().any(|fault| fault.number == number && fault.lost.is_some());
     for (number, (own, others)) in &verdict.duplicates {
-        if own + others > IN_FLIGHT_MAX {
+        if own + others > IN_FLIGHT_MAX && !is_lossy(*number) {
             let how = format!(
                 "fault {number} caused more than {IN_FLIGHT_MAX} duplicates: {own} after attempts by its member and \
                  {others} after attempts by other members"

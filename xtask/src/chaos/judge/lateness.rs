@@ -90,13 +90,15 @@ fn recovery(records: &Records) -> BTreeMap<Kind, Vec<u64>> {
     for callbacks in pollers.values_mut() {
         callbacks.sort_by_key(|callback| callback.started_ms);
         for fault in &records.faults {
-            let at = callbacks.partition_point(|callback| callback.started_ms < fault.start_ms);
+            // Until the primary ends, a fail-over affects no owner.
+            let start_ms = fault.lost.map_or(fault.start_ms, |lost| lost.until_ms);
+            let at = callbacks.partition_point(|callback| callback.started_ms < start_ms);
             let Some(last) = at.checked_sub(1).map(|before| callbacks[before]) else { continue };
-            if !fault.is_of(last) || last.started_ms + RECENT_MS < fault.start_ms {
+            if !fault.is_of(last) || last.started_ms + RECENT_MS < start_ms {
                 continue;
             }
             let next = callbacks[at..].iter().find(|callback| callback.term > last.term);
-            let took = next.map(|next| next.started_ms - fault.start_ms);
+            let took = next.map(|next| next.started_ms - start_ms);
             samples.entry(fault.kind).or_default().extend(took.filter(|took| *took <= RECOVERY_MAX_MS));
         }
     }

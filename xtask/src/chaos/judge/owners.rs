@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::super::log::Callback;
+use super::losses::Failover;
 use super::{Promise, Records, Verdict, Violation};
 
 pub(super) fn judge(records: &Records, verdict: &mut Verdict) {
@@ -17,11 +18,11 @@ pub(super) fn judge(records: &Records, verdict: &mut Verdict) {
     }
     for (poller, mut callbacks) in pollers {
         callbacks.sort_by_key(|callback| (callback.started_ms, callback.term));
-        judge_poller(poller, &callbacks, verdict);
+        judge_poller(poller, &callbacks, &records.failovers, verdict);
     }
 }
 
-fn judge_poller(poller: i64, callbacks: &[&Callback], verdict: &mut Verdict) {
+fn judge_poller(poller: i64, callbacks: &[&Callback], failovers: &[Failover], verdict: &mut Verdict) {
     let mut owners: BTreeMap<u64, &Callback> = BTreeMap::new();
     let mut newest: Option<&Callback> = None;
     for callback in callbacks {
@@ -38,6 +39,12 @@ fn judge_poller(poller: i64, callbacks: &[&Callback], verdict: &mut Verdict) {
             verdict.compared += 1;
             verdict.term_rises += u64::from(callback.term > before.term);
             if callback.term < before.term && callback.started_ms > before.started_ms {
+                let has_failed_over =
+                    |one: &Failover| one.is_by_earlier_owner(callback) && one.lost.until_ms <= before.started_ms;
+                if failovers.iter().any(has_failed_over) {
+                    verdict.overlapping += 1;
+                    continue;
+                }
                 let how = format!(
                     "poller {poller}: member {} started an attempt with term {} at {} ms since 1970, after member {} \
                      had started an attempt with the newer term {} at {} ms",

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::log::{Answer, Callback, Fault, Operation, Request, RunRecord};
 use super::cron::Cron;
-use super::{History, Promise, Verdict, Violation};
+use super::{History, Promise, Records, Verdict, Violation};
 
 /// Maximum time in milliseconds after the last fault until a shard has an owner again: a lease of 2 s plus a margin for
 /// a slow machine.
@@ -12,28 +12,28 @@ const RECOVERY_MS: u64 = 10_000;
 /// Maximum time in milliseconds from a due instant to the start of its callback if no fault is active.
 const PUNCTUAL_MS: u64 = 1_000;
 
-pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &mut Verdict) {
+pub(super) fn judge(token: &str, history: &History, records: &Records, verdict: &mut Verdict) {
     let mut broken = |promise, how: String| {
         verdict.broken.push(Violation { promise, token: token.to_owned(), how });
     };
-    if is_lost(history) {
+    if is_lost(history, records) {
         let how = "a member acknowledged the schedule, no client cancelled it, and no callback arrived";
         broken(Promise::NothingLost, how.to_owned());
     }
-    for nominal in unaccounted(history, faults) {
+    for nominal in unaccounted(history, records) {
         broken(
             Promise::EveryInstantAccountedFor,
             format!("the occurrence at {nominal} ms since 1970 has neither a callback nor a recorded outcome"),
         );
     }
-    for nominal in missed_unmarked(history) {
+    for nominal in missed_unmarked(history, records) {
         broken(
             Promise::MissedIsMarked,
             format!("the occurrence at {nominal} ms since 1970 had a callback, but is missed without a mark"),
         );
     }
     for request in &history.requests {
-        if let Some(how) = contradiction(history, request) {
+        if let Some(how) = contradiction(history, request, records) {
             broken(Promise::ResponsesAsDocumented, how);
         }
     }
@@ -44,11 +44,11 @@ pub(super) fn judge(token: &str, history: &History, faults: &[Fault], verdict: &
         );
     }
     for callback in &history.callbacks {
-        judge_callback(token, history, callback, faults, verdict);
+        judge_callback(token, history, callback, records, verdict);
     }
 }
 
-fn judge_callback(token: &str, history: &History, callback: &Callback, faults: &[Fault], verdict: &mut Verdict) {
+fn judge_callback(token: &str, history: &History, callback: &Callback, records: &Records, verdict: &mut Verdict) {
     let mut broken = |promise, how: String| {
         verdict.broken.push(Violation { promise, token: token.to_owned(), how });
     };
@@ -68,6 +68,7 @@ fn judge_callback(token: &str, history: &History, callback: &Callback, faults: &
     }
     let mut delayed = 0;
     let mut undecided = 0;
+    let mut undone = 0;
     for request in &history.requests {
         // Only a cancellation, or a request with a later version than the callback's version, can forbid the callback.
         let is_older = callback.version < request.version || request.operation == Operation::Cancel;
@@ -80,8 +81,10 @@ fn judge_callback(token: &str, history: &History, callback: &Callback, faults: &
             undecided += 1;
         } else if request.is_too_late() && is_reported_attempt(history, callback, decided_ms) {
             continue;
-        } else if callback.started_ms <= decided_ms && faults.iter().any(|fault| fault.delays(callback)) {
+        } else if callback.started_ms <= decided_ms && records.faults.iter().any(|fault| fault.delays(callback)) {
             delayed += 1;
+        } else if records.loss_permits(request, callback) {
+            undone += 1;
         } else {
             let started = callback.started_ms;
             let how = format!(
@@ -94,6 +97,7 @@ fn judge_callback(token: &str, history: &History, callback: &Callback, faults: &
     }
     verdict.delayed += delayed;
     verdict.undecided += undecided;
+    verdict.undone += undone;
 }
 
 /// Returns the guarantee that the response gives, and the instant after which no callback of an older request may
@@ -126,23 +130,27 @@ fn is_reported_attempt(history: &History, callback: &Callback, decided_ms: u64) 
 }
 
 /// Returns true if the schedule is a one-shot whose callback should have arrived but did not arrive.
-pub(super) fn is_lost(history: &History) -> bool {
-    let Some((at, confirmed)) = history.confirmed() else { return false };
+pub(super) fn is_lost(history: &History, records: &Records) -> bool {
+    let Some((at, confirmed)) = history.confirmed(records) else { return false };
     let is_cancelled = history.requests[at..].iter().any(|later| later.operation == Operation::Cancel);
     if is_cancelled || confirmed.at_ms.is_none() {
         return false;
     }
-    let may_be = |version| version == confirmed.version || history.is_unknown(version);
+    let is_later =
+        |version| history.requests[at..].iter().any(|later| later.is_confirmed() && later.version == version);
+    let may_be = |version| is_later(version) || history.is_unknown(version);
     !history.callbacks.iter().any(|callback| may_be(callback.version))
 }
 
 /// Returns the due instants of a recurring schedule that have neither a callback nor a recorded outcome.
-pub(super) fn unaccounted(history: &History, faults: &[Fault]) -> Vec<u64> {
-    let Some((at, put)) = history.confirmed() else { return Vec::new() };
+pub(super) fn unaccounted(history: &History, records: &Records) -> Vec<u64> {
+    let Some((at, put)) = history.confirmed(records) else { return Vec::new() };
     let Some(first) = put.next_ms.filter(|_| put.at_ms.is_none()) else { return Vec::new() };
     // The check skips a schedule if one of its create or put requests received no response, because the owner may have
-    // applied the requests in any order.
-    let is_clear = !history.requests.iter().any(|other| history.is_unknown(other.version));
+    // applied the requests in any order. It also skips a schedule if the database may have lost one of these requests.
+    let is_open =
+        |other: &Request| history.is_unknown(other.version) || other.is_confirmed() && records.may_lack(history, other);
+    let is_clear = !history.requests.iter().any(is_open);
     let Some(cancel) = history.requests[at..].iter().find(|later| later.operation == Operation::Cancel) else {
         return Vec::new();
     };
@@ -154,7 +162,7 @@ pub(super) fn unaccounted(history: &History, faults: &[Fault]) -> Vec<u64> {
     // A due instant needs no callback if the shard had no owner at this instant, and a client cancelled the schedule
     // before the shard had an owner again.
     let is_calm = |fault: &Fault| fault.start_ms > cancel.asked_ms || fault.healed_ms + RECOVERY_MS < cancel.asked_ms;
-    let owed_until = if faults.iter().all(is_calm) {
+    let owed_until = if records.faults.iter().all(is_calm) {
         cancel.asked_ms.saturating_sub(PUNCTUAL_MS)
     } else {
         came.last().copied().unwrap_or(0)
@@ -170,11 +178,12 @@ pub(super) fn unaccounted(history: &History, faults: &[Fault]) -> Vec<u64> {
 
 /// Returns the instants that had a callback, although a record as missed says that no attempt started. The mark of a
 /// record applies only to its first instant.
-fn missed_unmarked(history: &History) -> BTreeSet<u64> {
+fn missed_unmarked(history: &History, records: &Records) -> BTreeSet<u64> {
     let says_unstarted = |run: &RunRecord, nominal: u64| {
         run.state == "missed" && explains(run, nominal) && !(run.attempt_possible && run.nominal_ms == nominal)
     };
-    let came = history.callbacks.iter().map(|callback| callback.nominal_ms);
+    let recorded = history.callbacks.iter().filter(|callback| !records.may_lack_attempt(callback));
+    let came = recorded.map(|callback| callback.nominal_ms);
     came.filter(|nominal| history.runs.iter().any(|run| says_unstarted(run, *nominal))).collect()
 }
 
@@ -188,7 +197,7 @@ fn explains(run: &RunRecord, nominal: u64) -> bool {
     }
 }
 
-fn contradiction(history: &History, request: &Request) -> Option<String> {
+fn contradiction(history: &History, request: &Request, records: &Records) -> Option<String> {
     let said = request.said.as_deref().unwrap_or("");
     let tried_before = |of: Operation| {
         let is_earlier = |other: &&Request| other.asked_ms < request.asked_ms && other.operation == of;
@@ -205,7 +214,11 @@ fn contradiction(history: &History, request: &Request) -> Option<String> {
             Some(how.to_owned())
         }
         Answer::NotFound => {
-            let confirms = |other: &Request| other.asked_ms < request.asked_ms && other.is_confirmed();
+            let confirms = |other: &Request| {
+                other.asked_ms < request.asked_ms
+                    && other.is_confirmed()
+                    && !records.is_undone_at(other, request.answered_ms)
+            };
             history
                 .requests
                 .iter()

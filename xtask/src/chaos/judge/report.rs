@@ -27,8 +27,11 @@ impl Verdict {
              The later callback has a higher term in {} pairs.\n\
              {} callbacks arrived after the cancellation or replacement of their schedule, \
              because a fault delayed them.\n\
-             {} callbacks that arrived after such a change belong to a request without a response.\n",
-            self.compared, self.term_rises, self.delayed, self.undecided
+             {} callbacks that arrived after such a change belong to a request without a response.\n\
+             {} callbacks arrived after such a change, because a fail-over may have undone it, or because their sender \
+             had not noticed the fail-over.\n\
+             {} attempts of earlier owners started after a fail-over and after an attempt of the next owner.\n",
+            self.compared, self.term_rises, self.delayed, self.undecided, self.undone, self.overlapping
         );
         for promise in Promise::ALL {
             let broken: Vec<&Violation> = self.broken.iter().filter(|broken| broken.promise == promise).collect();
@@ -158,6 +161,10 @@ fn history(records: &Records, token: &str) -> String {
             lines.push((fault.start_ms, format!("- fault {number} begins: {name} {member}")));
             lines.push((fault.end_ms, format!("- fault {number} ends")));
             lines.push((fault.healed_ms, format!("- fault {number} is healed")));
+            if let Some(lost) = fault.lost {
+                lines.push((lost.from_ms, format!("- from now on, fault {number} may lose commits")));
+                lines.push((lost.until_ms, format!("- fault {number} has ended the primary; later commits stay")));
+            }
         }
     }
     lines.sort();

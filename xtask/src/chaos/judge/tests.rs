@@ -1,10 +1,10 @@
 //! Tests with a short history for each guarantee. The check must find each violation, and must find no violation in a
 //! correct history.
 
-use super::super::log::{Answer, Callback, Fault, Kind, Operation, Placement, Request, RunRecord};
-use super::{Promise, Records, Verdict, judge};
+use super::super::log::{Answer, Callback, Fault, Kind, Loss, Operation, Placement, Request, RunRecord};
+use super::{Promise, Records, Verdict, duplicates, judge};
 
-const DUE: u64 = 100_000;
+pub(in super::super) const DUE: u64 = 100_000;
 /// 2026-01-01T00:01:40Z.
 const DUE_IN_2026: u64 = 1_767_225_700_000;
 
@@ -24,12 +24,13 @@ fn request(operation: Operation, version: u32, asked_ms: u64, answer: Answer) ->
         id: None,
         next_ms: None,
         decided_by_ms: None,
+        is_kept: false,
         too_late: false,
         said: None,
     }
 }
 
-fn create() -> Request {
+pub(in super::super) fn create() -> Request {
     request(Operation::Create, 1, 90_000, Answer::Acknowledged)
 }
 
@@ -37,7 +38,7 @@ fn cancel(asked_ms: u64, answer: Answer) -> Request {
     request(Operation::Cancel, 1, asked_ms, answer)
 }
 
-fn callback(started_ms: u64, from: &str) -> Callback {
+pub(in super::super) fn callback(started_ms: u64, from: &str) -> Callback {
     Callback {
         token: "t".to_owned(),
         version: 1,
@@ -55,7 +56,13 @@ fn callback(started_ms: u64, from: &str) -> Callback {
 }
 
 fn fault(kind: Kind, member: &str, start_ms: u64, end_ms: u64) -> Fault {
-    Fault { number: 1, kind, member: member.to_owned(), start_ms, end_ms, healed_ms: end_ms }
+    Fault { number: 1, kind, member: member.to_owned(), start_ms, end_ms, healed_ms: end_ms, lost: None }
+}
+
+/// Returns a fail-over that lost commits between the two instants.
+pub(in super::super) fn failover(from_ms: u64, until_ms: u64) -> Fault {
+    let lost = Some(Loss { from_ms, until_ms });
+    Fault { lost, ..fault(Kind::DatabaseFailedOver, "", from_ms - 2_000, until_ms + 300) }
 }
 
 fn verdict(requests: Vec<Request>, callbacks: Vec<Callback>, faults: Vec<Fault>) -> Verdict {
@@ -259,4 +266,184 @@ fn check_reports_cron_schedule_that_fires_at_another_instant() {
     let other = both().into_iter().chain([at(DUE_IN_2026 + 4_000)]).collect();
     check(requests(DUE_IN_2026), other, vec![], &[Promise::CronInstants]);
     check(requests(DUE_IN_2026 + 1_000), both(), vec![], &[Promise::CronInstants]);
+}
+
+#[test]
+fn schedule_may_be_lost_only_if_a_fail_over_lost_its_request() {
+    let of = |request: Request, from_ms, until_ms, expected: &[Promise]| {
+        check(vec![request], vec![], vec![failover(from_ms, until_ms)], expected);
+    };
+    // A client sends the request at 90,000 ms and receives its response at 90,010 ms.
+    of(create(), 90_010, 95_000, &[]);
+    of(create(), 85_000, 90_000, &[]);
+    of(create(), 90_011, 95_000, &[Promise::NothingLost]);
+    of(create(), 85_000, 89_999, &[Promise::NothingLost]);
+    of(Request { is_kept: true, ..create() }, 90_010, 95_000, &[Promise::NothingLost]);
+}
+
+#[test]
+fn fail_over_may_undo_a_replacement_but_not_the_schedule() {
+    let requests = || vec![create(), request(Operation::Put, 2, 95_000, Answer::Acknowledged)];
+    let of = |callbacks: Vec<Callback>, from_ms, until_ms, expected: &[Promise]| {
+        check(requests(), callbacks, vec![failover(from_ms, until_ms)], expected);
+    };
+    let first = || vec![callback(DUE, "a")];
+    let second = || vec![Callback { version: 2, ..callback(DUE, "a") }];
+    of(first(), 94_000, 96_000, &[]);
+    of(second(), 94_000, 96_000, &[]);
+    of(vec![], 94_000, 96_000, &[Promise::NothingLost]);
+    // The replacement is in effect until the end of the primary.
+    of(first(), 94_000, DUE + 1, &[Promise::NothingAfterReplacement]);
+    of(first(), 95_011, 96_000, &[Promise::NothingLost, Promise::NothingAfterReplacement]);
+    // A later replacement that the database has kept forbids both versions.
+    let third = request(Operation::Put, 3, 97_000, Answer::Acknowledged);
+    let requests = requests().into_iter().chain([third]).collect();
+    let both = vec![Promise::NothingLost, Promise::NothingAfterReplacement];
+    check(requests, second(), vec![failover(94_000, 96_000)], &both);
+}
+
+#[test]
+fn fail_over_may_undo_a_cancellation_after_the_end_of_the_primary() {
+    let cancelled = |asked_ms| vec![create(), cancel(asked_ms, Answer::Cancelled)];
+    let fired = || vec![callback(DUE, "a")];
+    check(cancelled(95_000), fired(), vec![failover(94_000, 96_000)], &[]);
+    check(cancelled(95_000), fired(), vec![failover(94_000, DUE + 1)], &[Promise::NothingAfterCancel]);
+    check(cancelled(95_000), fired(), vec![failover(95_011, 96_000)], &[Promise::NothingAfterCancel]);
+    check(cancelled(96_001), fired(), vec![failover(94_000, 96_000)], &[Promise::NothingAfterCancel]);
+}
+
+#[test]
+fn earlier_owner_may_miss_a_cancellation_only_shortly_after_the_fail_over() {
+    let fired = |started_ms, term| {
+        let cancelled = vec![create(), cancel(DUE + 500, Answer::Cancelled)];
+        let callbacks = vec![Callback { term, ..callback(started_ms, "a") }];
+        let verdict = verdict(cancelled, callbacks, vec![failover(DUE - 3_000, DUE)]);
+        verdict.broken.iter().map(|one| one.promise).collect::<Vec<_>>()
+    };
+    assert_eq!(fired(DUE + 3_000, 1), []);
+    assert_eq!(fired(DUE + 3_001, 1), [Promise::NothingAfterCancel]);
+    assert_eq!(fired(DUE + 3_000, 1 << 20), [Promise::NothingAfterCancel]);
+}
+
+#[test]
+fn schedule_may_be_unknown_only_after_a_fail_over_that_lost_it() {
+    let requests = || vec![create(), cancel(95_000, Answer::NotFound)];
+    check(requests(), vec![], vec![failover(89_000, 94_000)], &[]);
+    check(requests(), vec![], vec![failover(89_000, 95_100)], &[Promise::ResponsesAsDocumented]);
+    check(requests(), vec![], vec![failover(91_000, 94_000)], &[Promise::ResponsesAsDocumented]);
+}
+
+#[test]
+fn fail_over_permits_duplicates_only_of_attempts_whose_outcomes_it_lost() {
+    let twice = || vec![callback(DUE, "a"), Callback { term: 2, ..callback(DUE + 3_000, "b") }];
+    let found = [Promise::DuplicatesOnlyInFlight];
+    check(vec![create()], twice(), vec![failover(DUE + 500, DUE + 2_500)], &[]);
+    check(vec![create()], twice(), vec![failover(DUE + 500, DUE + 3_001)], &found);
+    check(vec![create()], twice(), vec![failover(DUE + 1_002, DUE + 2_500)], &found);
+    // The outcomes of earlier owners are lost until these owners notice the fail-over.
+    check(vec![create()], twice(), vec![failover(DUE - 9_000, DUE - 3_000)], &[]);
+    check(vec![create()], twice(), vec![failover(DUE - 9_000, DUE - 3_001)], &found);
+}
+
+#[test]
+fn only_fail_over_may_repeat_more_attempts_than_may_be_in_flight() {
+    let capped = |fault: Fault| {
+        let mut verdict = Verdict::default();
+        verdict.duplicates.insert(fault.number, (5_000, 0));
+        duplicates::judge_cap(&[fault], &mut verdict);
+        !verdict.broken.is_empty()
+    };
+    assert!(capped(fault(Kind::DatabaseKilled, "", DUE, DUE)));
+    assert!(!capped(failover(DUE, DUE + 5_000)));
+}
+
+#[test]
+fn two_owners_may_start_attempts_only_shortly_after_a_fail_over() {
+    const NEW: u64 = 2 << 20;
+    let broken = |callbacks: [(u64, u64); 2], fault: Fault| {
+        let requests = ["t", "u"].map(|token| Request { token: token.to_owned(), ..create() }).to_vec();
+        let of = |(token, (started_ms, term)): (&str, (u64, u64))| Callback {
+            token: token.to_owned(),
+            run: token.to_owned(),
+            term,
+            ..callback(started_ms, token)
+        };
+        let callbacks = ["t", "u"].into_iter().zip(callbacks).map(of).collect();
+        let placements = ["t", "u"].map(|token| Placement { token: token.to_owned(), poller: 7 }).to_vec();
+        let verdict = judge(&Records::new(requests, callbacks, vec![fault], placements, Vec::new()));
+        verdict.broken.iter().map(|one| one.promise).collect::<Vec<_>>()
+    };
+    let failed_over = || failover(DUE - 3_000, DUE);
+    assert_eq!(broken([(DUE + 500, NEW), (DUE + 3_000, 1)], failed_over()), []);
+    assert_eq!(broken([(DUE + 500, NEW), (DUE + 3_001, 1)], failed_over()), [Promise::OneOwnerAtATime]);
+    assert_eq!(broken([(DUE + 500, NEW + 1), (DUE + 3_000, NEW)], failed_over()), [Promise::OneOwnerAtATime]);
+    assert_eq!(
+        broken([(DUE + 500, NEW), (DUE + 900, 1)], failover(DUE - 3_000, DUE + 600)),
+        [Promise::OneOwnerAtATime]
+    );
+    assert_eq!(broken([(DUE + 500, NEW), (DUE + 3_000, NEW)], failed_over()), [Promise::OneOwnerAtATime]);
+}
+
+#[test]
+fn lost_recurring_schedule_needs_no_outcomes_but_a_kept_one_does() {
+    let every = |request: Request| Request { at_ms: None, every_ms: Some(2_000), next_ms: Some(DUE), ..request };
+    let at = |nominal_ms: u64| Callback { nominal_ms, run: nominal_ms.to_string(), ..callback(nominal_ms, "a") };
+    let requests = || {
+        vec![
+            every(request(Operation::Put, 1, 98_000, Answer::Acknowledged)),
+            every(cancel(DUE + 30_000, Answer::NotFound)),
+        ]
+    };
+    let missing = [Promise::EveryInstantAccountedFor; 2];
+    let lost = || failover(97_000, DUE + 3_000);
+    // The primary ends before the third occurrence, so an earlier owner can start its attempt.
+    let fired = || vec![at(DUE), at(DUE + 2_000), at(DUE + 4_000)];
+    check(requests(), fired(), vec![lost()], &[]);
+    let kept = |mut requests: Vec<Request>| {
+        requests[1].answer = Answer::Cancelled;
+        requests
+    };
+    let with_gap = || fired().into_iter().chain([at(DUE + 10_000)]).collect();
+    let until = |cancel_ms: u64| {
+        let mut requests = kept(requests());
+        (requests[1].asked_ms, requests[1].answered_ms) = (cancel_ms, cancel_ms + 10);
+        requests
+    };
+    check(until(DUE + 11_500), with_gap(), vec![lost()], &missing);
+    // The occurrences depend on a later replacement that the database may have lost.
+    let mut replaced = until(DUE + 5_500);
+    replaced[0].asked_ms = 90_000;
+    replaced[0].answered_ms = 90_010;
+    replaced.push(every(request(Operation::Put, 2, 98_000, Answer::Acknowledged)));
+    check(replaced, vec![at(DUE + 4_000)], vec![failover(97_000, 99_000)], &[]);
+}
+
+#[test]
+fn missed_run_needs_no_mark_if_a_fail_over_lost_its_attempt() {
+    let every = |request: Request| Request { at_ms: None, every_ms: Some(2_000), next_ms: Some(DUE), ..request };
+    let requests = vec![
+        every(request(Operation::Put, 1, 90_000, Answer::Acknowledged)),
+        every(cancel(DUE + 5_500, Answer::Cancelled)),
+    ];
+    let at = |nominal_ms: u64| Callback { nominal_ms, run: nominal_ms.to_string(), ..callback(nominal_ms, "a") };
+    let broken = |faults: Vec<Fault>| {
+        let missed = RunRecord {
+            token: "t".to_owned(),
+            id: "s".to_owned(),
+            state: "missed".to_owned(),
+            nominal_ms: DUE,
+            missed_last_ms: None,
+            attempt_possible: false,
+            attempts: 0,
+        };
+        let callbacks = vec![at(DUE), at(DUE + 2_000), at(DUE + 4_000)];
+        let verdict = judge(&Records::new(requests.clone(), callbacks, faults, Vec::new(), vec![missed]));
+        verdict.broken.iter().map(|one| one.promise).collect::<Vec<_>>()
+    };
+    assert_eq!(broken(vec![failover(DUE + 1_000, DUE + 3_000)]), []);
+    assert_eq!(broken(vec![failover(DUE + 1_100, DUE + 3_000)]), [Promise::MissedIsMarked]);
+    assert_eq!(broken(vec![failover(DUE - 9_000, DUE - 3_001)]), [Promise::MissedIsMarked]);
+    // A cut of the sender delays the record until after the beginning of the loss.
+    let cut = fault(Kind::CutFromDatabase, "a", DUE - 500, DUE + 500);
+    assert_eq!(broken(vec![cut, failover(DUE + 1_100, DUE + 3_000)]), []);
 }
