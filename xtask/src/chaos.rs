@@ -80,6 +80,8 @@ pub(crate) enum Mutant {
     /// Bug: an owner that releases shards neither hands over the attempts in flight nor waits for the writes of
     /// outcomes
     NoDrain,
+    /// Bug: the store does not notice that the database lost commits, so owners continue from their positions in memory
+    NoEpoch,
 }
 
 const CLIENTS: u32 = 24;

@@ -10,6 +10,7 @@ use crate::stage::{self, CARGO};
 
 const UNFENCED: &str = include_str!("mutants/unfenced.patch");
 const NO_DRAIN: &str = include_str!("mutants/no-drain.patch");
+const NO_EPOCH: &str = include_str!("mutants/no-epoch.patch");
 
 /// # Errors
 /// Returns an error if the build fails, or if the patch of the mutant does not apply to the code.
@@ -22,6 +23,7 @@ pub(super) fn build(mutant: Option<Mutant>) -> anyhow::Result<PathBuf> {
     let (name, patch) = match mutant {
         Mutant::Unfenced => ("unfenced", UNFENCED),
         Mutant::NoDrain => ("no-drain", NO_DRAIN),
+        Mutant::NoEpoch => ("no-epoch", NO_EPOCH),
     };
     let copy = target.join("chaos").join(name);
     copy_checkout(&copy)?;
@@ -76,7 +78,7 @@ mod tests {
 
     #[test]
     fn every_mutant_patch_applies_to_the_current_code() {
-        for name in ["unfenced", "no-drain"] {
+        for name in ["unfenced", "no-drain", "no-epoch"] {
             let patch = format!("xtask/src/chaos/mutants/{name}.patch");
             let status = Command::new("git").args(["apply", "--check", &patch]).current_dir(stage::root()).status();
             assert!(status.unwrap().success(), "{patch} does not apply to the code; create the patch again");
