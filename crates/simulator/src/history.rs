@@ -257,7 +257,7 @@ impl History {
         self.entries().marked.push((occurrence, taken_at));
     }
 
-    /// Runs `scenario`. Meanwhile, records at which instants `is_well` returns true. The function `is_well` returns true if
+    /// Runs `scenario`. At the same time, records at which instants `is_well` returns true. The function `is_well` returns true if
     /// all running members report that they are well. No schedule may be silent for long at such instants.
     pub async fn observe_health<T>(&self, is_well: impl Fn() -> bool, scenario: impl Future<Output = T>) -> T {
         let observing = async {
