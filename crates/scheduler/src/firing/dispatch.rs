@@ -2,13 +2,15 @@
 //!
 //! This queue does no I/O and reads no clock. Each pair of tenant and target has its own queue of keys, a *lane*. A
 //! lane with a free slot takes its turn among its tenant's lanes, and the tenant takes its turn among the tenants. One
-//! key starts per turn. A target without a free slot delays only its own keys. If a rate or an open circuit blocks a
+//! key starts per turn: the oldest key of the lane. A target without a free slot delays only its own keys. If a rate or an open circuit blocks a
 //! lane or a tenant until some instant, the lane or tenant *waits* and takes no turn until that instant.
 //!
 //! A key occupies a *slot* of the service from its start until its attempt ends. It is *unresolved* from its start until
 //! its outcome is durable. Each tenant gets a share of the slots, and a share of the larger number of unresolved keys
 //! ([`Slots`]). Slow targets of some tenants therefore do not stop the callbacks of other tenants, even while a slow disk
 //! delays the outcomes. A tenant that has reached a share gets its next turn when it is below that share again.
+//!
+//! docs/decisions/0220-start-overdue-keys-oldest-first.md gives the reasons for the order within a lane.
 //!
 //! Invariant: each tenant or lane that may start a key and does not wait has exactly one turn. All other tenants and
 //! lanes have no turn, so [`Dispatch::pop`] does not visit them.
@@ -62,7 +64,9 @@ pub(crate) struct Dispatch {
     parked: usize,
     /// Number of calls of [`Dispatch::take_overdue`]. The dispatch queue measures waits in these calls and not in time.
     /// Time in which the process does not run therefore does not count as a wait for a target.
-    checks: u64,
+    checks: u32,
+    /// Number of keys that the owner has pushed.
+    pushed: u64,
     /// Number of callbacks that started late because of the rate of their tenant, since the last call of
     /// [`Dispatch::take_throttled`].
     throttled: u64,
@@ -100,20 +104,30 @@ struct TenantState {
     throttled_at: Timestamp,
 }
 
+/// Place of a key in the queue of its lane. Older keys come first. Keys with equal positions come in the order in which
+/// the owner pushed them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Place {
+    position: Timestamp,
+    /// Number of keys that the owner pushed before this key.
+    pushed: u64,
+}
+
 /// Key that waits in the queue of its lane.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Parked {
     /// Number of the key in the window.
     entry: u32,
-    position: Timestamp,
-    /// Value of [`Dispatch::checks`] when the owner pushed the key.
-    since: u64,
+    /// Value of [`Dispatch::checks`] when the owner pushed the key. If a later key of the lane was waiting then, this is
+    /// the value of that key. The first key of a lane therefore shows the longest wait of all the lane's keys.
+    since: u32,
 }
 
 #[derive(Debug, Default)]
 struct LaneState {
-    /// Keys in the order in which the owner pushed them.
-    queue: VecDeque<Parked>,
+    /// Keys in the order in which they start. The owner may push an older key after a later key, because it reads the rows
+    /// of each poller separately.
+    queue: BTreeMap<Place, Parked>,
     in_flight: usize,
     bucket: TokenBucket,
     circuit: Circuit,
@@ -144,6 +158,7 @@ impl Dispatch {
             unresolved: Slots::new(options.in_flight_max.saturating_mul(UNRESOLVED_PER_SLOT)),
             parked: 0,
             checks: 0,
+            pushed: 0,
             throttled: 0,
             lanes: BTreeMap::new(),
             tenants: BTreeMap::new(),
@@ -214,7 +229,10 @@ impl Dispatch {
         if state.queue.len() >= self.parked_per_target.min(left_over) {
             return false;
         }
-        state.queue.push_back(Parked { entry, position, since: self.checks });
+        let place = Place { position, pushed: self.pushed };
+        let since = state.queue.range(place..).next().map_or(self.checks, |(_, later)| later.since);
+        state.queue.insert(place, Parked { entry, since });
+        self.pushed += 1;
         self.parked += 1;
         let limits = self.default_limits;
         self.tenants.entry(lane.0).or_insert_with(|| TenantState::new(limits)).parked += 1;
@@ -271,8 +289,8 @@ impl Dispatch {
                 self.waits.insert((until, Waiter::Lane((tenant, target))));
                 continue;
             }
-            let Parked { entry, position, .. } =
-                lane.queue.pop_front().expect("each lane that has a turn has a key in its queue");
+            let (Place { position, .. }, Parked { entry, .. }) =
+                lane.queue.pop_first().expect("each lane that has a turn has a key in its queue");
             lane.in_flight += 1;
             self.slots.occupy(tenant, &mut state.slots);
             self.unresolved.occupy(tenant, &mut state.unresolved);
@@ -404,8 +422,8 @@ impl Dispatch {
     /// Removes at most `limit` keys that wait too long, and returns them. The caller calls this function once per
     /// `period`.
     ///
-    /// If the first key of a lane has waited for more than `periods` calls, the lane keeps the oldest keys that it can
-    /// start in as many periods. The caller defers the others.
+    /// If a key of a lane has waited for more than `periods` calls, the lane keeps the oldest keys that it can start in as
+    /// many periods. The caller defers the others.
     pub(crate) fn take_overdue(&mut self, periods: u32, period: Duration, limit: usize, now: Now) -> Vec<u32> {
         self.checks += 1;
         let kept_seconds = period.saturating_mul(periods).as_secs();
@@ -414,13 +432,17 @@ impl Dispatch {
             // Keys wait long only in a lane without a turn, for example if the lane has reached its limit or its target
             // fails. The dispatch queue starts the keys of a lane with a turn as fast as this member and the tenant's
             // limits permit.
-            let waits_long = state.queue.front().is_some_and(|first| self.checks - first.since > u64::from(periods));
+            let waits_long =
+                state.queue.first_key_value().is_some_and(|(_, first)| self.checks - first.since > periods);
             if state.has_turn || !waits_long {
                 continue;
             }
             let kept = usize::try_from(u64::from(state.per_second).saturating_mul(kept_seconds)).unwrap_or(usize::MAX);
             let removed = state.queue.len().saturating_sub(kept).min(limit - taken.len());
-            taken.extend(state.queue.drain(state.queue.len() - removed..).map(|key| key.entry));
+            let before = taken.len();
+            let latest = std::iter::from_fn(|| state.queue.pop_last()).take(removed);
+            taken.extend(latest.map(|(_, key)| key.entry));
+            taken[before..].reverse();
             self.parked -= removed;
             self.tenants.get_mut(tenant).expect("the tenant of a lane exists").parked -= removed;
         }
@@ -456,7 +478,7 @@ impl Dispatch {
         for ((tenant, _), state) in &mut self.lanes {
             state.has_turn = false;
             let before = state.queue.len();
-            state.queue.retain(|key| {
+            state.queue.retain(|_, key| {
                 let is_released = is_released(key.entry);
                 if is_released {
                     taken.push(key.entry);

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use domain::{DueKey, Occurrence, ShardId, Timestamp};
 use runtime::Monotonic;
-use store::{Change, Cursor, DueRead, InsertLogEntry, OwnerWrite, WriteRejection};
+use store::{Change, Cursor, InsertLogEntry, OwnerWrite, WriteRejection};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
@@ -29,16 +29,14 @@ use crate::cluster::shards::ShardTerm;
 use crate::firing::context::Context;
 use crate::firing::dispatch::{Dispatch, Lane, Limits, Now};
 use crate::firing::messages::{EndReason, Ended, PendingWrite, ReadDone, Then, ToOwner, ToWriter, WriteDone};
-use crate::firing::owner::reading::read_due;
+use crate::firing::owner::reading::{Read, read_due};
 use crate::firing::run_executor::{Starting, start};
 use crate::firing::steady::LEAP_ACCEPTED_AFTER;
-use crate::firing::window::{EntryId, MayStart, PollerIndex, ReadKind, Window};
+use crate::firing::window::{EntryId, MayStart, ReadKind, Window};
 use crate::known_tenants::Known;
 use crate::metrics::count_store_error;
 use crate::options::Options;
 
-/// Largest number of pollers that one call of the store reads.
-const READS_PER_CALL: usize = 8;
 /// Largest number of keys whose attempts run in one task.
 const STARTS_PER_TASK: usize = 32;
 /// Largest number of rows in one read of the insert logs.
@@ -176,8 +174,9 @@ impl Owner {
         if self.reads_wanted {
             self.reads_wanted = false;
             let dispatch = &self.dispatch;
-            let reads = self.window.plan_reads(now, |tenant| dispatch.demand(tenant));
-            self.read(reads.into_iter().map(|(index, read)| (index, ReadKind::Ahead, read)).collect());
+            let groups = self.window.plan_reads(now, |tenant| dispatch.demand(tenant));
+            let ahead = |(index, read)| (index, ReadKind::Ahead, read);
+            self.read(groups.into_iter().map(|group| group.into_iter().map(ahead).collect()).collect());
         }
     }
 
@@ -434,7 +433,7 @@ impl Owner {
                     let dispatch = &self.dispatch;
                     let demand = |tenant| dispatch.demand(tenant);
                     if let Some(read) = self.window.positions_written(index, done.positions, demand) {
-                        self.read(vec![(index, ReadKind::Check, read)]);
+                        self.read(vec![vec![(index, ReadKind::Check, read)]]);
                     }
                 }
             }
@@ -456,7 +455,7 @@ impl Owner {
                     let dispatch = &self.dispatch;
                     let demand = |tenant| dispatch.demand(tenant);
                     if let Some(more) = self.window.read(index, kind, read, &page, demand) {
-                        self.read(vec![(index, kind, more)]);
+                        self.read(vec![vec![(index, kind, more)]]);
                     } else if kind == ReadKind::Ahead && page.keys.len() == read.limit {
                         self.reads_wanted = true;
                     }
@@ -507,10 +506,9 @@ impl Owner {
         drop(self.context.runtime.spawn("arrivals", task));
     }
 
-    fn read(&self, reads: Vec<(PollerIndex, ReadKind, DueRead)>) {
-        for chunk in reads.chunks(READS_PER_CALL) {
-            let task = read_due(self.context.clone(), chunk.to_vec());
-            drop(self.context.runtime.spawn("read", task));
+    fn read(&self, groups: Vec<Vec<Read>>) {
+        for reads in reading::tasks(groups) {
+            drop(self.context.runtime.spawn("read", read_due(self.context.clone(), reads)));
         }
     }
 

@@ -1,10 +1,12 @@
 use std::time::Duration;
 
-use domain::{AttemptResult, RunState, ScheduleId, Status, TenantId, When};
+use domain::{AttemptResult, RunState, ScheduleId, SigningSecret, Status, Tenant, TenantId, Timestamp, When};
 use scheduler::{CancelResponse, Create, Options};
+use simulator::Simulation;
 use store::Store;
+use store::memory::{MemoryOptions, MemoryStore};
 
-use crate::harness::{Harness, TENANT, ok, simulate, spec, tenant};
+use crate::harness::{Harness, TENANT, ok, put_tenant, simulate, spec, tenant};
 use std::sync::Arc;
 
 #[test]
@@ -153,6 +155,49 @@ fn put_replaces_the_old_instant_of_a_schedule() {
         let calls = harness.calls();
         assert_eq!(calls.len(), 1);
         assert_eq!(calls[0].occurrence.nominal, later);
+    });
+}
+
+#[test]
+fn overdue_callbacks_start_oldest_first_after_a_restart() {
+    let sim = Simulation::new(1);
+    sim.run_until(async {
+        const SCHEDULES: u64 = 12_000;
+        let options = || Options { in_flight_max: 64, ..Options::default() };
+        let runtime = sim.member("a");
+        let store = MemoryStore::new(runtime.clone(), MemoryOptions::default());
+        // The owner reads the rows of the 64 pollers in 8 calls. The responses arrive at different times.
+        let owner = Tenant::new(TENANT, "tenant-1", 64, SigningSecret::first(vec![7; 32], Timestamp::MIN));
+        put_tenant(&store, owner.clone()).await.unwrap();
+        let harness = Harness::reopen(runtime, store, options(), ok).await.unwrap();
+        let (first, owner) = (harness.in_ms(60_000), Arc::new(owner));
+        let request = |n| Create {
+            tenant: owner.clone(),
+            id: None,
+            incarnation: None,
+            spec: spec(
+                When::At(first + Duration::from_millis(n)),
+                if n % 2 == 0 { "http://a.test/" } else { "http://b.test/" },
+            ),
+        };
+        let created = harness.scheduler.create((0..SCHEDULES).map(request).collect()).await.unwrap();
+        assert!(created.iter().all(Result::is_ok));
+        sim.crash("a");
+        sim.outside().sleep(Duration::from_secs(120)).await;
+        let runtime = sim.restart("a");
+        let latency = Some(Duration::from_millis(1)..=Duration::from_millis(100));
+        let slow = MemoryOptions { latency, ..MemoryOptions::default() };
+        let store = harness.store.reopen(runtime.clone()).with_options(slow);
+        let harness = Harness::reopen(runtime, store, options(), ok).await.unwrap();
+        harness.wait_for_calls(usize::try_from(SCHEDULES).unwrap()).await;
+        let mut latest = first;
+        let mut disorder = Duration::ZERO;
+        for call in harness.calls() {
+            latest = latest.max(call.occurrence.nominal);
+            disorder = disorder.max(latest.since(call.occurrence.nominal));
+        }
+        // At most 64 callbacks, one for each millisecond, start while a callback waits up to 200 ms for its schedule.
+        assert!(disorder <= Duration::from_millis(250), "{disorder:?}");
     });
 }
 

@@ -180,6 +180,40 @@ fn overdue_keys_of_a_fast_target_stay_in_memory_after_an_outage() {
 }
 
 #[test]
+fn lane_starts_its_oldest_keys_first_in_any_order_of_arrival() {
+    let mut dispatch = dispatch(1, 100, 100);
+    let position = |millis| NOW - Duration::from_millis(millis);
+    for (entry, age) in [(0, 10), (1, 30), (2, 20), (3, 30), (4, 40)] {
+        assert!(dispatch.push(lane(1, 1), entry, position(age)));
+        assert!(dispatch.push(lane(1, 2), 10 + entry, position(age)));
+    }
+    let mut started = Vec::new();
+    while let [first, second] = popped(&mut dispatch, AT)[..] {
+        started.extend([first, second]);
+        end(&mut dispatch, lane(1, 1), AT, AVAILABLE);
+        end(&mut dispatch, lane(1, 2), AT, AVAILABLE);
+    }
+    assert_eq!(started, [4, 14, 1, 11, 3, 13, 2, 12, 0, 10], "the lanes take turns");
+}
+
+#[test]
+fn queue_defers_the_latest_keys_even_if_older_keys_arrived_later() {
+    let mut dispatch = dispatch(1, 100, 100);
+    let position = |millis| NOW + Duration::from_millis(millis);
+    dispatch.push(lane(1, 1), 0, position(0));
+    assert_eq!(dispatch.pop(AT), Some(0));
+    dispatch.push(lane(1, 1), 1, position(30));
+    dispatch.push(lane(1, 1), 2, position(20));
+    for period in 0..2 {
+        assert_eq!(dispatch.take_overdue(2, PERIOD, 2, AT), NONE);
+        // The arrival of an older key does not shorten the wait of the other keys.
+        dispatch.push(lane(1, 1), 3 + period, position(10));
+    }
+    assert_eq!(dispatch.take_overdue(2, PERIOD, 2, AT), [2, 1]);
+    assert_eq!(dispatch.take_overdue(2, PERIOD, 2, AT), [3, 4]);
+}
+
+#[test]
 fn pause_of_the_process_does_not_count_as_a_wait() {
     let mut dispatch = dispatch(1, 100, 100);
     dispatch.push(lane(1, 1), 0, NOW);

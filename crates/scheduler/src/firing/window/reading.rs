@@ -8,15 +8,19 @@ use store::{DueBound, DuePage, DueRead};
 use super::{PAGE_KEYS, PAGE_KEYS_MIN, PollerIndex, ReadKind, Window, instant_of};
 
 impl Window {
-    /// Returns the reads that the owner must make now. After each read, the owner calls [`Window::read`] or
-    /// [`Window::read_failed`].
+    /// Returns the reads that the owner must make now, in groups. After the last read of a group, the owner calls
+    /// [`Window::read`] or [`Window::read_failed`] for each read of the group, before it starts another key.
+    ///
+    /// A group contains the reads of all of a tenant's pollers that have overdue rows. The owner therefore starts the
+    /// overdue keys of these pollers in the order of their positions, and reads no poller a page further than another.
+    /// Each other read has its own group, because its rows are not due before the read ends.
     ///
     /// `demand` returns the number of further keys of a tenant that the dispatch queue can use now.
     pub(crate) fn plan_reads(
         &mut self,
         now: Timestamp,
         demand: impl Fn(TenantId) -> usize,
-    ) -> Vec<(PollerIndex, DueRead)> {
+    ) -> Vec<Vec<(PollerIndex, DueRead)>> {
         let until = now + self.ahead;
         let mut wanted: Vec<(Timestamp, PollerIndex, TenantId)> = Vec::new();
         for (&index, poller) in &mut self.pollers {
@@ -37,17 +41,30 @@ impl Window {
                 wanted.push((next, index, poller.id.tenant));
             }
         }
-        self.plan_pages(wanted, until, demand)
+        let mut groups: Vec<Vec<(PollerIndex, DueRead)>> = Vec::new();
+        let mut overdue: BTreeMap<TenantId, usize> = BTreeMap::new();
+        for (next, index, read) in self.plan_pages(wanted, until, demand) {
+            if next > now {
+                groups.push(vec![(index, read)]);
+                continue;
+            }
+            let group = *overdue.entry(read.poller.tenant).or_insert(groups.len());
+            if group == groups.len() {
+                groups.push(Vec::new());
+            }
+            groups[group].push((index, read));
+        }
+        groups
     }
 
-    /// Plans the read of one page for each poller in `wanted`, within the capacity of the window. The pollers with the
-    /// earliest rows come first.
+    /// Plans the read of one page for each poller in `wanted`, within the capacity of the window. Returns each read with
+    /// the position of the poller's first row. The pollers with the earliest rows come first.
     fn plan_pages(
         &mut self,
         mut wanted: Vec<(Timestamp, PollerIndex, TenantId)>,
         until: Timestamp,
         demand: impl Fn(TenantId) -> usize,
-    ) -> Vec<(PollerIndex, DueRead)> {
+    ) -> Vec<(Timestamp, PollerIndex, DueRead)> {
         wanted.sort_unstable();
         let mut pollers: BTreeMap<TenantId, usize> = BTreeMap::new();
         for (_, _, tenant) in &wanted {
@@ -64,7 +81,7 @@ impl Window {
             capacities.insert(tenant, (capacity, capacity.div_ceil(pollers).max(PAGE_KEYS_MIN)));
         }
         let mut reads = Vec::new();
-        for (_, index, tenant) in wanted {
+        for (next, index, tenant) in wanted {
             let (capacity, page) = capacities.get_mut(&tenant).expect("each tenant in `wanted` has a capacity");
             let limit = (*page).min(*capacity);
             if limit == 0 {
@@ -74,7 +91,7 @@ impl Window {
             let poller = self.pollers.get_mut(&index).expect("the window contains each poller that needs a read");
             poller.reading = Some(until);
             poller.written_during_read = None;
-            reads.push((index, DueRead { poller: poller.id, after: poller.read_to, until, limit }));
+            reads.push((next, index, DueRead { poller: poller.id, after: poller.read_to, until, limit }));
         }
         reads
     }

@@ -65,8 +65,12 @@ impl Bench {
         assert!(self.window.add_written_row(&InsertLogEntry { poller: POLLER, key }));
     }
 
+    fn plan_reads(&mut self, now: i64) -> Vec<Vec<(PollerIndex, DueRead)>> {
+        self.window.plan_reads(at(now), |_| usize::MAX)
+    }
+
     fn read_ahead(&mut self, now: i64) {
-        for (index, read) in self.window.plan_reads(at(now), |_| usize::MAX) {
+        for (index, read) in self.plan_reads(now).concat() {
             let page = self.rows.page(read);
             assert_eq!(self.window.read(index, ReadKind::Ahead, read, &page, |_| usize::MAX), None);
         }
@@ -184,8 +188,7 @@ fn watermark_does_not_pass_a_key_without_an_outcome() {
 #[test]
 fn window_adds_row_that_a_creator_writes_during_a_read() {
     let mut bench = Bench::new(10_000);
-    let reads = bench.window.plan_reads(at(0), |_| usize::MAX);
-    let (index, read) = reads[0];
+    let (index, read) = bench.plan_reads(0).concat()[0];
     let page = bench.rows.page(read);
     bench.insert_and_report(key(1, 900)); // A creator writes this row after the read.
     bench.window.read(index, ReadKind::Ahead, read, &page, |_| usize::MAX);
@@ -197,7 +200,7 @@ fn window_adds_row_that_a_creator_writes_during_a_read() {
 fn later_read_finds_a_new_row_beyond_the_current_page() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 100));
-    let (index, read) = bench.window.plan_reads(at(0), |_| usize::MAX)[0];
+    let (index, read) = bench.plan_reads(0).concat()[0];
     let page = bench.rows.page(read);
     // A creator writes this row after the read. The row lies after the end of the page.
     bench.insert_and_report(key(2, 5_000));
@@ -480,6 +483,26 @@ proptest! {
 const OTHER: PollerId = PollerId { number: 1, ..POLLER };
 
 #[test]
+fn reads_of_overdue_rows_of_one_tenant_are_one_group() {
+    let mut bench = Bench::new(10_000);
+    let other_tenant = PollerId { tenant: TenantId(2), ..POLLER };
+    for id in [other_tenant, OTHER] {
+        bench.window.add_poller(id, shard_term(1), Positions { closed: at(-1), done: at(-1) });
+    }
+    let pollers = |groups: Vec<Vec<(PollerIndex, DueRead)>>| -> Vec<Vec<PollerId>> {
+        groups.into_iter().map(|group| group.into_iter().map(|(_, read)| read.poller).collect()).collect()
+    };
+    assert_eq!(pollers(bench.plan_reads(5_000)), [vec![POLLER, OTHER], vec![other_tenant]]);
+    let mut bench = Bench::new(10_000);
+    bench.window.add_poller(OTHER, shard_term(1), Positions { closed: at(-1), done: at(-1) });
+    bench.read_ahead(0);
+    for (poller, number) in [(POLLER, 1), (OTHER, 2)] {
+        assert!(bench.window.add_written_row(&InsertLogEntry { poller, key: key(number, 3_000) }));
+    }
+    assert_eq!(pollers(bench.plan_reads(1_000)), [[POLLER], [OTHER]], "rows that are not due yet");
+}
+
+#[test]
 fn window_forgets_all_keys_of_released_shard() {
     let mut bench = Bench::new(10_000);
     bench.window.add_poller(OTHER, shard_term(1), Positions { closed: at(-1), done: at(-1) });
@@ -515,7 +538,7 @@ fn window_forgets_all_keys_of_released_shard() {
 fn window_ignores_late_results_for_a_released_poller() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
-    let reads = bench.window.plan_reads(at(0), |_| usize::MAX);
+    let reads = bench.plan_reads(0).concat();
     bench.window.release(&BTreeSet::from([POLLER.shard()]));
     for (index, read) in reads {
         let page = bench.rows.page(read);
@@ -528,10 +551,7 @@ fn window_ignores_late_results_for_a_released_poller() {
         );
     }
     assert_eq!(bench.window.len(), 0);
-    assert!(
-        bench.window.plan_reads(at(500), |_| usize::MAX).is_empty()
-            && bench.window.plan_closings(at(5_000), |_| usize::MAX).is_empty()
-    );
+    assert!(bench.plan_reads(500).is_empty() && bench.window.plan_closings(at(5_000), |_| usize::MAX).is_empty());
 }
 
 #[test]
