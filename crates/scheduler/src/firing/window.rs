@@ -113,6 +113,10 @@ struct Poller {
     /// Earliest position, after the range of the current read, at which a creator wrote a row during this read. The
     /// read may have missed this row.
     written_during_read: Option<Timestamp>,
+    /// Rows within the range of the current read that were overdue when the read began. Their entries of the insert log
+    /// arrived during the read. The window adds them after the read, so that they do not start before older rows. Contains
+    /// at most [`PAGE_KEYS`] rows.
+    held: Vec<DueKey>,
     /// Position of the earliest row that the window could not add because it had no capacity for the row. The row lies
     /// at or before `read_to`.
     missed: Option<Timestamp>,
@@ -197,6 +201,7 @@ impl Window {
             next: Some(positions.done),
             reading: None,
             written_during_read: None,
+            held: Vec::new(),
             missed: None,
             closed: positions.closed,
             closed_at_take: positions.closed,
@@ -296,9 +301,18 @@ impl Window {
     /// Records that a creator has written a due row. Returns `false` if the window does not contain the row's poller.
     pub(crate) fn add_written_row(&mut self, arrival: &InsertLogEntry) -> bool {
         let Some(index) = self.by_id.get(&arrival.poller).copied() else { return false };
-        let full = self.capacity(arrival.poller.tenant) == 0;
+        let mut full = self.capacity(arrival.poller.tenant) == 0;
         let poller = self.pollers.get_mut(&index).expect("each poller in `by_id` exists in `pollers`");
         let position = arrival.key.position;
+        // The read began when the clock showed `until - ahead`.
+        let was_overdue = poller.reading.is_some_and(|until| position <= until - self.ahead);
+        if was_overdue && position > instant_of(poller.read_to) {
+            full |= poller.held.len() >= PAGE_KEYS;
+            if !full {
+                poller.held.push(arrival.key);
+                return true;
+            }
+        }
         let read_to = poller.reading.unwrap_or(Timestamp::MIN).max(instant_of(poller.read_to));
         if position > read_to {
             let earliest = |known: Option<Timestamp>| Some(known.map_or(position, |known| known.min(position)));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use domain::{TenantId, Timestamp};
-use store::{DueBound, DuePage, DueRead};
+use store::{DueBound, DuePage, DueRead, InsertLogEntry};
 
 use super::{PAGE_KEYS, PAGE_KEYS_MIN, PollerIndex, ReadKind, Window, instant_of};
 
@@ -99,8 +99,21 @@ impl Window {
     pub(crate) fn read_failed(&mut self, index: PollerIndex, kind: ReadKind) {
         let Some(poller) = self.pollers.get_mut(&index) else { return };
         match kind {
-            ReadKind::Ahead => poller.reading = None,
+            ReadKind::Ahead => {
+                poller.reading = None;
+                self.add_held(index);
+            }
             ReadKind::Check => poller.closing = false,
+        }
+    }
+
+    /// Adds the rows that the window held back during the read that has just ended. If a row lies after the page of the
+    /// read, a later read returns the row.
+    fn add_held(&mut self, index: PollerIndex) {
+        let poller = self.pollers.get_mut(&index).expect("the caller has checked that the poller exists");
+        let (id, held) = (poller.id, std::mem::take(&mut poller.held));
+        for key in held {
+            self.add_written_row(&InsertLogEntry { poller: id, key });
         }
     }
 
@@ -136,6 +149,7 @@ impl Window {
                     poller.read_to = read_to;
                 }
                 poller.next = [page.next, poller.written_during_read.take()].into_iter().flatten().min();
+                self.add_held(index);
                 None
             }
             ReadKind::Check if complete => {

@@ -7,6 +7,8 @@ use store::{DuePage, DueRead};
 use super::*;
 use crate::options::Options;
 
+mod overdue_reads;
+
 const POLLER: PollerId = PollerId { tenant: TenantId(1), generation: 0, number: 0 };
 const START: i64 = 1_000_000 * BUCKET_MILLIS;
 
@@ -481,26 +483,6 @@ proptest! {
 }
 
 const OTHER: PollerId = PollerId { number: 1, ..POLLER };
-
-#[test]
-fn reads_of_overdue_rows_of_one_tenant_are_one_group() {
-    let mut bench = Bench::new(10_000);
-    let other_tenant = PollerId { tenant: TenantId(2), ..POLLER };
-    for id in [other_tenant, OTHER] {
-        bench.window.add_poller(id, shard_term(1), Positions { closed: at(-1), done: at(-1) });
-    }
-    let pollers = |groups: Vec<Vec<(PollerIndex, DueRead)>>| -> Vec<Vec<PollerId>> {
-        groups.into_iter().map(|group| group.into_iter().map(|(_, read)| read.poller).collect()).collect()
-    };
-    assert_eq!(pollers(bench.plan_reads(5_000)), [vec![POLLER, OTHER], vec![other_tenant]]);
-    let mut bench = Bench::new(10_000);
-    bench.window.add_poller(OTHER, shard_term(1), Positions { closed: at(-1), done: at(-1) });
-    bench.read_ahead(0);
-    for (poller, number) in [(POLLER, 1), (OTHER, 2)] {
-        assert!(bench.window.add_written_row(&InsertLogEntry { poller, key: key(number, 3_000) }));
-    }
-    assert_eq!(pollers(bench.plan_reads(1_000)), [[POLLER], [OTHER]], "rows that are not due yet");
-}
 
 #[test]
 fn window_forgets_all_keys_of_released_shard() {
