@@ -2,8 +2,9 @@
 //!
 //! This queue does no I/O and reads no clock. Each pair of tenant and target has its own queue of keys, a *lane*. A
 //! lane with a free slot takes its turn among its tenant's lanes, and the tenant takes its turn among the tenants. One
-//! key starts per turn: the oldest key of the lane. A target without a free slot delays only its own keys. If a rate or an open circuit blocks a
-//! lane or a tenant until some instant, the lane or tenant *waits* and takes no turn until that instant.
+//! key starts per turn: the oldest key of the lane. A target without a free slot delays only its own keys. If a rate or an
+//! open circuit blocks a lane or a tenant until some instant, the lane or tenant *waits* and takes no turn until that
+//! instant.
 //!
 //! A key occupies a *slot* of the service from its start until its attempt ends. It is *unresolved* from its start until
 //! its outcome is durable. Each tenant gets a share of the slots, and a share of the larger number of unresolved keys
