@@ -94,7 +94,7 @@ pub fn run(sim: &Simulation, kind: StoreKind, mutant: Option<Mutant>) -> Verdict
         cluster.start_members().await;
         cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
         let incarnations = Incarnations::default();
-        let scenario = async {
+        let scenario = Box::pin(async {
             let clients =
                 join_all((0..CLIENTS).map(|number| Client::new(&cluster, &incarnations, number).run(FAULT_TIME)));
             let application = Application::new(&cluster, &incarnations).run(FAULT_TIME);
@@ -109,7 +109,7 @@ pub fn run(sim: &Simulation, kind: StoreKind, mutant: Option<Mutant>) -> Verdict
             with_checks(&cluster, join_and_leave(&cluster)).await;
             sim.sleep(RECOVERY_TIME).await;
             application
-        };
+        });
         let application = cluster.history.observe_health(|| cluster.reports_well(), scenario).await;
         application.check().await;
         verify(&cluster, &incarnations).await

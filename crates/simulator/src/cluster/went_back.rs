@@ -36,7 +36,7 @@ pub fn run(sim: &Simulation, kind: StoreKind, mutant: Option<Mutant>) -> Verdict
         cluster.start_members().await;
         cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
         let incarnations = Incarnations::default();
-        let scenario = async {
+        let scenario = Box::pin(async {
             create(&cluster, &incarnations, 40, true).await;
             sleep(&cluster, 0, 1_500).await;
             let copied_at = sim.elapsed();
@@ -58,7 +58,7 @@ pub fn run(sim: &Simulation, kind: StoreKind, mutant: Option<Mutant>) -> Verdict
             cluster.start_members().await;
             cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
             sim.sleep(RECOVERY_TIME).await;
-        };
+        });
         cluster.history.observe_health(|| cluster.reports_well(), scenario).await;
         verify(&cluster, &incarnations).await
     })

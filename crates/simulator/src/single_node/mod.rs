@@ -71,7 +71,7 @@ pub fn run(sim: &Simulation, kind: EngineKind, mutant: Option<Mutant>) -> Verdic
         engine.start().await;
         let incarnations = Incarnations::default();
         let client = |number| Client::new(&sim, &engine, &history, &incarnations, number).run(FAULT_TIME);
-        let scenario = async {
+        let scenario = Box::pin(async {
             futures_util::future::join(
                 join_all((0..CLIENTS).map(client)),
                 inject_faults(&sim, &engine, clock_at_start),
@@ -79,7 +79,7 @@ pub fn run(sim: &Simulation, kind: EngineKind, mutant: Option<Mutant>) -> Verdic
             .await;
             heal(&sim, &engine).await;
             sim.outside().sleep(RECOVERY_TIME).await;
-        };
+        });
         history.observe_health(|| engine.reports_well(), scenario).await;
         engine.stop().await;
         engine.report_outcomes(&incarnations.all()).await;
