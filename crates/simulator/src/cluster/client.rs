@@ -122,7 +122,10 @@ impl<'a> Client<'a> {
                     one.incarnation, other.incarnation
                 )
             }
-            (CreateResult::Created(schedule), _) | (_, CreateResult::Created(schedule)) => {
+            (CreateResult::Created(schedule), other) | (other, CreateResult::Created(schedule)) => {
+                if matches!(other, CreateResult::Unknown) {
+                    self.cluster.history.create_without_response();
+                }
                 self.record_created(&schedule)
             }
             (CreateResult::Exists, CreateResult::Exists) => {
@@ -133,11 +136,15 @@ impl<'a> Client<'a> {
     }
 
     /// Repeats a create request that got no response. Either the earlier request has created the schedule, or the
-    /// repeated request creates it.
+    /// repeated request creates it. In the second case, the earlier request may still create the schedule again, after the
+    /// client has cancelled it.
     async fn retry_create(&mut self) {
         let Some(request) = self.unanswered.pop() else { return };
         match self.create(request.clone()).await {
-            CreateResult::Created(schedule) => self.record_created(&schedule),
+            CreateResult::Created(schedule) => {
+                self.cluster.history.create_without_response();
+                self.record_created(&schedule)
+            }
             CreateResult::Exists => {
                 let id = request.id.clone().expect("the client retries only create requests that contain an id");
                 match self.find(&id).await {
