@@ -28,23 +28,21 @@ impl Clock {
     }
 
     pub(crate) fn now(&self) -> Timestamp {
-        let wall = self.runtime.now();
-        self.limit().map_or(wall, |limit| wall.min(limit))
+        self.now_and_limit().0
     }
 
-    /// Returns true if the clock of the coordination engine limits this clock now.
-    pub(crate) fn is_limited(&self) -> bool {
-        self.limit().is_some()
+    /// Returns the time, and the limit of the coordination engine's clock, if the engine limits this clock now.
+    pub(crate) fn now_and_limit(&self) -> (Timestamp, Option<Timestamp>) {
+        let wall = self.runtime.now();
+        let limit = self.membership.get().and_then(Membership::clock_limit);
+        (limit.map_or(wall, |limit| wall.min(limit)), limit)
     }
 
     /// Converts a future instant of this clock to the clock of the coordination engine. The result is at most the largest
     /// permitted clock offset too late, even if this clock is far behind. Returns the instant unchanged if the engine's
     /// clock does not limit this clock.
     pub(crate) fn to_engine(&self, at: Timestamp) -> Timestamp {
-        self.limit().map_or(at, |limit| limit + at.since(self.now()))
-    }
-
-    fn limit(&self) -> Option<Timestamp> {
-        self.membership.get().and_then(Membership::clock_limit)
+        let (now, limit) = self.now_and_limit();
+        limit.map_or(at, |limit| limit + at.since(now))
     }
 }

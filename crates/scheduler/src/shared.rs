@@ -161,11 +161,12 @@ impl SharedSteadyClock {
     }
 
     pub(crate) fn now(&self) -> Timestamp {
-        let (wall, monotonic) = (self.clock.now(), self.runtime.monotonic());
+        let ((wall, limit), monotonic) = (self.clock.now_and_limit(), self.runtime.monotonic());
         let mut steady = self.steady.lock().expect("no holder of this lock panics");
-        if self.clock.is_limited() {
-            // The coordination engine's clock confirms the leap: before the leap, this member's clock was behind.
+        if limit.is_some() {
+            // The coordination engine's clock confirms each leap: before the leap, this member's clock was behind.
             *steady = SteadyClock::new(wall, monotonic);
+            return wall;
         }
         steady.at(wall, monotonic)
     }

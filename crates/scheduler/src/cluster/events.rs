@@ -76,7 +76,11 @@ impl Events {
     pub(crate) fn withdraw_ahead(&self, shards: &BTreeSet<ShardId>) -> Timestamp {
         let mut reported = self.lock();
         reported.ahead.retain(|shard| !shards.contains(shard));
-        reported.clock_was_at
+        let clock_was_at = reported.clock_was_at;
+        if reported.ahead.is_empty() {
+            reported.clock_was_at = Timestamp::default();
+        }
+        clock_was_at
     }
 
     pub(crate) fn report_outcome(&self, outcome: AttemptOutcome) {

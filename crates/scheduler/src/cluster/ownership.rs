@@ -269,6 +269,9 @@ pub(crate) async fn gain(shared: &Shared, shards: &[ShardId]) -> Result<bool, St
     // [`retake`] may have taken some of the shards after the caller had looked for shards that this member does not own.
     let shards: Vec<ShardId> =
         shards.iter().copied().filter(|shard| shared.shards.shard_term(*shard).is_none()).collect();
+    if shards.is_empty() {
+        return Ok(true);
+    }
     let gained = take(shared, &shards, &Before::default()).await?;
     send_gained(shared, gained).await;
     shared.count_shard_changes("gained", shards.len());

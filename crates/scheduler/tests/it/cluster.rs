@@ -389,16 +389,23 @@ fn member_cancels_no_attempt_in_flight_during_a_hand_over() {
     });
 }
 
+/// Starts a cluster with the members `a` and `b`, and waits until attempts of 4 s are in flight. Returns the members, and
+/// the ids of the schedules.
+async fn with_slow_attempts(sim: &Simulation) -> (TestCluster, Scheduler, Scheduler, BTreeSet<String>) {
+    let slower = |_: &Delivery| (Duration::from_secs(4), AttemptResult::Answered(200));
+    let cluster = TestCluster::new(sim, slow_store(), slower).await;
+    let (a, b) = (cluster.join("a").await, cluster.join("b").await);
+    cluster.wait_until_balanced(&[&a, &b]).await;
+    let ids = cluster.schedule("a", &a, cluster.in_ms(300), 100).await;
+    cluster.sleep(Duration::from_millis(900)).await;
+    assert_eq!(cluster.calls().len(), ids.len(), "all attempts have started");
+    (cluster, a, b, ids)
+}
+
 #[test]
 fn member_that_stops_during_a_hand_over_repeats_no_attempt() {
     for_each_seed(8, async |sim| {
-        let slower = |_: &Delivery| (Duration::from_secs(4), AttemptResult::Answered(200));
-        let cluster = TestCluster::new(sim, slow_store(), slower).await;
-        let (a, b) = (cluster.join("a").await, cluster.join("b").await);
-        cluster.wait_until_balanced(&[&a, &b]).await;
-        let ids = cluster.schedule("a", &a, cluster.in_ms(300), 100).await;
-        cluster.sleep(Duration::from_millis(900)).await;
-        assert_eq!(cluster.calls().len(), ids.len(), "all attempts have started");
+        let (cluster, a, b, ids) = with_slow_attempts(sim).await;
         // The member `a` hands over all shards, because its clock is wrong. From the start of the hand-over, it owns
         // none of them.
         sim.jump_clock("a", 3_600_000);
@@ -415,13 +422,7 @@ fn member_that_stops_during_a_hand_over_repeats_no_attempt() {
 #[test]
 fn member_whose_clock_falls_behind_hands_over_its_attempts_in_flight() {
     for_each_seed(8, async |sim| {
-        let slower = |_: &Delivery| (Duration::from_secs(4), AttemptResult::Answered(200));
-        let cluster = TestCluster::new(sim, slow_store(), slower).await;
-        let (a, b) = (cluster.join("a").await, cluster.join("b").await);
-        cluster.wait_until_balanced(&[&a, &b]).await;
-        let ids = cluster.schedule("a", &a, cluster.in_ms(300), 100).await;
-        cluster.sleep(Duration::from_millis(900)).await;
-        assert_eq!(cluster.calls().len(), ids.len(), "all attempts have started");
+        let (cluster, _a, b, ids) = with_slow_attempts(sim).await;
         sim.jump_clock("a", -3_600_000);
         cluster.wait_until_balanced(&[&b]).await;
         cluster.sleep(Duration::from_secs(10)).await;
