@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use domain::{
     DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, RunState, Schedule, ScheduleId, ScheduleVersion,
@@ -25,6 +26,8 @@ use crate::shared::Shared;
 
 /// Number of locks for chosen ids. Two requests for the same id use the same lock.
 const ID_LOCKS: usize = 1_024;
+/// Longest time for which a change waits until this member has compared its clock with the coordination engine's clock.
+const CLOCK_WAIT_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) struct Changes {
     shared: Arc<Shared>,
@@ -55,7 +58,7 @@ impl Changes {
         if requests.is_empty() {
             return Ok(Vec::new());
         }
-        let now = self.shared.steady.now();
+        let now = self.now().await?;
         let _ids = self.lock_ids(&requests).await;
         let shards = match pollers {
             Some(pollers) => pollers.iter().map(|poller| poller.shard()).collect(),
@@ -125,7 +128,7 @@ impl Changes {
 
     /// Creates the schedule, or replaces the schedule with the same id.
     pub(crate) async fn put(&self, request: Create) -> Result<Result<PutResponse, CreateRejection>, OwnerError> {
-        let now = self.shared.steady.now();
+        let now = self.now().await?;
         let id = request.id.clone().expect("a put request contains the id of its schedule");
         let tenant = request.tenant.id;
         let _ids = self.lock_ids(std::slice::from_ref(&request)).await;
@@ -146,7 +149,7 @@ impl Changes {
         seen: Option<Precondition>,
         timing: Timing,
     ) -> Result<Option<Result<PutResponse, CreateRejection>>, OwnerError> {
-        let now = self.shared.steady.now();
+        let now = self.now().await?;
         let name = (request.tenant.id, request.id.clone().expect("a put request contains the id of its schedule"));
         let _ids = self.lock_ids(std::slice::from_ref(&request)).await;
         let existing = self.shared.store.get(vec![name]).await?.pop().flatten();
@@ -237,7 +240,7 @@ impl Changes {
 
     /// Starts another run of a dead letter, as a new occurrence that is due at once.
     pub(crate) async fn redrive(&self, tenant: TenantId, of: Occurrence) -> Result<RedriveResponse, OwnerError> {
-        let now = self.shared.steady.now();
+        let now = self.now().await?;
         let schedule = self.shared.store.load(vec![of.incarnation]).await?.pop().flatten();
         let Some(schedule) = schedule.filter(|schedule| schedule.tenant == tenant) else {
             return Ok(RedriveResponse::NotFound);
@@ -308,6 +311,22 @@ impl Changes {
             }
         }
         insert
+    }
+
+    /// Returns the time by which a change computes its due rows. In a cluster, waits until this member has compared its
+    /// clock with the coordination engine's clock. Before that, the clock may be far ahead, and due rows would lie at
+    /// positions that the owner reads only when the time has come.
+    ///
+    /// # Errors
+    /// Returns an error if the member does not reach the engine in time.
+    async fn now(&self) -> Result<Timestamp, StoreError> {
+        let Shared { runtime, clock, steady, .. } = &*self.shared;
+        if runtime.timeout(CLOCK_WAIT_MAX, clock.measured()).await.is_none() {
+            return Err(StoreError::Unavailable(
+                "this member has not compared its clock with the database's clock yet; retry the request".to_owned(),
+            ));
+        }
+        Ok(steady.now())
     }
 
     /// Implements [`crate::Scheduler::would_put`].

@@ -45,4 +45,15 @@ impl Clock {
         let (now, limit) = self.now_and_limit();
         limit.map_or(at, |limit| limit + at.since(now))
     }
+
+    /// Waits until this member has compared its clock with the coordination engine's clock. Returns at once if this member
+    /// has no cluster.
+    pub(crate) async fn measured(&self) {
+        if let Some(membership) = self.membership.get()
+            && membership.clock_offset().is_none()
+        {
+            // A member that leaves the cluster never measures its clock again.
+            let _session_or_left = membership.joined().await;
+        }
+    }
 }

@@ -10,6 +10,7 @@ use domain::id::SHARDS;
 use domain::{AttemptResult, ScheduleId, ShardId, TenantId, When};
 use futures_util::future::{join, join_all};
 use membership::Ownership;
+use membership::memory::{EngineOptions, MemoryOwnership};
 use scheduler::{CancelResponse, Create, CreateRejection, Delivery, RedriveResponse, Scheduler};
 use simulator::Simulation;
 use store::Store;
@@ -426,6 +427,24 @@ fn member_whose_clock_falls_behind_hands_over_its_attempts_in_flight() {
         sim.jump_clock("a", -3_600_000);
         cluster.wait_until_balanced(&[&b]).await;
         cluster.sleep(Duration::from_secs(10)).await;
+        cluster.assert_each_called_once(&ids);
+    });
+}
+
+#[test]
+fn schedules_of_a_member_that_starts_with_a_fast_clock_fire_on_time() {
+    for_each_seed(8, async |sim| {
+        let mut cluster = TestCluster::new(sim, MemoryOptions::default(), quick).await;
+        // The member `c` compares its clock with the engine's clock only after it has received the requests.
+        let latency = Some(Duration::from_millis(50)..=Duration::from_millis(100));
+        cluster.engine = MemoryOwnership::new(sim.outside(), EngineOptions { latency, ..EngineOptions::default() });
+        let (a, b) = (cluster.join("a").await, cluster.join("b").await);
+        cluster.wait_until_balanced(&[&a, &b]).await;
+        drop(sim.member("c"));
+        sim.jump_clock("c", 3_600_000);
+        let c = cluster.join("c").await;
+        let ids = cluster.schedule("c", &c, cluster.in_ms(300), 20).await;
+        cluster.sleep(Duration::from_secs(5)).await;
         cluster.assert_each_called_once(&ids);
     });
 }
