@@ -6,7 +6,8 @@
 //! true time, the members' clocks, and the periods during which a member was paused or down.
 //!
 //! The history checks the lateness of callbacks only while the members report that they are well. It does not check the
-//! order of callbacks of different schedules or the number of attempts. It also does not check the instants of a recurring schedule after the last [`Expected`] instant.
+//! order of callbacks of different schedules or the number of attempts. It also does not check the instants of a recurring
+//! schedule after the last [`Expected`] instant.
 
 #[cfg(test)]
 mod tests;
@@ -257,8 +258,8 @@ impl History {
         self.entries().marked.push((occurrence, taken_at));
     }
 
-    /// Runs `scenario`. At the same time, records at which instants `is_well` returns true. The function `is_well` returns true if
-    /// all running members report that they are well. No schedule may be silent for long at such instants.
+    /// Runs `scenario`. At the same time, records at which instants `is_well` returns true. The function `is_well` returns
+    /// true if all running members report that they are well. No schedule may be silent for long at such instants.
     pub async fn observe_health<T>(&self, is_well: impl Fn() -> bool, scenario: impl Future<Output = T>) -> T {
         let observing = async {
             loop {
@@ -273,12 +274,6 @@ impl History {
             Either::Left((result, _)) => result,
             Either::Right(((), _)) => unreachable!("the loop that observes the members never ends"),
         }
-    }
-
-    /// Returns the current reading of a correct wall clock.
-    #[must_use]
-    pub fn true_time(&self) -> Timestamp {
-        self.sim.outside().now()
     }
 
     /// Returns the latest reading that the wall clock of a member has shown until now.

@@ -216,8 +216,8 @@ impl Record {
                 let known = self.sim.interruptions(&take.member);
                 let more = entries.interruptions.get(&take.member).cloned().unwrap_or_default();
                 // An owner whose session ended did not hand over its attempts in flight. It may have no later session.
-                let handed_over = entries.handed_over.get(shard).into_iter().flatten();
-                let is_handed_over = handed_over.into_iter().any(|at| (take.at..=next).contains(at));
+                let mut handed_over = entries.handed_over.get(shard).into_iter().flatten();
+                let is_handed_over = handed_over.any(|at| (take.at..=next).contains(at));
                 if takes.get(number + 1).is_some_and(|next| next.member != take.member) && !is_handed_over {
                     history.allow_duplicates(*incarnation, next.saturating_sub(2 * self.lease)..=next);
                 }

@@ -179,8 +179,8 @@ impl Entries {
         // A fast clock may have fired a run long before its instant. A redriven run starts at this instant at the earliest.
         let is_later = |occurrence: &Occurrence| {
             let schedule = self.schedules.get(&occurrence.incarnation);
-            let revision = schedule.and_then(|schedule| schedule.revisions.get(&occurrence.revision));
-            revision.is_some_and(|revision| occurrence.nominal > revision.expected.complete_until)
+            let schedule = schedule.filter(|schedule| schedule.revisions.contains_key(&occurrence.revision));
+            schedule.is_some_and(|schedule| schedule.is_beyond(occurrence))
         };
         expected.extend(self.redriven.keys().copied().filter(|occurrence| !is_later(occurrence)));
         expected
