@@ -179,6 +179,13 @@ async fn prepare_from(
         file.allocate(header.length).await?;
     } else {
         header.filled = last_record_start(&*file, header.length).await?;
+        if header.filled > 0 {
+            // After a failed sync, the cache of the operating system may contain a record that the disk lacks. The header
+            // must name only a block that is durable, so the keeper writes the start of the record again.
+            let mut start = vec![0; to_usize(BLOCK)];
+            file.read_at(header.filled, &mut start).await?;
+            file.write_at(header.filled, &start).await?;
+        }
     }
     let mut block = vec![0; to_usize(BLOCK)];
     block[..HEADER_BYTES].copy_from_slice(&header.encode());
