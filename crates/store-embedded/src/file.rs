@@ -30,19 +30,24 @@ pub(crate) enum EnvelopeError {
 
 /// Checks the header that [`envelope`] wrote, and returns the body.
 pub(crate) fn open_envelope(bytes: &[u8]) -> Result<&[u8], EnvelopeError> {
-    let (header, body) = bytes.split_first_chunk::<HEADER_LEN>().ok_or(EnvelopeError::Header)?;
-    let (magic, rest) = header.split_at(8);
-    let (len, checksum) = rest.split_at(8);
-    if magic != MAGIC {
+    let (body, rest) = split_envelope(bytes)?;
+    if rest.is_empty() { Ok(body) } else { Err(EnvelopeError::Length) }
+}
+
+/// Checks the header that [`envelope`] wrote, and returns the body and the bytes after it.
+pub(crate) fn split_envelope(bytes: &[u8]) -> Result<(&[u8], &[u8]), EnvelopeError> {
+    let (magic, bytes) = bytes.split_first_chunk().ok_or(EnvelopeError::Header)?;
+    let (len, bytes) = bytes.split_first_chunk().ok_or(EnvelopeError::Header)?;
+    let (checksum, bytes) = bytes.split_first_chunk().ok_or(EnvelopeError::Header)?;
+    if *magic != MAGIC {
         return Err(EnvelopeError::Header);
     }
-    if len != (body.len() as u64).to_le_bytes() {
-        return Err(EnvelopeError::Length);
-    }
-    if checksum != crc32c::crc32c(body).to_le_bytes() {
+    let len = usize::try_from(u64::from_le_bytes(*len)).map_err(|_| EnvelopeError::Length)?;
+    let (body, rest) = bytes.split_at_checked(len).ok_or(EnvelopeError::Length)?;
+    if *checksum != crc32c::crc32c(body).to_le_bytes() {
         return Err(EnvelopeError::Checksum);
     }
-    Ok(body)
+    Ok((body, rest))
 }
 
 /// Replaces the content of the file `path` with `bytes`. After a crash, the file contains either the new or the old

@@ -65,8 +65,9 @@ use crate::read::Rows;
 pub use backup::restore;
 pub use error::{BackupError, OpenError};
 pub use index::Verified;
+pub use index::map::block_bytes;
 pub use journal;
-pub use open::start_epoch;
+pub use open::{due_file, start_epoch};
 pub use options::{IndexKind, Options};
 
 /// Maximum number of look-ups of one call that run on the caller's thread. The reader threads run larger batches of

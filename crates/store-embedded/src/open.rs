@@ -18,7 +18,7 @@ use crate::background::{self, Applier, Encrypted, Readers, Shared, Ticket};
 use crate::checkpoint::{Checkpoint, CheckpointError, FILE};
 use crate::history;
 use crate::index::lsm::{self, LsmIndex};
-use crate::index::map::MapIndex;
+use crate::index::map::{self, MapIndex};
 use crate::index::{Family, Index, IndexError, Sequence};
 use crate::listing;
 use crate::memory::Memory;
@@ -368,8 +368,14 @@ pub(crate) async fn open_index(runtime: &Runtime, dir: &Path, options: &Options)
     restrict_index(runtime, dir, options.index).await?;
     Ok(match options.index {
         IndexKind::Lsm => Arc::new(LsmIndex::open(dir, options)?),
-        IndexKind::Map => Arc::new(MapIndex::open(runtime, dir).await?),
+        IndexKind::Map => Arc::new(MapIndex::open(runtime, dir, options.hides_damage).await?),
     })
+}
+
+/// Returns the path of the file with the due rows of the store in `dir`, if its index is [`IndexKind::Map`]. A simulation damages this file.
+#[must_use]
+pub fn due_file(dir: &Path) -> PathBuf {
+    map::path(&dir.join(INDEX_DIR), Family::Due)
 }
 
 /// Removes the access of other users to the folder `dir` of an index and to its files. The library creates files and

@@ -48,6 +48,9 @@ pub struct Options {
     pub history_period: Duration,
     /// Number of bytes after which a large batch continues in another journal entry. The default is 1 MiB.
     pub entry_bytes: usize,
+    /// Deliberate bug, which the checkers of a simulation must detect: the index [`IndexKind::Map`] skips damaged due
+    /// rows and does not report them. The default is false.
+    pub hides_damage: bool,
 }
 
 impl Default for Options {
@@ -65,6 +68,7 @@ impl Default for Options {
             history: Duration::from_secs(30 * 86_400),
             history_period: Duration::from_secs(3_600),
             entry_bytes: 1 << 20,
+            hides_damage: false,
         }
     }
 }

@@ -425,7 +425,7 @@ mod tests {
     fn read_stops_at_the_first_due_row_after_its_range() {
         let simulation = simulator::Simulation::new(1);
         simulation.run_until(async {
-            let index = MapIndex::open(&simulation.outside(), Path::new("/index")).await.unwrap();
+            let index = MapIndex::open(&simulation.outside(), Path::new("/index"), false).await.unwrap();
             for second in 1..=4 {
                 index.put(Family::Due, &key::due(POLLER, &due(second)), &[], Sequence::new(1, 0));
             }

@@ -2,8 +2,8 @@
 //!
 //! Clients create, replace, cancel and redrive schedules. Some schedules have cron expressions in time zones, and three
 //! of four simulations start some seconds before a clock change of a time zone. A receiver accepts a callback, rejects
-//! it, times out or panics. The scenario kills the member, cuts its power, pauses it, makes its clock jump and makes
-//! its disk fail. Then all faults end, and the [`History`] checks every promise.
+//! it, times out or panics. The scenario kills the member, cuts its power, pauses it, makes its clock jump, makes its
+//! disk fail, and damages due rows of the embedded store. Then all faults end, and the [`History`] checks every promise.
 
 mod client;
 mod engine;
@@ -102,7 +102,10 @@ async fn inject_faults(sim: &Handle, engine: &Engine, clock_at_start: i64) {
     while sim.elapsed() < FAULT_TIME {
         outside.sleep(Duration::from_millis(sim.draw(|random| 50 + random.below(2_500)))).await;
         match sim.draw(|random| random.below(10)) {
-            0 | 1 => sim.crash(MEMBER),
+            0 | 1 => {
+                sim.crash(MEMBER);
+                engine.damage_due_rows();
+            }
             2 => sim.kill(MEMBER),
             3 => sim.pause(MEMBER, Duration::from_millis(sim.draw(|random| random.below(3_000)))),
             4 | 5 => {

@@ -1,6 +1,6 @@
 //! Deliberate bugs. Each bug changes the calls between two correct components, and the checkers must detect it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
-    Audit, Cron, Incarnation, Occurrence, PollerId, RunState, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term,
-    Timestamp, When,
+    Audit, Cron, DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, ScheduleId, ShardId, Tenant, TenantId,
+    Term, Timestamp, When,
 };
 use futures_util::future::BoxFuture;
 use runtime::{Disk, DiskFile, DiskLock, Monotonic, OpenMode, Place, Runtime, TaskHandle, World};
 use store::{
     Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Closed, Cursor, DueBound, DuePage,
     DueRead, HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite,
-    Placed, Positions, Store, Usage, WriteRejection, Written,
+    Placed, Positions, Store, StoreError, Usage, WriteRejection, Written,
 };
 
 use crate::History;
@@ -38,6 +38,10 @@ pub enum Mutant {
     ForgetsPositionsAhead,
     /// The owner computes the instants of a cron schedule with the winter time of its zone in the whole year.
     IgnoresClockChanges,
+    /// The owner puts off overdue rows, although their target is fast, and does not count them.
+    PutsOffOverdueRows,
+    /// The embedded store skips damaged due rows and does not report them.
+    HidesDamagedRows,
     /// The owner marks no missed run as a run that may have started.
     MarksNoMissedRun,
     /// The owner marks every missed run as a run that may have started.
@@ -49,6 +53,10 @@ const CREATOR_SLOW: Duration = Duration::from_millis(400);
 /// Delay of reads of the insert log. It is so long that the owner needs its second read of the due rows to find all
 /// rows.
 const INSERT_LOG_LATE: Duration = Duration::from_millis(1_500);
+
+/// Lateness of a row from which a deliberate bug puts the row off, and the time by which the bug puts it off.
+const OVERDUE_MIN: Duration = Duration::from_secs(2);
+const PUT_OFF: Duration = Duration::from_secs(40);
 
 /// Store with at most one deliberate bug. It reports the marked runs to the history.
 pub(crate) struct Mutated {
@@ -64,6 +72,9 @@ pub(crate) struct Mutated {
 pub(crate) struct Memory {
     /// Latest reading of a member's wall clock until the last take of each shard.
     taken_at: BTreeMap<ShardId, Timestamp>,
+    /// Term of the last take of each shard.
+    terms: BTreeMap<ShardId, Term>,
+    put_off: BTreeSet<Occurrence>,
     closed_written: BTreeMap<PollerId, Timestamp>,
     closed_read_early: BTreeMap<PollerId, Closed>,
     first_seen: BTreeMap<Incarnation, Arc<Schedule>>,
@@ -91,6 +102,21 @@ impl Mutated {
             let taken_at = self.memory().taken_at.get(&shard).copied();
             self.history.marked(run.occurrence, taken_at.expect("an owner writes only to shards that it has taken"));
         }
+    }
+
+    /// Puts off the overdue rows of a page, and removes them from the page.
+    async fn put_off_overdue(&self, poller: PollerId, page: &mut DuePage) -> Result<(), StoreError> {
+        let now = self.runtime.now();
+        let is_overdue = |key: &DueKey| key.attempt == 1 && key.position + OVERDUE_MIN < now;
+        for key in page.keys.iter().filter(|key| is_overdue(key)) {
+            let Some(term) = self.memory().terms.get(&poller.shard()).copied() else { return Ok(()) };
+            if self.memory().put_off.insert(key.occurrence) {
+                let change = Change::Defer(DueKey { position: now + PUT_OFF, ..*key });
+                drop(self.store.write(vec![OwnerWrite { term, poller, change }]).await?);
+            }
+        }
+        page.keys.retain(|key| !is_overdue(key));
+        Ok(())
     }
 
     /// Returns true if the read is the owner's second read of a range of due rows. A second read ends exactly at the
@@ -130,7 +156,7 @@ impl Store for Mutated {
         Box::pin(async move { Ok(early) })
     }
 
-    fn place(&self, rows: Vec<(PollerId, domain::DueKey)>) -> Answer<'_, Vec<Placed>> {
+    fn place(&self, rows: Vec<(PollerId, DueKey)>) -> Answer<'_, Vec<Placed>> {
         self.store.place(rows)
     }
 
@@ -208,6 +234,7 @@ impl Store for Mutated {
         Box::pin(async move {
             let terms = self.store.take(shards.clone()).await?;
             let now = self.history.latest_clock();
+            self.memory().terms.extend(shards.iter().copied().zip(terms.iter().copied()));
             self.memory().taken_at.extend(shards.into_iter().map(|shard| (shard, now)));
             Ok(terms)
         })
@@ -252,6 +279,11 @@ impl Store for Mutated {
     fn due(&self, reads: Vec<DueRead>) -> Answer<'_, Vec<DuePage>> {
         Box::pin(async move {
             let mut pages = self.store.due(reads.clone()).await?;
+            if self.has(Mutant::PutsOffOverdueRows) {
+                for (read, page) in reads.iter().zip(&mut pages) {
+                    self.put_off_overdue(read.poller, page).await?;
+                }
+            }
             if self.has(Mutant::SkipsTheSecondRead) {
                 for (read, page) in reads.iter().zip(&mut pages) {
                     if self.is_second_read(read) && matches!(read.after, DueBound::Instant(_)) {

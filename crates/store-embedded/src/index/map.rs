@@ -1,11 +1,14 @@
 //! Index in memory for simulations and small stores. A flush writes the whole index to disk, one file for each family.
 //!
+//! A file starts with a table of contents in an [`file::envelope`]. The blocks of rows follow. The table contains the
+//! checksum and the keys of each block, so damage in a block of due rows affects only the rows of this block.
+//!
 //! The index accesses the disk only through [`runtime::Disk`]. A simulated crash therefore has the effects of a real
 //! crash: the index loses rows that it has not flushed, and the flushes of the families may have happened at different
 //! times.
 
 use std::collections::BTreeMap;
-use std::ops::{Bound, ControlFlow};
+use std::ops::{Bound, ControlFlow, Range};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
@@ -16,8 +19,18 @@ use stored::{Malformed, Put, Take};
 
 use super::{Family, Index, IndexError, Pressure, Sequence, Unreadable, Verified, Visit};
 use crate::file;
+use crate::read::{hex, just_after};
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+/// Number of versions of rows in one block.
+const BLOCK_LEN: usize = 16;
+
+/// Kinds of entries in the table of contents of a file.
+mod entry {
+    pub(super) const END: u8 = 0;
+    pub(super) const BLOCK: u8 = 1;
+    pub(super) const UNREADABLE: u8 = 2;
+}
 
 /// Versions of a row, the oldest first. `None` is a removal.
 type Versions = Vec<(Sequence, Option<Bytes>)>;
@@ -32,6 +45,8 @@ pub(crate) struct MapIndex {
 #[derive(Default)]
 struct State {
     families: [Rows; 3],
+    /// Ranges of due rows that were in damaged blocks.
+    unreadable: Vec<Unreadable>,
     newest: Option<Sequence>,
     /// Last sequence (inclusive) of the rows that the next flush writes, for each family.
     sealed: [Option<Sequence>; 3],
@@ -40,15 +55,18 @@ struct State {
 }
 
 impl MapIndex {
-    pub(crate) async fn open(runtime: &Runtime, dir: &Path) -> Result<Self, IndexError> {
+    /// Opens the index in `dir`. If `hides_damage` is true, the index skips damaged due rows and does not report them.
+    pub(crate) async fn open(runtime: &Runtime, dir: &Path, hides_damage: bool) -> Result<Self, IndexError> {
         runtime.disk().create_dir_all(dir).await?;
         let mut state = State::default();
         for family in Family::ALL {
             if let Some(bytes) = file::read_whole(runtime, &path(dir, family)).await? {
-                let damaged = |reason: String| damaged(family, reason);
-                let body = file::open_envelope(&bytes).map_err(|error| damaged(error.to_string()))?;
-                let rows = decode(body).map_err(|error| damaged(error.to_string()))?;
-                let newest = rows.values().flatten().map(|(at, _)| *at).max();
+                let Decoded { rows, newest, unreadable } = decode(family, &bytes)?;
+                match (family, unreadable.first()) {
+                    (Family::Rows | Family::Points, Some(range)) => return Err(of_range(family, range)),
+                    (Family::Due, Some(_)) if !hides_damage => state.unreadable = unreadable,
+                    _ => {}
+                }
                 state.flushed_to = state.flushed_to.max(newest);
                 state.families[family as usize] = rows;
             } else {
@@ -86,7 +104,8 @@ impl MapIndex {
             let mut state = self.state();
             let Some(sealed) = state.sealed[family as usize] else { return Ok(()) };
             forget(&mut state.families[family as usize], keep_from);
-            (file::envelope(&encode(&state.families[family as usize], sealed)), sealed)
+            let unreadable = if family == Family::Due { &state.unreadable[..] } else { &[] };
+            (encode(&state.families[family as usize], unreadable, sealed), sealed)
         };
         let path = path(&self.dir, family);
         file::replace(&self.runtime, &path, &bytes).await?;
@@ -115,12 +134,17 @@ pub(crate) async fn copy_files(runtime: &Runtime, from: &Path, to: &Path) -> std
     Ok(())
 }
 
-fn path(dir: &Path, family: Family) -> PathBuf {
+pub(crate) fn path(dir: &Path, family: Family) -> PathBuf {
     dir.join(format!("{}.map", family.name()))
 }
 
 fn damaged(family: Family, reason: String) -> IndexError {
     IndexError::Damaged { family: family.name(), range: "all rows".to_owned(), reason }
+}
+
+fn of_range(family: Family, Unreadable { from, to }: &Unreadable) -> IndexError {
+    let range = format!("from {} to {}", hex(from), hex(to));
+    IndexError::Damaged { family: family.name(), range, reason: "the checksum of the block does not match".to_owned() }
 }
 
 fn between<'a>(from: &'a [u8], to: &'a [u8]) -> (Bound<&'a [u8]>, Bound<&'a [u8]>) {
@@ -153,26 +177,85 @@ fn forget(rows: &mut Rows, keep_from: Sequence) {
     });
 }
 
-fn encode(rows: &Rows, sealed: Sequence) -> Vec<u8> {
-    let mut out = Vec::new();
-    out.u8(VERSION);
-    for (key, versions) in rows {
-        for (at, value) in versions.iter().filter(|(at, _)| *at <= sealed) {
-            out.u8(1);
-            out.blob(key);
-            out.u64(at.as_u64());
-            out.u8(u8::from(value.is_some()));
-            out.blob(value.as_deref().unwrap_or_default());
+fn encode(rows: &Rows, unreadable: &[Unreadable], sealed: Sequence) -> Vec<u8> {
+    let versions = rows.iter().flat_map(|(key, versions)| versions.iter().map(move |(at, value)| (key, *at, value)));
+    let flushed: Vec<_> = versions.filter(|(_, at, _)| *at <= sealed).collect();
+    let (mut contents, mut blocks) = (Vec::new(), Vec::new());
+    contents.u8(VERSION);
+    contents.u64(flushed.iter().map(|(_, at, _)| at.as_u64()).max().unwrap_or_default());
+    for versions in flushed.chunks(BLOCK_LEN) {
+        let start = blocks.len();
+        for (key, at, value) in versions {
+            blocks.u8(1);
+            blocks.blob(key);
+            blocks.u64(at.as_u64());
+            blocks.u8(u8::from(value.is_some()));
+            blocks.blob(value.as_deref().unwrap_or_default());
         }
+        blocks.u8(0);
+        contents.u8(entry::BLOCK);
+        contents.count(blocks.len() - start);
+        contents.u32(crc32c::crc32c(&blocks[start..]));
+        contents.blob(versions[0].0);
+        contents.blob(&just_after(versions[versions.len() - 1].0));
     }
-    out.u8(0);
-    out
+    for Unreadable { from, to } in unreadable {
+        contents.u8(entry::UNREADABLE);
+        contents.blob(from);
+        contents.blob(to);
+    }
+    contents.u8(entry::END);
+    let mut file = file::envelope(&contents);
+    file.extend_from_slice(&blocks);
+    file
 }
 
-fn decode(body: &[u8]) -> Result<Rows, Malformed> {
-    let mut take = Take::new("a family's file", body);
+#[derive(Default)]
+struct Decoded {
+    rows: Rows,
+    /// Latest sequence of all flushed rows, also of the rows in damaged blocks.
+    newest: Option<Sequence>,
+    unreadable: Vec<Unreadable>,
+}
+
+fn decode(family: Family, file: &[u8]) -> Result<Decoded, IndexError> {
+    let (contents, blocks) = file::split_envelope(file).map_err(|error| damaged(family, error.to_string()))?;
+    decode_blocks(contents, blocks).map_err(|error| damaged(family, error.to_string()))
+}
+
+fn decode_blocks(contents: &[u8], mut blocks: &[u8]) -> Result<Decoded, Malformed> {
+    let mut take = Take::new("a table of contents", contents);
     take.version(VERSION)?;
-    let mut rows = Rows::new();
+    let newest = Some(take.u64()?).filter(|newest| *newest > 0).map(Sequence::from_u64);
+    let mut decoded = Decoded { newest, ..Decoded::default() };
+    loop {
+        match take.u8()? {
+            entry::BLOCK => {
+                let (len, checksum) = (take.u32()?, take.u32()?);
+                let (from, to) = (take.blob()?.to_vec(), take.blob()?.to_vec());
+                let split = blocks.split_at_checked(usize::try_from(len).unwrap_or(usize::MAX));
+                let (block, rest) = split.ok_or(Malformed { what: "a block", at: 0 })?;
+                blocks = rest;
+                if checksum == crc32c::crc32c(block) {
+                    decode_block(block, &mut decoded.rows)?;
+                } else {
+                    decoded.unreadable.push(Unreadable { from, to });
+                }
+            }
+            entry::UNREADABLE => {
+                let (from, to) = (take.blob()?.to_vec(), take.blob()?.to_vec());
+                decoded.unreadable.push(Unreadable { from, to });
+            }
+            entry::END => break,
+            _ => return Err(take.malformed()),
+        }
+    }
+    take.end()?;
+    Ok(decoded)
+}
+
+fn decode_block(block: &[u8], rows: &mut Rows) -> Result<(), Malformed> {
+    let mut take = Take::new("a block", block);
     while take.u8()? == 1 {
         let key = Bytes::copy_from_slice(take.blob()?);
         let at = Sequence::from_u64(take.u64()?);
@@ -180,8 +263,14 @@ fn decode(body: &[u8]) -> Result<Rows, Malformed> {
         let value = Bytes::copy_from_slice(take.blob()?);
         rows.entry(key).or_default().push((at, present.then_some(value)));
     }
-    take.end()?;
-    Ok(rows)
+    take.end()
+}
+
+/// Returns the positions of the bytes in a file with due rows that belong to blocks of rows.
+#[must_use]
+pub fn block_bytes(file: &[u8]) -> Range<usize> {
+    let blocks = file::split_envelope(file).map_or(0, |(_, blocks)| blocks.len());
+    file.len() - blocks..file.len()
 }
 
 impl Index for MapIndex {
@@ -222,23 +311,29 @@ impl Index for MapIndex {
         Ok(())
     }
 
-    // This index checks its whole files when it opens them, so it has no unreadable rows later.
-
     fn scan_readable_due(
         &self,
         from: &[u8],
         to: &[u8],
-        _skipped: &mut Vec<Unreadable>,
+        skipped: &mut Vec<Unreadable>,
         visit: Visit<'_>,
     ) -> Result<(), IndexError> {
+        let state = self.state();
+        let parts = state
+            .unreadable
+            .iter()
+            .map(|range| Unreadable { from: from.max(&range.from).to_vec(), to: to.min(&range.to).to_vec() });
+        skipped.extend(parts.filter(|part| part.from < part.to));
+        drop(state);
         self.scan(Family::Due, from, to, Sequence::LATEST, visit)
     }
 
     fn unreadable_due(&self) -> Result<Vec<Unreadable>, IndexError> {
-        Ok(Vec::new())
+        Ok(self.state().unreadable.clone())
     }
 
-    fn drop_unreadable_due(&self, _is_rebuilt: &dyn Fn(&Unreadable) -> bool) -> Result<(), IndexError> {
+    fn drop_unreadable_due(&self, is_rebuilt: &dyn Fn(&Unreadable) -> bool) -> Result<(), IndexError> {
+        self.state().unreadable.retain(|range| !is_rebuilt(range));
         Ok(())
     }
 
@@ -305,8 +400,12 @@ impl Index for MapIndex {
                 let Some(bytes) = file::read_whole(&self.runtime, &path(&self.dir, family)).await? else { continue };
                 verified.files += 1;
                 verified.bytes += bytes.len() as u64;
-                if let Err(error) = file::open_envelope(&bytes) {
-                    verified.damages.push(damaged(family, error.to_string()).to_string());
+                match decode(family, &bytes) {
+                    Ok(decoded) => {
+                        let damages = decoded.unreadable.iter().map(|range| of_range(family, range).to_string());
+                        verified.damages.extend(damages);
+                    }
+                    Err(error) => verified.damages.push(error.to_string()),
                 }
             }
             Ok(verified)
