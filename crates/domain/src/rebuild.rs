@@ -17,6 +17,7 @@ pub struct Rebuild<'a> {
     schedule: &'a Schedule,
     from: Timestamp,
     until: Timestamp,
+    now: Timestamp,
     rows: Vec<DueKey>,
     /// Nominal instants from `from` on whose first runs have a record.
     recorded: BTreeSet<Timestamp>,
@@ -30,11 +31,11 @@ pub struct Rebuild<'a> {
 }
 
 impl<'a> Rebuild<'a> {
-    /// Every occurrence with a due row before `from` must have an outcome.
+    /// Every occurrence with a due row before `from` must have an outcome. `now` is the present instant.
     #[must_use]
-    pub fn new(schedule: &'a Schedule, from: Timestamp, until: Timestamp) -> Self {
+    pub fn new(schedule: &'a Schedule, from: Timestamp, until: Timestamp, now: Timestamp) -> Self {
         let (rows, recorded, missed) = (Vec::new(), BTreeSet::new(), Vec::new());
-        Rebuild { schedule, from, until, rows, recorded, missed, continued: None, next: None }
+        Rebuild { schedule, from, until, now, rows, recorded, missed, continued: None, next: None }
     }
 
     /// `is_redriven` is true if the run was a dead letter, a user redrove it, and the new run has no record.
@@ -45,7 +46,8 @@ impl<'a> Rebuild<'a> {
             RunState::Retrying | RunState::Failed if of.nominal > self.until => {}
             RunState::Retrying => {
                 let last = run.attempts.last();
-                let ended = last.map_or(self.from, |attempt| attempt.started_at + attempt.duration);
+                // If the clock was ahead during the attempt, the record of its end is in the future.
+                let ended = last.map_or(self.from, |attempt| attempt.started_at + attempt.duration).min(self.now);
                 let wait_ends = ended + self.schedule.spec.retry.backoff_max;
                 let position = wait_ends.clamp(self.from.max(of.nominal), self.until);
                 let attempt = last.map_or(1, |attempt| attempt.number.saturating_add(1));

@@ -34,6 +34,8 @@ const PAGE: usize = 256;
 const DERIVED_MAX: usize = 1 << 16;
 /// Maximum number of rows in one journal entry. Other entries wait while the applying task applies such an entry.
 const WRITTEN_AT_ONCE: usize = 128;
+/// Longest time by which an owner puts off the row of a key whose target is slow.
+const PUT_OFF_MAX: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_secs(10);
 
 /// Repairs the reported ranges until the store is closed.
@@ -142,7 +144,7 @@ impl Repair<'_> {
         if from > last {
             return Ok(());
         }
-        let mut rebuild = Rebuild::new(&schedule, from, last);
+        let mut rebuild = Rebuild::new(&schedule, from, last, self.shared.runtime.now());
         let mut after = None;
         loop {
             let runs = self.rows.runs(incarnation, after, PAGE)?;
@@ -167,16 +169,20 @@ impl Repair<'_> {
         Ok(!is_dead_letter && !self.rows.has_point(&next, Sequence::LATEST)?)
     }
 
-    /// Writes the derived rows that have no readable row, and waits until they are durable.
+    /// Writes the derived rows that have no readable row, and waits until they are durable. A readable row at a much later
+    /// position does not replace a derived row: an owner wrote it while its clock was ahead, and set it back later.
     async fn write(&self, repaired: &mut Repaired) -> Result<(), StoreError> {
         let mut derived = std::mem::take(&mut repaired.derived);
+        let now = self.shared.runtime.now();
         let pollers: Vec<PollerId> = derived.keys().map(|(poller, _)| *poller).collect();
         for poller in pollers.chunk_by(|a, b| a == b).map(|same| same[0]) {
             let done = self.memory().positions(poller).done;
             let mut skipped = Vec::new();
             self.rows.walk_due(&key::due_after(poller, done), &key::due_end(poller), &mut skipped, |row| {
                 let same = (poller, row.occurrence);
-                if derived.get(&same).is_some_and(|due| due.attempt <= row.attempt) {
+                let is_written =
+                    |due: &DueKey| due.attempt <= row.attempt && row.position <= due.position.max(now) + PUT_OFF_MAX;
+                if derived.get(&same).is_some_and(is_written) {
                     derived.remove(&same);
                 }
                 ControlFlow::Continue(())

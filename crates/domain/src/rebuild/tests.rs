@@ -51,9 +51,14 @@ fn run(schedule: &Schedule, nominal: u64, state: RunState) -> Run {
     Run { tenant: TenantId(1), occurrence, state, attempts: vec![attempt] }
 }
 
-/// Returns the position, the nominal instant, the replay and the attempt of each row from second 100 to second 200.
+/// Returns the position, the nominal instant, the replay and the attempt of each row from second 100 to second 200. The
+/// present instant is second 150.
 fn rows(schedule: &Schedule, runs: &[(Run, bool)]) -> Vec<(u64, u64, u16, u16)> {
-    let mut rebuild = Rebuild::new(schedule, at(100), at(200));
+    rows_until(schedule, runs, 200)
+}
+
+fn rows_until(schedule: &Schedule, runs: &[(Run, bool)], until: u64) -> Vec<(u64, u64, u16, u16)> {
+    let mut rebuild = Rebuild::new(schedule, at(100), at(until), at(150));
     runs.iter().for_each(|(run, is_redriven)| rebuild.add_run(run, *is_redriven));
     let second = |instant: Timestamp| instant.since(at(0)).as_secs();
     let row = |row: DueKey| {
@@ -76,13 +81,21 @@ fn active_schedule_has_a_due_row_at_its_next_instant() {
 
 #[test]
 fn pending_retry_has_a_due_row_that_is_not_too_early() {
-    for (nominal, position) in [(20, 100), (90, 116), (190, 200)] {
+    for (nominal, until, position) in [(20, 200, 100), (90, 200, 116), (90, 110, 110), (190, 200, 190)] {
         let schedule = schedule(When::At(at(nominal)), Some(nominal));
         let retrying = run(&schedule, nominal, RunState::Retrying);
-        assert_eq!(rows(&schedule, &[(retrying, false)]), [(position, nominal, 0, 3)]);
+        assert_eq!(rows_until(&schedule, &[(retrying, false)], until), [(position, nominal, 0, 3)]);
     }
     let later = schedule(When::At(at(210)), Some(210));
     assert_eq!(rows(&later, &[(run(&later, 210, RunState::Retrying), false)]), []);
+}
+
+#[test]
+fn pending_retry_of_an_attempt_with_a_fast_clock_does_not_wait_for_that_clock() {
+    let schedule = schedule(When::At(at(120)), Some(120));
+    let mut retrying = run(&schedule, 120, RunState::Retrying);
+    retrying.attempts[0].started_at = at(3_720);
+    assert_eq!(rows(&schedule, &[(retrying, false)]), [(170, 120, 0, 3)]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use domain::occurrence::Run;
@@ -16,8 +17,11 @@ use crate::support::{Home, POLLER, on_real, one_shot, small};
 
 const SCHEDULES: u64 = 2_000;
 
+/// Instant in the recent past, so that the attempts have ended and the store keeps their runs.
+static START: LazyLock<Timestamp> = LazyLock::new(|| Runtime::real().now() - Duration::from_secs(24 * 3_600));
+
 fn at(millis: u64) -> Timestamp {
-    Timestamp::from_millis(1_800_000_000_000) + Duration::from_millis(millis)
+    *START + Duration::from_millis(millis)
 }
 
 fn an_insert(number: u64) -> Insert {
