@@ -35,7 +35,7 @@ pub struct Options {
     /// watermark `done` advances later, and the owner reads more rows after a restart.
     pub parked_for: Duration,
     /// Longest delay that one deferral of a key adds. Default 60 s. With a smaller value, a slow target causes more
-    /// writes. With a larger value, rows fire later after the target has recovered.
+    /// writes. With a larger value, rows that the owner does not remember fire later after the target has recovered.
     pub defer_max: Duration,
     /// Number of pollers of the first tenant, which the process creates at its first start. Default 64.
     pub pollers: u16,

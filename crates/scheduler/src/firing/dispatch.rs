@@ -11,12 +11,14 @@
 //! ([`Slots`]). Slow targets of some tenants therefore do not stop the callbacks of other tenants, even while a slow disk
 //! delays the outcomes. A tenant that has reached a share gets its next turn when it is below that share again.
 //!
-//! docs/decisions/0220-start-overdue-keys-oldest-first.md gives the reasons for the order within a lane.
+//! docs/decisions/0220-start-overdue-keys-oldest-first.md gives the reasons for the order within a lane, and
+//! docs/decisions/0221-start-deferred-keys-early.md for the early start of deferred keys.
 //!
 //! Invariant: each tenant or lane that may start a key and does not wait has exactly one turn. All other tenants and
 //! lanes have no turn, so [`Dispatch::pop`] does not visit them.
 
 mod circuit;
+mod deferred;
 mod limits;
 mod slots;
 
@@ -32,6 +34,8 @@ use crate::options::Options;
 
 use circuit::Circuit;
 pub(crate) use circuit::TargetHealth;
+use deferred::Deferred;
+pub(crate) use deferred::DeferredKey;
 pub(crate) use limits::Limits;
 use slots::{Slots, TenantSlots};
 
@@ -73,6 +77,7 @@ pub(crate) struct Dispatch {
     throttled: u64,
     lanes: BTreeMap<Lane, LaneState>,
     tenants: BTreeMap<TenantId, TenantState>,
+    deferred: Deferred,
     /// Limits of a tenant for which the owner has set no limits.
     default_limits: Limits,
     /// Turns of the tenants, in order. Each tenant that may start a key and does not wait is in this list exactly once.
@@ -163,6 +168,7 @@ impl Dispatch {
             throttled: 0,
             lanes: BTreeMap::new(),
             tenants: BTreeMap::new(),
+            deferred: Deferred::default(),
             default_limits: Limits::of_service(options),
             turns: VecDeque::new(),
             waits: BTreeSet::new(),
@@ -418,59 +424,6 @@ impl Dispatch {
                 }
             }
         }
-    }
-
-    /// Removes at most `limit` keys that wait too long, and returns them. The caller calls this function once per
-    /// `period`.
-    ///
-    /// If a key of a lane has waited for more than `periods` calls, the lane keeps the oldest keys that it can start in as
-    /// many periods. The caller defers the others.
-    pub(crate) fn take_overdue(&mut self, periods: u32, period: Duration, limit: usize, now: Now) -> Vec<u32> {
-        self.checks += 1;
-        let kept_seconds = period.saturating_mul(periods).as_secs();
-        let mut taken = Vec::new();
-        for ((tenant, _), state) in &mut self.lanes {
-            // Keys wait long only in a lane without a turn, for example if the lane has reached its limit or its target
-            // fails. The dispatch queue starts the keys of a lane with a turn as fast as this member and the tenant's
-            // limits permit.
-            let waits_long =
-                state.queue.first_key_value().is_some_and(|(_, first)| self.checks - first.since > periods);
-            if state.has_turn || !waits_long {
-                continue;
-            }
-            let kept = usize::try_from(u64::from(state.per_second).saturating_mul(kept_seconds)).unwrap_or(usize::MAX);
-            let removed = state.queue.len().saturating_sub(kept).min(limit - taken.len());
-            let before = taken.len();
-            let latest = std::iter::from_fn(|| state.queue.pop_last()).take(removed);
-            taken.extend(latest.map(|(_, key)| key.entry));
-            taken[before..].reverse();
-            self.parked -= removed;
-            self.tenants.get_mut(tenant).expect("the tenant of a lane exists").parked -= removed;
-        }
-        self.lanes.retain(|_, state| !state.is_idle(now));
-        taken
-    }
-
-    /// Returns the position for a deferred key of this lane. The first deferred key is due after the time that the lane
-    /// needs for its keys in memory. The next deferred keys follow at the rate at which the lane ends attempts. The
-    /// lane therefore probably has a free slot when a deferred key is due.
-    pub(crate) fn defer_to(&mut self, lane: Lane, now: Timestamp) -> Timestamp {
-        const SOONEST: Duration = Duration::from_secs(1);
-        let latest = now + self.defer_max.max(SOONEST);
-        let state = self.lanes.entry(lane).or_default();
-        let at_rate =
-            |keys: u64| Duration::from_millis(keys.saturating_mul(1_000) / u64::from(state.per_second.max(1)));
-        let waiting = u64::try_from(state.queue.len()).unwrap_or(u64::MAX);
-        let next = state.deferred_from + at_rate(state.deferred);
-        // If the next position would be later than `latest`, the positions start again at the earliest position. The
-        // deferred keys therefore spread evenly over the permitted time.
-        if next > latest || next < now + SOONEST {
-            state.deferred_from = (now + at_rate(waiting)).clamp(now + SOONEST, latest);
-            state.deferred = 0;
-        }
-        state.deferred_to = state.deferred_from + at_rate(state.deferred);
-        state.deferred += 1;
-        state.deferred_to
     }
 
     /// Removes the keys for which `is_released` returns true, and returns these keys.

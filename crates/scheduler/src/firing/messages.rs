@@ -89,11 +89,20 @@ pub(crate) enum ToWriter {
     Flush(oneshot::Sender<()>),
 }
 
+/// Reason for which the owner writes a key again at a later position.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Deferral {
+    /// The key waited too long for its target.
+    Waits,
+    /// The store cannot read the schedule.
+    Unreadable,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Then {
     Nothing,
     Resolve(EntryId),
-    Deferred(EntryId),
+    Deferred(EntryId, Deferral),
     Positions(PollerIndex),
 }
 

@@ -27,8 +27,8 @@ use tokio_util::sync::CancellationToken;
 use crate::ahead::is_ahead;
 use crate::cluster::shards::ShardTerm;
 use crate::firing::context::Context;
-use crate::firing::dispatch::{Dispatch, Lane, Limits, Now};
-use crate::firing::messages::{EndReason, Ended, PendingWrite, ReadDone, Then, ToOwner, ToWriter, WriteDone};
+use crate::firing::dispatch::{DeferredKey, Dispatch, Lane, Limits, Now};
+use crate::firing::messages::{Deferral, EndReason, Ended, PendingWrite, ReadDone, Then, ToOwner, ToWriter, WriteDone};
 use crate::firing::owner::reading::{Read, read_due};
 use crate::firing::run_executor::{Starting, start};
 use crate::firing::steady::LEAP_ACCEPTED_AFTER;
@@ -70,7 +70,7 @@ pub(crate) struct Owner {
     insert_log_read_incomplete: bool,
     reads_wanted: bool,
     /// Keys that the owner must write again at a later position.
-    to_defer: VecDeque<EntryId>,
+    to_defer: VecDeque<(EntryId, Deferral)>,
     /// Number of deferrals that the outcome writer has not written yet.
     deferring: usize,
     /// Attempts that an earlier owner has in flight, with the instant by which each attempt must have ended.
@@ -162,8 +162,11 @@ impl Owner {
             let period = self.options.period;
             let periods = self.options.parked_for.as_millis().div_ceil(period.as_millis().max(1));
             let periods = u32::try_from(periods).unwrap_or(u32::MAX);
+            for DeferredKey { poller, key } in self.dispatch.take_early(at) {
+                self.window.add_early(poller, key, now);
+            }
             let overdue = self.dispatch.take_overdue(periods, period, OVERDUE_PER_PERIOD, at);
-            self.to_defer.extend(overdue);
+            self.to_defer.extend(overdue.into_iter().map(|entry| (entry, Deferral::Waits)));
             self.expire_handed_over(self.context.steady.now());
             self.report_ahead(now);
             self.update_metrics(at);
@@ -252,7 +255,7 @@ impl Owner {
                 continue;
             }
             if !self.dispatch.push(self.lane(entry), entry, position) {
-                self.to_defer.push_back(entry);
+                self.to_defer.push_back((entry, Deferral::Waits));
             }
         }
         self.expired = expired;
@@ -317,7 +320,7 @@ impl Owner {
     /// another target does not wait long behind deferrals. This function never waits.
     fn defer(&mut self, now: Timestamp) {
         while self.deferring < DEFERRING_MAX {
-            let Some(entry) = self.to_defer.front().copied() else { return };
+            let Some((entry, why)) = self.to_defer.front().copied() else { return };
             let Ok(permit) = self.context.to_writer.try_reserve() else { return };
             self.to_defer.pop_front();
             let lane = self.lane(entry);
@@ -328,7 +331,16 @@ impl Owner {
             let write = OwnerWrite { term, poller, change: Change::Defer(key) };
             self.context.metrics.deferred.inc();
             self.deferring += 1;
-            permit.send(ToWriter::Write(PendingWrite { write, then: Then::Deferred(entry) }));
+            permit.send(ToWriter::Write(PendingWrite { write, then: Then::Deferred(entry, why) }));
+        }
+    }
+
+    /// Remembers a deferred key, if the key can start before its new position. The position of a retry contains the
+    /// time that the retry must wait, so a retry starts only at its position.
+    fn remember(&mut self, entry: EntryId, why: Deferral, key: DueKey) {
+        if why == Deferral::Waits && key.attempt == 1 && !self.window.is_released(entry) {
+            let poller = self.window.entry(entry).poller;
+            self.dispatch.remember(self.lane(entry), DeferredKey { poller, key });
         }
     }
 
@@ -404,7 +416,7 @@ impl Owner {
             EndReason::NotCreated | EndReason::Released | EndReason::Unavailable => {
                 self.window.wait_again(ended.entry, now.wall + self.options.period)
             }
-            EndReason::Unreadable => self.to_defer.push_back(ended.entry),
+            EndReason::Unreadable => self.to_defer.push_back((ended.entry, Deferral::Unreadable)),
         }
     }
 
@@ -422,10 +434,13 @@ impl Owner {
                     }
                     self.window.resolve(entry);
                 }
-                Then::Deferred(entry) => {
+                Then::Deferred(entry, why) => {
                     self.deferring -= 1;
                     match done.row {
-                        Some(row) => self.window.deferred(entry, row.key.position),
+                        Some(row) => {
+                            self.remember(entry, why, row.key);
+                            self.window.deferred(entry, row.key.position);
+                        }
                         None => self.window.resolve(entry),
                     }
                 }
@@ -439,7 +454,7 @@ impl Owner {
             }
             if let Some(row) = done.row {
                 let is_first_attempt = row.key.attempt == 1 && row.key.occurrence.replay == 0;
-                if is_first_attempt && !matches!(done.then, Then::Deferred(_)) {
+                if is_first_attempt && !matches!(done.then, Then::Deferred(..)) {
                     self.window.set_recurring(row.poller);
                 }
                 self.on_due_row(&row);

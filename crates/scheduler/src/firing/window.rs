@@ -338,7 +338,22 @@ impl Window {
         }
     }
 
+    /// Adds a deferred key, so that it starts at `now` and not at its position. If a later read returns the row of the key,
+    /// the window ignores it. Without capacity for the key, it starts at its position.
+    pub(crate) fn add_early(&mut self, index: PollerIndex, key: DueKey, now: Timestamp) {
+        let Some(tenant) = self.pollers.get(&index).map(|poller| poller.id.tenant) else { return };
+        if self.capacity(tenant) > 0 {
+            self.add_key_at(index, key, now);
+            self.pollers.get_mut(&index).expect("the window contains the poller").moved.brought_forward(&key);
+        }
+    }
+
     fn add_key(&mut self, index: PollerIndex, key: DueKey) {
+        self.add_key_at(index, key, key.position);
+    }
+
+    /// Adds a key that becomes due at `at`, unless the window already contains the key.
+    fn add_key_at(&mut self, index: PollerIndex, key: DueKey, at: Timestamp) {
         let hash = hash(&key.occurrence);
         let same = |id: &EntryId| self.entries[*id as usize].key.occurrence == key.occurrence;
         let mut earlier = None;
@@ -356,7 +371,7 @@ impl Window {
             }
         }
         let id = self.open(Entry { key, poller: index, state: State::Open, earlier });
-        self.wheel.insert(key.position, id);
+        self.wheel.insert(at, id);
     }
 
     /// Adds a key that an earlier owner has in flight. The key is open, and becomes due only after a call of

@@ -202,6 +202,34 @@ fn overdue_callbacks_start_oldest_first_after_a_restart() {
 }
 
 #[test]
+fn target_that_recovers_receives_its_deferred_callbacks_without_delay() {
+    simulate(|runtime| async move {
+        let options = Options { in_flight_per_target: 4, parked_for: Duration::from_secs(2), ..Options::default() };
+        let recovers_at = runtime.now() + Duration::from_secs(15);
+        let clock = runtime.clone();
+        let behaviour = move |_: &scheduler::Delivery| match clock.now() < recovers_at {
+            true => (Duration::from_secs(2), AttemptResult::TimedOut),
+            false => (Duration::from_millis(3), AttemptResult::Answered(200)),
+        };
+        let harness = Harness::open(runtime, options, behaviour).await;
+        let due = harness.in_ms(2_000);
+        for n in 0..300 {
+            harness.create(&format!("once-{n}"), When::At(due)).await;
+        }
+        harness.runtime.sleep(recovers_at.since(harness.runtime.now()) + Duration::from_secs(4)).await;
+        let mut ids: Vec<String> = harness.calls().into_iter().map(|call| call.id).collect();
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids.len(), 300, "4 s after the recovery, each callback has started");
+        harness.runtime.sleep(Duration::from_secs(120)).await;
+        let succeeded = harness.calls().into_iter().filter(|call| call.at >= recovers_at).map(|call| call.id);
+        let succeeded: Vec<String> = succeeded.collect();
+        let once: std::collections::BTreeSet<&String> = succeeded.iter().collect();
+        assert_eq!(once.len(), succeeded.len(), "the target receives no callback again after its success");
+    });
+}
+
+#[test]
 fn slow_target_does_not_delay_callbacks_to_other_targets() {
     simulate(|runtime| async move {
         let options = Options {

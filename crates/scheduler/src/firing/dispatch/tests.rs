@@ -1,5 +1,6 @@
-use domain::{Quota, Quotas};
+use domain::{DueKey, Incarnation, Occurrence, Quota, Quotas, Revision};
 
+use super::deferred::EARLY_KEYS;
 use super::*;
 use crate::options::Options;
 
@@ -256,6 +257,47 @@ fn queue_spreads_deferred_keys_over_at_most_one_minute() {
     assert_eq!(positions[1], NOW + Duration::from_secs(2), "a target of unknown rate gets one key per second");
     assert!(positions.iter().all(|position| *position <= NOW + Duration::from_secs(60)));
     assert!(positions.iter().filter(|position| **position == positions[0]).count() <= 4);
+}
+
+/// Returns a deferred key at the position `after_millis` after `NOW`.
+fn deferred(after_millis: u64) -> DeferredKey {
+    let position = NOW + Duration::from_millis(after_millis);
+    let (incarnation, revision) = (Incarnation(after_millis.into()), Revision(0));
+    let occurrence = Occurrence { incarnation, nominal: NOW, revision, replay: 0 };
+    DeferredKey { poller: 3, key: DueKey { position, occurrence, attempt: 1, target: TargetKey(1) } }
+}
+
+#[test]
+fn deferred_keys_start_early_when_their_lane_has_a_free_slot() {
+    let mut dispatch = dispatch(1, 100, 100);
+    dispatch.push(lane(1, 1), 0, NOW);
+    assert_eq!(popped(&mut dispatch, AT), [0]);
+    let all: Vec<DeferredKey> = (1..=3_000).map(|number| deferred(number * 10)).collect();
+    all.iter().for_each(|key| dispatch.remember(lane(1, 1), *key));
+    assert_eq!(dispatch.take_early(AT), [], "the lane has no free slot");
+    end(&mut dispatch, lane(1, 1), AT, AVAILABLE);
+    let at = later(55);
+    assert_eq!(dispatch.take_early(at), all[5..5 + EARLY_KEYS], "keys whose positions have passed are due anyway");
+    assert_eq!(dispatch.take_early(at), all[5 + EARLY_KEYS..]);
+    assert_eq!(dispatch.take_early(at), []);
+}
+
+#[test]
+fn deferred_keys_wait_while_the_circuit_of_their_target_is_open() {
+    let mut dispatch = dispatch(100, 100, 100);
+    for entry in 0..50 {
+        dispatch.push(lane(1, 1), entry, NOW);
+    }
+    popped(&mut dispatch, AT);
+    dispatch.remember(lane(1, 1), deferred(60_000));
+    for _ in 0..50 {
+        end(&mut dispatch, lane(1, 1), AT, Some(TargetHealth::Unavailable));
+    }
+    assert_eq!(dispatch.take_early(later(1_500)), []);
+    dispatch.push(lane(1, 1), 50, NOW);
+    assert_eq!(popped(&mut dispatch, later(1_500)), [50], "one probe starts");
+    end(&mut dispatch, lane(1, 1), later(1_500), AVAILABLE);
+    assert_eq!(dispatch.take_early(later(1_500)), [deferred(60_000)]);
 }
 
 #[test]

@@ -87,7 +87,7 @@ impl Owner {
         for entry in self.dispatch.remove_released(|entry| window.is_released(entry)) {
             window.free(entry);
         }
-        self.to_defer.retain(|entry| {
+        self.to_defer.retain(|(entry, _)| {
             let is_released = window.is_released(*entry);
             if is_released {
                 window.free(*entry);

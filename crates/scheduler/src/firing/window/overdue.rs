@@ -2,6 +2,7 @@
 //! have a later position, because an owner deferred it.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use domain::{DueKey, Timestamp};
 
@@ -48,6 +49,17 @@ impl Moved {
         let (rows, oldest) = self.deferred.entry(bucket(to)).or_insert((0, Timestamp::MAX));
         *rows += 1;
         *oldest = due_since(key).min(*oldest);
+    }
+
+    /// Forgets a deferred row whose key starts before its position.
+    pub(super) fn brought_forward(&mut self, key: &DueKey) {
+        if let Entry::Occupied(mut deferred) = self.deferred.entry(bucket(key.position)) {
+            let (rows, _) = deferred.get_mut();
+            *rows -= 1;
+            if *rows == 0 {
+                deferred.remove();
+            }
+        }
     }
 
     /// Forgets the deferred rows that are due again. The owner reads these rows into the window.
