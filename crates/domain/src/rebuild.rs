@@ -49,13 +49,13 @@ impl<'a> Rebuild<'a> {
                 // If the clock was ahead during the attempt, the record of its end is in the future.
                 let ended = last.map_or(self.from, |attempt| attempt.started_at + attempt.duration).min(self.now);
                 let wait_ends = ended + self.schedule.spec.retry.backoff_max;
-                let position = wait_ends.clamp(self.from.max(of.nominal), self.until);
+                let position = wait_ends.clamp(self.earliest().max(of.nominal), self.until);
                 let attempt = last.map_or(1, |attempt| attempt.number.saturating_add(1));
                 self.rows.push(DueKey { position, occurrence: of, attempt, target: self.schedule.spec.target.key() });
             }
             RunState::Failed if is_redriven => {
                 if let Some(replay) = of.replay.checked_add(1) {
-                    self.add(Occurrence { replay, ..of }, self.from.max(of.nominal));
+                    self.add(Occurrence { replay, ..of }, self.earliest().max(of.nominal));
                 }
             }
             RunState::Missed { last, .. } => self.missed.push((of.nominal, last)),
@@ -91,6 +91,12 @@ impl<'a> Rebuild<'a> {
         self.rows
     }
 
+    /// Returns the earliest position of a row. If the clock was ahead, the rows may lie in the future. They then get
+    /// positions from the present instant on, as if an owner had set them back.
+    fn earliest(&self) -> Timestamp {
+        self.from.min(self.now)
+    }
+
     fn add(&mut self, occurrence: Occurrence, position: Timestamp) {
         let target = self.schedule.spec.target.key();
         self.rows.push(DueKey { position, occurrence, attempt: 1, target });
@@ -108,7 +114,7 @@ impl<'a> Rebuild<'a> {
             return;
         }
         if let Some(nominal) = self.continued.filter(|nominal| *nominal < self.from.min(next)) {
-            self.add(self.first_run(nominal), self.from);
+            self.add(self.first_run(nominal), self.earliest());
         }
         let before = Timestamp::from_millis(self.from.as_millis().saturating_sub(1));
         let mut at = spec.when.next_after(updated_at, before.max(updated_at));
@@ -123,9 +129,9 @@ impl<'a> Rebuild<'a> {
 
     fn add_next(&mut self, next: Timestamp) {
         match self.next.take() {
-            None if next <= self.until => self.add(self.first_run(next), next.max(self.from)),
+            None if next <= self.until => self.add(self.first_run(next), next.max(self.earliest())),
             Some(run) if run.state.is_final() => {
-                let row = after_outcome(self.schedule, &run, self.schedule.spec.target.key(), self.from);
+                let row = after_outcome(self.schedule, &run, self.schedule.spec.target.key(), self.earliest());
                 self.rows.extend(row.filter(|row| row.position <= self.until));
             }
             None | Some(_) => {}

@@ -54,11 +54,11 @@ fn run(schedule: &Schedule, nominal: u64, state: RunState) -> Run {
 /// Returns the position, the nominal instant, the replay and the attempt of each row from second 100 to second 200. The
 /// present instant is second 150.
 fn rows(schedule: &Schedule, runs: &[(Run, bool)]) -> Vec<(u64, u64, u16, u16)> {
-    rows_until(schedule, runs, 200)
+    rows_until(schedule, runs, 200, 150)
 }
 
-fn rows_until(schedule: &Schedule, runs: &[(Run, bool)], until: u64) -> Vec<(u64, u64, u16, u16)> {
-    let mut rebuild = Rebuild::new(schedule, at(100), at(until), at(150));
+fn rows_until(schedule: &Schedule, runs: &[(Run, bool)], until: u64, now: u64) -> Vec<(u64, u64, u16, u16)> {
+    let mut rebuild = Rebuild::new(schedule, at(100), at(until), at(now));
     runs.iter().for_each(|(run, is_redriven)| rebuild.add_run(run, *is_redriven));
     let second = |instant: Timestamp| instant.since(at(0)).as_secs();
     let row = |row: DueKey| {
@@ -84,7 +84,7 @@ fn pending_retry_has_a_due_row_that_is_not_too_early() {
     for (nominal, until, position) in [(20, 200, 100), (90, 200, 116), (90, 110, 110), (190, 200, 190)] {
         let schedule = schedule(When::At(at(nominal)), Some(nominal));
         let retrying = run(&schedule, nominal, RunState::Retrying);
-        assert_eq!(rows_until(&schedule, &[(retrying, false)], until), [(position, nominal, 0, 3)]);
+        assert_eq!(rows_until(&schedule, &[(retrying, false)], until, 150), [(position, nominal, 0, 3)]);
     }
     let later = schedule(When::At(at(210)), Some(210));
     assert_eq!(rows(&later, &[(run(&later, 210, RunState::Retrying), false)]), []);
@@ -96,6 +96,17 @@ fn pending_retry_of_an_attempt_with_a_fast_clock_does_not_wait_for_that_clock() 
     let mut retrying = run(&schedule, 120, RunState::Retrying);
     retrying.attempts[0].started_at = at(3_720);
     assert_eq!(rows(&schedule, &[(retrying, false)]), [(170, 120, 0, 3)]);
+}
+
+#[test]
+fn rows_of_a_clock_that_was_ahead_start_at_the_present_instant() {
+    let new = schedule(When::At(at(20)), Some(20));
+    let retrying = (run(&new, 20, RunState::Retrying), false);
+    let ended = Schedule { status: Status::Ended, ..new.clone() };
+    let redriven = (run(&ended, 20, RunState::Failed), true);
+    assert_eq!(rows_until(&new, &[], 200, 50), [(50, 20, 0, 1)]);
+    assert_eq!(rows_until(&new, &[retrying], 200, 50), [(50, 20, 0, 3)]);
+    assert_eq!(rows_until(&ended, &[redriven], 200, 50), [(50, 20, 1, 1)]);
 }
 
 #[test]
