@@ -58,14 +58,14 @@ impl<'a> Rebuild<'a> {
                     self.add(Occurrence { replay, ..of }, self.earliest().max(of.nominal));
                 }
             }
-            RunState::Missed { last, .. } => self.missed.push((of.nominal, last)),
-            RunState::Succeeded | RunState::Failed | RunState::Cancelled => {}
+            RunState::Missed { .. } | RunState::Succeeded | RunState::Failed | RunState::Cancelled => {}
         }
         if of.replay == 0 && of.revision == self.schedule.revision {
             if self.continued == Some(of.nominal) {
                 self.continued = None;
             }
             if let RunState::Missed { last, .. } = run.state {
+                self.missed.push((of.nominal, last));
                 self.continued = self.schedule.spec.when.next_after(self.schedule.updated_at, last);
             }
             if of.nominal >= self.from {

@@ -128,6 +128,14 @@ fn started_occurrences_without_an_outcome_have_due_rows() {
 }
 
 #[test]
+fn missed_occurrences_of_an_earlier_revision_do_not_affect_the_present_revision() {
+    let schedule = every_ten_seconds(120);
+    let earlier = Schedule { revision: Revision(schedule.revision.0 - 1), ..schedule.clone() };
+    let missed = run(&earlier, 90, RunState::Missed { last: at(500), count: 42, attempt_possible: false });
+    assert_eq!(rows(&schedule, &[(missed, false)]), [(100, 100, 0, 1), (110, 110, 0, 1), (120, 120, 0, 1)]);
+}
+
+#[test]
 fn late_start_after_missed_occurrences_has_a_due_row() {
     let schedule = every_ten_seconds(100);
     let missed = (run(&schedule, 50, RunState::Missed { last: at(70), count: 3, attempt_possible: false }), false);
