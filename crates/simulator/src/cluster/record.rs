@@ -156,7 +156,10 @@ impl Record {
         let off_since = self.entries().clocks_off.get(member).copied();
         // A member measures its clock at every renewal of its lease, and then releases its shards. The release waits until
         // the member has taken the shards that it is about to take. If its clock is behind, callbacks are late until then.
-        if off_since.is_some_and(|since| now > since + self.lease + TAKE_TIME_MAX) {
+        // While a link between the member and a server is cut, the member can neither measure its clock nor take shards.
+        let ends = |of: &Vec<RangeInclusive<Duration>>| of.iter().map(|interruption| *interruption.end()).max();
+        let connected_since = self.entries().interruptions.get(member).and_then(ends).unwrap_or_default();
+        if off_since.is_some_and(|since| now > since.max(connected_since) + self.lease + TAKE_TIME_MAX) {
             self.record_violation(format!(
                 "clock: {member} fires at {now:?}, but its clock offset has exceeded the bound since {off_since:?}"
             ));
