@@ -4,11 +4,14 @@
 //! returns a row whose attempt has an outcome. If the position of a row is unknown, the derivation selects the earliest
 //! position that is certainly not too early.
 
-use std::collections::BTreeSet;
+use std::time::Duration;
 
 use crate::decide::after_outcome;
 use crate::occurrence::Run;
-use crate::{DueKey, Occurrence, RunState, Schedule, Status, Timestamp, When};
+use crate::{DueKey, Occurrence, RunState, Schedule, Status, Timestamp};
+
+/// Age up to which the store certainly has all runs of a schedule.
+const YOUNG_MAX: Duration = Duration::from_secs(3_600);
 
 /// Due rows that a schedule may have at the positions from `from` to `until`, both inclusive. The caller passes every
 /// run of the schedule to [`Rebuild::add_run`] and then calls [`Rebuild::finish`].
@@ -19,23 +22,28 @@ pub struct Rebuild<'a> {
     until: Timestamp,
     now: Timestamp,
     rows: Vec<DueKey>,
-    /// Nominal instants from `from` on whose first runs have a record.
-    recorded: BTreeSet<Timestamp>,
-    /// First and last nominal instants of missed occurrences that share one record.
-    missed: Vec<(Timestamp, Timestamp)>,
-    /// Occurrence after the last missed occurrences, if it has no record. Its row has a later position than its nominal
-    /// instant.
-    continued: Option<Timestamp>,
+    /// Nominal instants before the schedule's `next` whose first runs have no record. These occurrences have started.
+    unrecorded: Vec<Timestamp>,
+    /// Nominal instant of the first occurrence after the last run. Before the first run, this is the first occurrence that
+    /// certainly has no outcome if it has no run.
+    expected: Option<Timestamp>,
+    has_runs: bool,
     /// Run of the occurrence at the schedule's `next` instant.
     next: Option<Run>,
 }
 
 impl<'a> Rebuild<'a> {
-    /// Every occurrence with a due row before `from` must have an outcome. `now` is the present instant.
+    /// Every occurrence with a due row before `from` must have an outcome. `now` is the present instant. The caller passes
+    /// the runs of the present revision in the order of their nominal instants.
     #[must_use]
     pub fn new(schedule: &'a Schedule, from: Timestamp, until: Timestamp, now: Timestamp) -> Self {
-        let (rows, recorded, missed) = (Vec::new(), BTreeSet::new(), Vec::new());
-        Rebuild { schedule, from, until, now, rows, recorded, missed, continued: None, next: None }
+        // A store deletes old runs. An early occurrence without a run may therefore have an outcome, unless the schedule
+        // is young.
+        let is_young = schedule.updated_at >= from - YOUNG_MAX;
+        let before = if is_young { schedule.updated_at } else { from - Duration::from_millis(1) };
+        let expected = schedule.spec.when.next_after(schedule.updated_at, before);
+        let (rows, unrecorded) = (Vec::new(), Vec::new());
+        Rebuild { schedule, from, until, now, rows, unrecorded, expected, has_runs: false, next: None }
     }
 
     /// `is_redriven` is true if the run was a dead letter, a user redrove it, and the new run has no record.
@@ -61,22 +69,25 @@ impl<'a> Rebuild<'a> {
             RunState::Missed { .. } | RunState::Succeeded | RunState::Failed | RunState::Cancelled => {}
         }
         if of.replay == 0 && of.revision == self.schedule.revision {
-            if self.continued == Some(of.nominal) {
-                self.continued = None;
-            }
-            if let RunState::Missed { last, .. } = run.state {
-                self.missed.push((of.nominal, last));
-                self.continued = self.schedule.spec.when.next_after(self.schedule.updated_at, last);
-            }
-            if of.nominal >= self.from {
-                self.recorded.insert(of.nominal);
-            }
+            self.expect_until(of.nominal);
+            let last = if let RunState::Missed { last, .. } = run.state { last } else { of.nominal };
+            let after = self.schedule.spec.when.next_after(self.schedule.updated_at, last);
+            self.expected = if self.has_runs { after.max(self.expected) } else { after };
+            self.has_runs = true;
             if self.schedule.next == Some(of.nominal) {
                 self.next = Some(run.clone());
             }
         }
-        // Only the occurrences from `from` on matter, so the list stays short.
-        self.missed.retain(|(_, last)| *last >= self.from);
+    }
+
+    /// Records that the occurrences from `expected` to before `end` have no run.
+    fn expect_until(&mut self, end: Timestamp) {
+        let Schedule { updated_at, ref spec, next, .. } = *self.schedule;
+        let end = next.map_or(end, |next| next.min(end));
+        while let Some(nominal) = self.expected.filter(|nominal| *nominal < end && *nominal <= self.until) {
+            self.unrecorded.push(nominal);
+            self.expected = spec.when.next_after(updated_at, nominal);
+        }
     }
 
     /// Returns the due rows.
@@ -85,7 +96,10 @@ impl<'a> Rebuild<'a> {
         if self.schedule.status == Status::Active
             && let Some(next) = self.schedule.next
         {
-            self.add_started(next);
+            self.expect_until(next);
+            for nominal in std::mem::take(&mut self.unrecorded) {
+                self.add(self.first_run(nominal), nominal.max(self.earliest()));
+            }
             self.add_next(next);
         }
         self.rows
@@ -105,26 +119,6 @@ impl<'a> Rebuild<'a> {
     fn first_run(&self, nominal: Timestamp) -> Occurrence {
         let Schedule { incarnation, revision, .. } = *self.schedule;
         Occurrence { incarnation, nominal, revision, replay: 0 }
-    }
-
-    /// Adds the rows of the occurrences before `next` that have started and have no outcome.
-    fn add_started(&mut self, next: Timestamp) {
-        let Schedule { updated_at, ref spec, .. } = *self.schedule;
-        if matches!(spec.when, When::At(_)) {
-            return;
-        }
-        if let Some(nominal) = self.continued.filter(|nominal| *nominal < self.from.min(next)) {
-            self.add(self.first_run(nominal), self.earliest());
-        }
-        let before = Timestamp::from_millis(self.from.as_millis().saturating_sub(1));
-        let mut at = spec.when.next_after(updated_at, before.max(updated_at));
-        while let Some(nominal) = at.filter(|at| *at < next && *at <= self.until) {
-            let is_missed = self.missed.iter().any(|(first, last)| (*first..=*last).contains(&nominal));
-            if !is_missed && !self.recorded.contains(&nominal) {
-                self.add(self.first_run(nominal), nominal);
-            }
-            at = spec.when.next_after(updated_at, nominal);
-        }
     }
 
     fn add_next(&mut self, next: Timestamp) {

@@ -5,7 +5,7 @@ use bytes::Bytes;
 
 use super::*;
 use crate::{Attempt, AttemptResult, HttpTarget, Incarnation, PollerId, RetryPolicy, Revision, ScheduleId, Spec};
-use crate::{Target, TenantId};
+use crate::{Target, TenantId, When};
 
 fn at(second: u64) -> Timestamp {
     Timestamp::from_millis(1_790_000_000_000) + Duration::from_secs(second)
@@ -29,7 +29,7 @@ fn schedule(when: When, next: Option<u64>) -> Schedule {
         revision: Revision(3),
         status: Status::Active,
         created_at: at(0),
-        updated_at: at(0),
+        updated_at: at(0) - Duration::from_secs(10_000),
         next: next.map(at),
         spec: Spec { when, target, payload: Bytes::new(), labels: BTreeMap::new(), retry },
     }
@@ -139,9 +139,27 @@ fn missed_occurrences_of_an_earlier_revision_do_not_affect_the_present_revision(
 fn late_start_after_missed_occurrences_has_a_due_row() {
     let schedule = every_ten_seconds(100);
     let missed = (run(&schedule, 50, RunState::Missed { last: at(70), count: 3, attempt_possible: false }), false);
-    assert_eq!(rows(&schedule, std::slice::from_ref(&missed)), [(100, 80, 0, 1), (100, 100, 0, 1)]);
+    let expected = [(100, 80, 0, 1), (100, 90, 0, 1), (100, 100, 0, 1)];
+    assert_eq!(rows(&schedule, std::slice::from_ref(&missed)), expected);
     let later = (run(&schedule, 80, RunState::Succeeded), false);
-    assert_eq!(rows(&schedule, &[missed, later]), [(100, 100, 0, 1)]);
+    assert_eq!(rows(&schedule, &[missed, later]), [(100, 90, 0, 1), (100, 100, 0, 1)]);
+}
+
+#[test]
+fn late_start_between_missed_occurrences_has_a_due_row() {
+    let schedule = every_ten_seconds(130);
+    let missed = |nominal, last| {
+        let state = RunState::Missed { last: at(last), count: 2, attempt_possible: false };
+        (run(&schedule, nominal, state), false)
+    };
+    let runs = [missed(60, 70), missed(90, 110), (run(&schedule, 120, RunState::Succeeded), false)];
+    assert_eq!(rows(&schedule, &runs), [(100, 80, 0, 1), (130, 130, 0, 1)]);
+}
+
+#[test]
+fn young_schedule_without_a_run_has_due_rows_for_all_started_occurrences() {
+    let young = Schedule { updated_at: at(75), ..every_ten_seconds(105) };
+    assert_eq!(rows(&young, &[]), [(100, 85, 0, 1), (100, 95, 0, 1), (105, 105, 0, 1)]);
 }
 
 #[test]

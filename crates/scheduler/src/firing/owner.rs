@@ -412,7 +412,7 @@ impl Owner {
                 self.context.metrics.dropped.inc();
                 self.window.resolve(ended.entry);
             }
-            EndReason::NotDue => self.window.wait_again(ended.entry, key.position),
+            EndReason::NotDue => self.window.wait_again(ended.entry, key.position.max(key.occurrence.nominal)),
             EndReason::NotCreated | EndReason::Released | EndReason::Unavailable => {
                 self.window.wait_again(ended.entry, now.wall + self.options.period)
             }
