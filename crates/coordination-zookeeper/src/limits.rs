@@ -1,25 +1,19 @@
 //! Limits of one session. They ensure that ZooKeeper accepts every message about the session. ZooKeeper's message limit
 //! is `jute.maxbuffer`, by default 1 MiB less one byte.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use coordination::tree::{CreateMode, NodePath, Op, TreeError};
-use zookeeper_client as zk;
 
-use crate::translate::error_of;
+use crate::client::Client;
+use crate::client::protocol::{Request, code, error_of, op};
+use crate::client::{Malformed, Reader, Response};
 
 /// Largest total length of the paths of a session's ephemeral nodes, in bytes. When the session ends, the leader sends
 /// all of these paths to the other servers in one message. A message between servers may be up to twice as long as the
 /// message limit. A longer message stops the ensemble, and stops it again after each election of a leader
 /// (ZOOKEEPER-4306).
 pub const EPHEMERAL_BYTES_MAX: usize = 1_900_000;
-/// Largest total length of the paths that a session watches, in bytes. After a reconnect the client library requests
-/// all watches again, in messages of at most this length. If the library sends a second message, it mistakes the
-/// response for an error and closes the connection. The same error occurs at each reconnect, until the session is lost.
-/// In version 0.11.2, the cause is that both messages have the same number, and the library's `Depot` has one entry per
-/// number.
-pub const WATCHED_BYTES_MAX: usize = 128 << 10;
 /// Size of the length field before each path in a message, in bytes.
 const LENGTH_BYTES: usize = 4;
 /// Largest length of the number in the name of a sequential node, in bytes.
@@ -82,7 +76,7 @@ impl Ephemerals {
     /// # Errors
     /// Returns [`TreeError::Invalid`] if the session's ephemeral nodes would exceed the limit. Also returns the errors
     /// of the requests to the server.
-    pub(crate) async fn reserve(&self, client: &zk::Client, more: usize) -> Result<Reservation, TreeError> {
+    pub(crate) async fn reserve(&self, client: &Client, more: usize) -> Result<Reservation, TreeError> {
         if let Some(reserved) = self.try_reserve(more) {
             return Ok(reserved);
         }
@@ -95,12 +89,13 @@ impl Ephemerals {
         };
         // After a sync, a node whose creation got no response either exists or will never exist, even if the client has
         // changed servers.
-        client.sync("/").await.map_err(error_of)?;
-        let listed = client.list_ephemerals("/").await.map_err(error_of)?;
+        checked(client.send(Request::path(op::SYNC, "/"), None).await?)?;
+        let response = checked(client.send(Request::path(op::GET_EPHEMERALS, "/"), None).await?)?;
+        let listed = Reader::new(response.body).list(Reader::text).map_err(malformed)?;
         {
             let mut known = lock(&self.known);
             known.confirmed =
-                listed.iter().map(|path| self.bytes_of_path(path)).sum::<usize>() + known.confirmed - confirmed;
+                listed.iter().map(|path| LENGTH_BYTES + path.len()).sum::<usize>() + known.confirmed - confirmed;
             known.uncertain -= uncertain;
         }
         self.try_reserve(more).ok_or_else(|| {
@@ -143,74 +138,14 @@ impl Drop for Reservation {
     }
 }
 
-/// Watches of a session. The client library sends one request for all watches of the same kind at the same path.
-#[derive(Clone)]
-pub(crate) struct Watches {
-    root_len: usize,
-    watched: Arc<Mutex<Watched>>,
+/// Returns the response, or the error that it reports.
+pub(crate) fn checked(response: Response) -> Result<Response, TreeError> {
+    if response.code == code::OK { Ok(response) } else { Err(error_of(response.code)) }
 }
 
-#[derive(Default)]
-struct Watched {
-    counts: BTreeMap<(NodePath, WatchKind), usize>,
-    /// Total length of the watched paths, in bytes. Each pair of path and kind counts once.
-    bytes: usize,
-}
-
-/// Kinds of watches that ZooKeeper distinguishes.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum WatchKind {
-    Data,
-    Exists,
-    Children,
-    All,
-}
-
-/// Watch that counts toward [`WATCHED_BYTES_MAX`]. A drop of this value removes the watch from the count.
-pub(crate) struct CountedWatch {
-    watches: Watches,
-    of: (NodePath, WatchKind),
-}
-
-impl Watches {
-    pub(crate) fn new(root: Option<&NodePath>) -> Self {
-        Watches { root_len: len_of(root), watched: Arc::default() }
-    }
-
-    /// Counts a new watch.
-    ///
-    /// # Errors
-    /// Returns [`TreeError::Invalid`] if the watched paths would exceed [`WATCHED_BYTES_MAX`].
-    pub(crate) fn count(&self, path: &NodePath, kind: WatchKind) -> Result<CountedWatch, TreeError> {
-        let of = (path.clone(), kind);
-        let mut watched = lock(&self.watched);
-        let more = if watched.counts.contains_key(&of) { 0 } else { self.bytes_of(path) };
-        if more > 0 && watched.bytes + more > WATCHED_BYTES_MAX {
-            return Err(TreeError::Invalid(format!(
-                "too many watches: the watched paths may have at most {WATCHED_BYTES_MAX} bytes in one session; \
-                 open another session, or use `watch_all` to watch a node and all nodes below it"
-            )));
-        }
-        watched.bytes += more;
-        *watched.counts.entry(of.clone()).or_default() += 1;
-        Ok(CountedWatch { watches: self.clone(), of })
-    }
-
-    fn bytes_of(&self, path: &NodePath) -> usize {
-        self.root_len + path.as_str().len()
-    }
-}
-
-impl Drop for CountedWatch {
-    fn drop(&mut self) {
-        let mut watched = lock(&self.watches.watched);
-        let Some(count) = watched.counts.get_mut(&self.of) else { return };
-        *count -= 1;
-        if *count == 0 {
-            watched.counts.remove(&self.of);
-            watched.bytes -= self.watches.bytes_of(&self.of.0);
-        }
-    }
+/// Returns the error for a response that this client cannot decode.
+pub(crate) fn malformed(error: Malformed) -> TreeError {
+    TreeError::Disconnected(error.to_string())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

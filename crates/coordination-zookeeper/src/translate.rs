@@ -1,99 +1,65 @@
-//! Conversions between the types of the port and those of the client library.
+//! Conversions between the types of the port and those of ZooKeeper's protocol.
 
-use coordination::tree::{
-    Acl, CreateMode, Created, Done, Event, Expected, Grant, Identity, NodePath, Permissions, SessionId, Stat,
-    TreeError, Zxid,
-};
-use instants::Timestamp;
-use zookeeper_client as zk;
+use coordination::tree::{Acl, Created, Done, Expected, Grant, Identity, NodePath, Permissions, Stat, TreeError};
 
-pub(crate) fn mode_of(mode: CreateMode) -> zk::CreateMode {
-    match mode {
-        CreateMode::Persistent => zk::CreateMode::Persistent,
-        CreateMode::PersistentSequential => zk::CreateMode::PersistentSequential,
-        CreateMode::Ephemeral => zk::CreateMode::Ephemeral,
-        CreateMode::EphemeralSequential => zk::CreateMode::EphemeralSequential,
-        CreateMode::Container => zk::CreateMode::Container,
-    }
-}
+use crate::client::below_root;
+use crate::client::protocol::{ANY_VERSION, Step, WireAcl, error_of};
 
-pub(crate) fn version_of(expected: Expected) -> Option<i32> {
+pub(crate) fn version_of(expected: Expected) -> i32 {
     match expected {
-        Expected::Any => None,
-        Expected::Version(version) => Some(version),
+        Expected::Any => ANY_VERSION,
+        Expected::Version(version) => version,
     }
-}
-
-pub(crate) fn stat_of(stat: &zk::Stat) -> Stat {
-    let count = |number: i32| usize::try_from(number).unwrap_or(0);
-    Stat {
-        created: Zxid(stat.czxid),
-        modified: Zxid(stat.mzxid),
-        children_modified: Zxid(stat.pzxid),
-        version: stat.version,
-        children_version: stat.cversion,
-        acl_version: stat.aversion,
-        owner: owner_of(stat.ephemeral_owner),
-        data_bytes: count(stat.data_length),
-        children: count(stat.num_children),
-        created_at: Timestamp::from_millis(stat.ctime),
-        modified_at: Timestamp::from_millis(stat.mtime),
-    }
-}
-
-/// Converts the owner field of a stat. For a container, and for a node with a time to live, this field contains a
-/// special value (`EphemeralType` in ZooKeeper).
-fn owner_of(field: i64) -> Option<SessionId> {
-    const CONTAINER: i64 = i64::MIN;
-    (field != 0 && field != CONTAINER).then_some(SessionId(field))
 }
 
 /// Converts an access list of the port to an access list of ZooKeeper.
 ///
 /// # Errors
 /// Returns [`TreeError::InvalidAcl`] if the list grants nothing.
-pub(crate) fn acls_of(acl: &Acl) -> Result<Vec<zk::Acl>, TreeError> {
-    let creator = || zk::Acl::new(zk::Permission::ALL, zk::AuthId::new("auth", ""));
-    let anyone = |permission| zk::Acl::new(permission, zk::AuthId::new("world", "anyone"));
+pub(crate) fn acls_of(acl: &Acl) -> Result<Vec<WireAcl>, TreeError> {
+    let entry = |permissions: Permissions, scheme: &str, id: &str| WireAcl {
+        permissions: bits_of(permissions),
+        scheme: scheme.to_owned(),
+        id: id.to_owned(),
+    };
+    let creator = || entry(Permissions::ALL, "auth", "");
+    let anyone = |permissions| entry(permissions, "world", "anyone");
     Ok(match acl {
-        Acl::Open => vec![anyone(zk::Permission::ALL)],
+        Acl::Open => vec![anyone(Permissions::ALL)],
         Acl::Creator => vec![creator()],
-        Acl::CreatorReadable => vec![creator(), anyone(zk::Permission::READ)],
+        Acl::CreatorReadable => vec![creator(), anyone(Permissions::READ)],
         Acl::Grants(grants) if grants.is_empty() => return Err(TreeError::InvalidAcl),
         Acl::Grants(grants) => grants
             .iter()
-            .map(|Grant { to, permissions }| {
-                let permission = permission_of(*permissions);
-                match to {
-                    Identity::Anyone => anyone(permission),
-                    Identity::Digest(id) => zk::Acl::new(permission, zk::AuthId::new("digest", id)),
-                }
+            .map(|Grant { to, permissions }| match to {
+                Identity::Anyone => anyone(*permissions),
+                Identity::Digest(id) => entry(*permissions, "digest", id),
             })
             .collect(),
     })
 }
 
-const PERMISSIONS: [(Permissions, zk::Permission); 5] = [
-    (Permissions::READ, zk::Permission::READ),
-    (Permissions::WRITE, zk::Permission::WRITE),
-    (Permissions::CREATE, zk::Permission::CREATE),
-    (Permissions::DELETE, zk::Permission::DELETE),
-    (Permissions::ADMIN, zk::Permission::ADMIN),
+/// Permissions of the port and their bits in ZooKeeper's protocol (`ZooDefs.Perms`).
+const PERMISSIONS: [(Permissions, i32); 5] = [
+    (Permissions::READ, 1),
+    (Permissions::WRITE, 1 << 1),
+    (Permissions::CREATE, 1 << 2),
+    (Permissions::DELETE, 1 << 3),
+    (Permissions::ADMIN, 1 << 4),
 ];
 
-fn permission_of(permissions: Permissions) -> zk::Permission {
-    let granted = PERMISSIONS.iter().filter(|(ours, _)| permissions.has(*ours));
-    granted.fold(zk::Permission::NONE, |all, (_, theirs)| all | *theirs)
+fn bits_of(permissions: Permissions) -> i32 {
+    PERMISSIONS.iter().filter(|(ours, _)| permissions.has(*ours)).fold(0, |all, (_, bit)| all | bit)
 }
 
 /// Converts an access list of ZooKeeper to grants of the port. Drops the entries whose authentication scheme the port
 /// does not support.
-pub(crate) fn grants_of(acls: &[zk::Acl]) -> Vec<Grant> {
-    let permissions = |acl: &zk::Acl| {
-        let granted = PERMISSIONS.iter().filter(|(_, theirs)| acl.permission().has(*theirs));
+pub(crate) fn grants_of(acls: &[WireAcl]) -> Vec<Grant> {
+    let permissions = |acl: &WireAcl| {
+        let granted = PERMISSIONS.iter().filter(|(_, bit)| acl.permissions & bit != 0);
         granted.fold(Permissions::from_bits(0), |all, (ours, _)| all.and(*ours))
     };
-    let identity = |acl: &zk::Acl| match (acl.scheme(), acl.id()) {
+    let identity = |acl: &WireAcl| match (acl.scheme.as_str(), acl.id.as_str()) {
         ("world", "anyone") => Some(Identity::Anyone),
         ("digest", id) => Some(Identity::Digest(id.to_owned())),
         _ => None,
@@ -101,52 +67,24 @@ pub(crate) fn grants_of(acls: &[zk::Acl]) -> Vec<Grant> {
     acls.iter().filter_map(|acl| Some(Grant { to: identity(acl)?, permissions: permissions(acl) })).collect()
 }
 
-/// Converts a watch event of ZooKeeper to an event of the port. Returns `None` for events about the session and for
-/// invalid paths.
-pub(crate) fn event_of(event: &zk::WatchedEvent) -> Option<Event> {
-    let path = NodePath::new(&event.path).ok();
-    Some(match event.event_type {
-        zk::EventType::Session => return None,
-        zk::EventType::NodeCreated => Event::Created(path?),
-        zk::EventType::NodeDeleted => Event::Deleted(path?),
-        zk::EventType::NodeDataChanged => Event::Changed(path?),
-        zk::EventType::NodeChildrenChanged => Event::ChildrenChanged(path?),
-    })
+/// Returns the node that the server has created at `path`, as a session with this root sees it.
+///
+/// # Errors
+/// Returns an error if the port cannot express the path.
+pub(crate) fn created_of(root: Option<&NodePath>, path: &str, stat: Stat) -> Result<Created, TreeError> {
+    let path = below_root(root, path).ok_or_else(|| {
+        TreeError::Invalid(format!("the server created the node {path}, whose path is not valid or is too long"))
+    })?;
+    Ok(Created { path, stat })
 }
 
-pub(crate) fn done_of(done: zk::MultiWriteResult) -> Result<Done, TreeError> {
-    Ok(match done {
-        zk::MultiWriteResult::Check => Done::Check,
-        zk::MultiWriteResult::Delete => Done::Delete,
-        zk::MultiWriteResult::SetData { stat } => Done::Set(stat_of(&stat)),
-        zk::MultiWriteResult::Create { path, stat } => {
-            let path = NodePath::new(&path).map_err(|error| TreeError::Invalid(error.to_string()))?;
-            Done::Create(Created { path, stat: stat_of(&stat) })
-        }
-        other => {
-            return Err(TreeError::Disconnected(format!(
-                "unexpected result of a multi from the ZooKeeper library: {other:?}"
-            )));
-        }
+/// Converts the result of a step of a multi.
+pub(crate) fn done_of(root: Option<&NodePath>, step: Step) -> Result<Done, TreeError> {
+    Ok(match step {
+        Step::Check => Done::Check,
+        Step::Delete => Done::Delete,
+        Step::Set(stat) => Done::Set(stat),
+        Step::Create(path, stat) => Done::Create(created_of(root, &path, stat)?),
+        Step::Error(number) => return Err(error_of(number)),
     })
-}
-
-pub(crate) fn error_of(error: zk::Error) -> TreeError {
-    match error {
-        zk::Error::NoNode => TreeError::NoNode,
-        zk::Error::NodeExists => TreeError::NodeExists,
-        zk::Error::BadVersion => TreeError::BadVersion,
-        zk::Error::NotEmpty => TreeError::NotEmpty,
-        zk::Error::NoChildrenForEphemerals => TreeError::NoChildrenForEphemerals,
-        zk::Error::NoAuth => TreeError::Forbidden,
-        zk::Error::InvalidAcl => TreeError::InvalidAcl,
-        zk::Error::BadArguments(reason) => TreeError::Invalid((*reason).to_owned()),
-        zk::Error::QuotaExceeded => {
-            TreeError::Invalid("the request exceeds a quota of the ZooKeeper server; increase the quota".to_owned())
-        }
-        zk::Error::SessionExpired | zk::Error::SessionMoved | zk::Error::ClientClosed | zk::Error::AuthFailed => {
-            TreeError::SessionLost
-        }
-        other => TreeError::Disconnected(other.to_string()),
-    }
 }

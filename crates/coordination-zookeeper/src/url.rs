@@ -2,11 +2,16 @@
 
 use coordination::tree::NodePath;
 
+use crate::client::Server;
+
+/// Port of a server whose URL names none.
+const DEFAULT_PORT: u16 = 2181;
+
 /// URL `zookeeper://HOST:PORT,HOST:PORT/ROOT` with the servers of one ensemble and the root node. Clients see the root
 /// node as `/`. If the URL contains no root node, clients see ZooKeeper's own root as `/`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ZookeeperUrl {
-    servers: String,
+    servers: Vec<Server>,
     root: Option<NodePath>,
 }
 
@@ -32,34 +37,38 @@ impl ZookeeperUrl {
             Some(at) => rest.split_at(at),
             None => (rest, ""),
         };
-        let is_server = |server: &str| {
-            let has_port =
-                |(host, port): (&str, &str)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0);
-            // A server without a port uses ZooKeeper's default port, 2181.
-            let is_valid = server.rsplit_once(':').map_or(!server.is_empty(), has_port);
-            is_valid && !server.contains(['@', ' '])
-        };
         if rest.contains(['?', '#']) {
             return Err(invalid("the URL must not contain ? or #, because Reveille supports no options"));
         }
-        if !servers.split(',').all(is_server) {
-            return Err(invalid("each server must have the form HOST or HOST:PORT without credentials"));
-        }
+        let servers: Option<Vec<Server>> = servers.split(',').map(server_of).collect();
+        let servers =
+            servers.ok_or_else(|| invalid("each server must have the form HOST or HOST:PORT without credentials"))?;
         let root = match root.strip_suffix('/').unwrap_or(root) {
             "" => None,
             root => Some(NodePath::new(root).map_err(|_| invalid("the part /ROOT is not a valid node path"))?),
         };
-        Ok(ZookeeperUrl { servers: servers.to_owned(), root })
+        Ok(ZookeeperUrl { servers, root })
     }
 
-    /// Returns the servers in the form that the client library expects.
-    pub(crate) fn servers(&self) -> &str {
+    pub(crate) fn servers(&self) -> &[Server] {
         &self.servers
     }
 
     pub(crate) fn root(&self) -> Option<&NodePath> {
         self.root.as_ref()
     }
+}
+
+/// Parses the address of a server. The address of IPv6 is in brackets.
+fn server_of(text: &str) -> Option<Server> {
+    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((host, "")) => (host, None),
+        Some((host, port)) => (host, Some(port.strip_prefix(':')?)),
+        None => text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port))),
+    };
+    let port = port.map_or(Some(DEFAULT_PORT), |port| port.parse().ok().filter(|port| *port > 0))?;
+    let is_host = !host.is_empty() && !host.contains(['@', ' ', '[']);
+    is_host.then(|| Server { host: host.to_owned(), port })
 }
 
 #[cfg(test)]
@@ -69,13 +78,16 @@ mod tests {
     #[test]
     fn zookeeper_url_parser_returns_the_servers_and_the_root_path() {
         for (text, servers, root) in [
-            ("zookeeper://a", "a", None),
-            ("zookeeper://a:2181/", "a:2181", None),
-            ("zookeeper://a:2181,b:2182/x/y", "a:2181,b:2182", Some("/x/y")),
-            ("zookeeper://127.0.0.1:1/x/", "127.0.0.1:1", Some("/x")),
+            ("zookeeper://a", &[("a", 2181)][..], None),
+            ("zookeeper://a:2183/", &[("a", 2183)], None),
+            ("zookeeper://a:2181,b:2182/x/y", &[("a", 2181), ("b", 2182)], Some("/x/y")),
+            ("zookeeper://127.0.0.1:1/x/", &[("127.0.0.1", 1)], Some("/x")),
+            ("zookeeper://[::1]:7,[::2]/x", &[("::1", 7), ("::2", 2181)], Some("/x")),
         ] {
             let url = ZookeeperUrl::parse(text).unwrap();
-            assert_eq!((url.servers(), url.root().map(NodePath::as_str)), (servers, root), "{text}");
+            let found: Vec<(&str, u16)> =
+                url.servers().iter().map(|server| (server.host.as_str(), server.port)).collect();
+            assert_eq!((&found[..], url.root().map(NodePath::as_str)), (servers, root), "{text}");
         }
     }
 
@@ -90,6 +102,9 @@ mod tests {
             "zookeeper://u:p@a",
             "zookeeper://a:99999",
             "zookeeper://a:port/x",
+            "zookeeper://::1/x",
+            "zookeeper://[::1/x",
+            "zookeeper://[::1]7/x",
             "zookeeper://a:2181/x?y=z",
             "zookeeper://a//x",
         ] {

@@ -72,3 +72,61 @@ fn server_removes_watches_that_the_client_drops() {
         runtime.timeout(LIMIT, gone).await.unwrap();
     });
 }
+
+/// The client tries to connect at least once per second, so it continues the session right after the server's return.
+#[test]
+fn session_survives_a_server_that_is_away_for_most_of_its_timeout() {
+    with_real_runtime(async |runtime| {
+        let server = ([127, 0, 0, 1], zookeeper::shared().port(0)).into();
+        let proxy = Proxy::start(server).unwrap();
+        let url = ZookeeperUrl::parse(&format!("zookeeper://{}", proxy.address())).unwrap();
+        let timeout = Duration::from_secs(10);
+        let options = SessionOptions { timeout, ..SessionOptions::default() };
+        let tree = ZookeeperTrees::new(runtime.clone(), url).open(options).await.unwrap();
+        assert_eq!(tree.session().timeout(), timeout);
+        let mut state = tree.session().state();
+        proxy.cut(true);
+        let cut_at = runtime.monotonic();
+        let suspended = state.wait_for(|state| *state == SessionState::Suspended);
+        runtime.timeout(LIMIT, suspended).await.unwrap().unwrap();
+        let noticed_after = runtime.monotonic().since(cut_at);
+        assert!(noticed_after <= timeout / 3, "the client noticed the cut after {noticed_after:?}");
+        runtime.sleep_until(cut_at + timeout * 6 / 10).await;
+        proxy.cut(false);
+        let connected = state.wait_for(|state| *state != SessionState::Suspended);
+        assert_eq!(*runtime.timeout(LIMIT, connected).await.unwrap().unwrap(), SessionState::Connected);
+        tree.sync().await.unwrap();
+    });
+}
+
+#[test]
+fn error_of_a_session_that_cannot_open_names_the_cause_for_each_server() {
+    with_real_runtime(async |runtime| {
+        let web = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = web.local_addr().unwrap();
+        let unused = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let responds = async {
+            loop {
+                let (mut client, _) = web.accept().await.unwrap();
+                let _client_is_gone =
+                    tokio::io::AsyncWriteExt::write_all(&mut client, b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+            }
+        };
+        let url = ZookeeperUrl::parse(&format!("zookeeper://{unused},no-such-host.invalid:2181,{address}/x")).unwrap();
+        let trees = ZookeeperTrees::new(runtime.clone(), url);
+        let began = runtime.monotonic();
+        let error = tokio::select! {
+            () = responds => unreachable!("the web server never stops"),
+            opened = trees.open(SessionOptions::default()) => opened.err().unwrap().to_string(),
+        };
+        for cause in [
+            &format!("{unused}: Connection refused"),
+            "no-such-host.invalid:2181: the host name does not resolve",
+            &format!("{address}: the server sent a message of 1213486160 bytes; is this address a ZooKeeper server?"),
+            "check the URL",
+        ] {
+            assert!(error.contains(cause), "{error} contains {cause}");
+        }
+        assert!(runtime.monotonic().since(began) < Duration::from_secs(10), "the error arrives in time");
+    });
+}

@@ -1,0 +1,540 @@
+//! Client for the part of ZooKeeper's protocol that the port needs.
+//!
+//! One task owns the session: it connects, sends the requests in their order, receives responses and events, and
+//! reconnects until the session has ended. The server answers requests in order, so a queue of the requests under way
+//! assigns each response to its request.
+//!
+//! Every response moves the deadline of the session ([`Session::answered`]). If no request was sent for a sixth of the
+//! timeout, the task sends a ping. If a response does not arrive within this time, the task reports a suspension, and
+//! after twice this time it connects to another server. While it has no connection, it tries all servers in turn, with
+//! short waits between two rounds.
+//!
+//! docs/decisions/0222-speak-zookeepers-protocol.md gives the reasons for the design.
+
+mod connection;
+mod jute;
+pub(crate) mod protocol;
+mod watches;
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use coordination::tree::session::{Session, SessionId};
+use coordination::tree::{Credentials, NodePath, SessionOptions, TreeError};
+use instants::Monotonic;
+use runtime::Runtime;
+use tokio::sync::{mpsc, oneshot};
+
+use connection::Connection;
+pub(crate) use connection::Server;
+pub(crate) use jute::{Malformed, Reader};
+use protocol::{Connect, Connected, EventKind, Header, Request, code, take_event, take_header, xid};
+use watches::Watches;
+pub(crate) use watches::{Receiver, WatchKind};
+
+/// Longest time for one attempt to connect to a server, including the response to the request for a session.
+const CONNECT_MAX: Duration = Duration::from_secs(3);
+/// Wait after the first round of attempts in which no server accepted the session. The wait doubles after each round.
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+/// Longest wait between two rounds. A session is therefore kept if a server returns this time before its deadline.
+const RETRY_MAX: Duration = Duration::from_millis(800);
+/// Longest time that the task waits for the server's confirmation that it closed the session.
+pub(crate) const CLOSE_MAX: Duration = Duration::from_secs(5);
+/// Number of rounds of attempts to open a new session.
+const OPEN_ROUNDS: u32 = 3;
+/// Part of the session's timeout after which an idle client sends a ping.
+const PINGS_PER_TIMEOUT: u32 = 6;
+/// Largest number of requests without a response, and of bytes that wait for the connection. Further requests wait.
+const UNDER_WAY_MAX: usize = 1_024;
+const QUEUED_BYTES_MAX: usize = 4 << 20;
+
+/// Handle of a session. The session ends when all handles are dropped.
+#[derive(Clone)]
+pub(crate) struct Client {
+    commands: mpsc::UnboundedSender<Command>,
+    /// True after the server has confirmed that it closed the session.
+    is_closed: Arc<AtomicBool>,
+}
+
+/// Response to a request.
+pub(crate) struct Response {
+    /// Error number, or [`code::OK`].
+    pub(crate) code: i32,
+    pub(crate) body: Bytes,
+    /// Receiver of the watch that the request has set.
+    pub(crate) watch: Option<Receiver>,
+}
+
+enum Command {
+    Send(Sending),
+    /// A receiver of a watch of this path was dropped.
+    Dropped(String),
+}
+
+struct Sending {
+    request: Request,
+    watch: Option<(String, WatchKind)>,
+    response: oneshot::Sender<Result<Response, TreeError>>,
+}
+
+/// Settings of a session.
+pub(crate) struct Settings {
+    pub(crate) servers: Vec<Server>,
+    pub(crate) root: Option<NodePath>,
+    pub(crate) options: SessionOptions,
+}
+
+impl Client {
+    /// Opens a session, and starts its task. The task ends when the session has ended. It then tries to close the session
+    /// on the server.
+    pub(crate) async fn open(runtime: &Runtime, settings: Settings) -> Result<(Self, Session), TreeError> {
+        let (commands, receiver) = mpsc::unbounded_channel();
+        let is_closed = Arc::new(AtomicBool::new(false));
+        let mut link = Link::new(runtime.clone(), settings);
+        let (connection, session) = link.open().await?;
+        let task = Task {
+            link,
+            session: session.clone(),
+            commands: receiver,
+            under_way: VecDeque::new(),
+            ping: None,
+            is_closed: is_closed.clone(),
+        };
+        drop(runtime.spawn("zookeeper session", task.run(connection)));
+        Ok((Client { commands, is_closed }, session))
+    }
+
+    /// Sends a request and returns its response. If `watch` is set, the request sets a watch of this kind at this path.
+    pub(crate) async fn send(
+        &self,
+        request: Request,
+        watch: Option<(String, WatchKind)>,
+    ) -> Result<Response, TreeError> {
+        let (response, receiver) = oneshot::channel();
+        let sent = self.commands.send(Command::Send(Sending { request, watch, response }));
+        sent.map_err(|_| TreeError::SessionLost)?;
+        receiver.await.unwrap_or(Err(TreeError::SessionLost))
+    }
+
+    /// Returns a guard that tells the client when the receiver of a watch of `path` no longer exists.
+    pub(crate) fn watched(&self, path: String) -> Watched {
+        Watched { commands: self.commands.downgrade(), path }
+    }
+
+    /// Waits until the task of the session has ended. Returns true if the server has confirmed that it closed the session.
+    pub(crate) async fn ended(&self) -> bool {
+        self.commands.closed().await;
+        self.is_closed.load(Ordering::Acquire)
+    }
+}
+
+/// Guard of the receiver of a watch.
+pub(crate) struct Watched {
+    commands: mpsc::WeakUnboundedSender<Command>,
+    path: String,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if let Some(commands) = self.commands.upgrade() {
+            let _session_has_ended = commands.send(Command::Dropped(std::mem::take(&mut self.path)));
+        }
+    }
+}
+
+/// Data that a reconnect needs.
+struct Link {
+    runtime: Runtime,
+    settings: Settings,
+    /// Number of the server to which the next attempt connects.
+    next: usize,
+    connect: Connect,
+    watches: Watches,
+    xid: i32,
+}
+
+/// Reason why an attempt to connect failed.
+enum Failed {
+    /// Another attempt may succeed.
+    Unreachable(String),
+    /// The server rejected the session for good.
+    Rejected(TreeError),
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
+        Failed::Unreachable(error.to_string())
+    }
+}
+
+impl From<Malformed> for Failed {
+    fn from(error: Malformed) -> Self {
+        Failed::Unreachable(error.to_string())
+    }
+}
+
+impl Link {
+    fn new(runtime: Runtime, settings: Settings) -> Self {
+        let millis = i32::try_from(settings.options.timeout.as_millis()).unwrap_or(i32::MAX);
+        let connect = Connect { timeout_millis: millis, ..Connect::default() };
+        let next = usize::try_from(runtime.random() % settings.servers.len().max(1) as u64).unwrap_or(0);
+        Link { runtime, settings, next, connect, watches: Watches::default(), xid: 0 }
+    }
+
+    /// Opens a new session on the first server that accepts it.
+    async fn open(&mut self) -> Result<(Connection, Session), TreeError> {
+        let mut causes = Vec::new();
+        for round in 0..OPEN_ROUNDS {
+            if round > 0 {
+                self.runtime.sleep(wait_after(&self.runtime, round)).await;
+            }
+            causes.clear();
+            for _ in 0..self.settings.servers.len() {
+                let sent = self.runtime.monotonic();
+                let server = self.next_server();
+                match self.attempt(&server).await {
+                    Ok(connection) => {
+                        let timeout = Duration::from_millis(u64::try_from(self.connect.timeout_millis).unwrap_or(0));
+                        return Ok((connection, Session::new(SessionId(self.connect.id), timeout, sent)));
+                    }
+                    Err(Failed::Rejected(error)) => return Err(error),
+                    Err(Failed::Unreachable(cause)) => causes.push(format!("{server}: {cause}")),
+                }
+            }
+        }
+        Err(TreeError::Disconnected(format!(
+            "cannot open a session on ZooKeeper: {}; check the URL, and that the servers run",
+            causes.join("; ")
+        )))
+    }
+
+    fn next_server(&mut self) -> Server {
+        let server = self.settings.servers[self.next % self.settings.servers.len()].clone();
+        self.next = self.next.wrapping_add(1);
+        server
+    }
+
+    /// Connects to a server, opens or continues the session, and sets its watches again.
+    async fn attempt(&mut self, server: &Server) -> Result<Connection, Failed> {
+        let runtime = self.runtime.clone();
+        let attempt = runtime.timeout(CONNECT_MAX, async {
+            let mut connection = Connection::open(&runtime, server, CONNECT_MAX).await?;
+            connection.queue(&self.connect.message());
+            let Connected { timeout_millis, id, password } = Connected::decode(connection.exchange().await?)?;
+            if timeout_millis <= 0 || id == 0 {
+                return Err(Failed::Rejected(TreeError::SessionLost));
+            }
+            self.connect = Connect { timeout_millis, id, password, ..self.connect };
+            self.prepare(&mut connection).await?;
+            Ok(connection)
+        });
+        attempt.await.unwrap_or_else(|| Err(Failed::Unreachable(format!("no response within {CONNECT_MAX:?}"))))
+    }
+
+    /// Sends the credentials and the watches, and waits for the responses.
+    async fn prepare(&mut self, connection: &mut Connection) -> Result<(), Failed> {
+        let mut waits = 0;
+        for Credentials { name, password } in &self.settings.options.credentials {
+            connection.queue(&Request::auth("digest", format!("{name}:{password}").as_bytes()).message(xid::AUTH));
+            waits += 1;
+        }
+        for request in self.watches.set_again(self.connect.zxid) {
+            connection.queue(&request.message(xid::SET_WATCHES));
+            waits += 1;
+        }
+        while waits > 0 {
+            let mut reader = Reader::new(connection.exchange().await?);
+            let header = take_header(&mut reader)?;
+            match header {
+                // The streams get a gap below, so they get none of the events before it.
+                Header { xid: xid::EVENT, .. } => self.report(header, &mut reader, Watches::fire)?,
+                Header { code: code::OK, .. } => waits -= 1,
+                Header { code, .. } => return Err(Failed::Rejected(protocol::error_of(code))),
+            }
+        }
+        self.watches.report_gap();
+        Ok(())
+    }
+
+    /// Passes a watch event on to `report`.
+    fn report(
+        &mut self,
+        header: Header,
+        reader: &mut Reader,
+        report: impl FnOnce(&mut Watches, EventKind, &str, &NodePath),
+    ) -> Result<(), Malformed> {
+        self.connect.zxid = self.connect.zxid.max(header.zxid);
+        if let Some((kind, path)) = take_event(reader)? {
+            // A path that the port cannot express belongs to another program.
+            if let Some(seen) = below_root(self.settings.root.as_ref(), &path) {
+                report(&mut self.watches, kind, &path, &seen);
+            }
+        }
+        Ok(())
+    }
+
+    fn next_xid(&mut self) -> i32 {
+        self.xid = self.xid.checked_add(1).unwrap_or(1);
+        self.xid
+    }
+}
+
+/// Converts a path of the server to a path below the root of the session. Returns `None` if the path is not valid.
+pub(crate) fn below_root(root: Option<&NodePath>, path: &str) -> Option<NodePath> {
+    let below = root.map_or(Some(path), |root| path.strip_prefix(root.as_str()))?;
+    NodePath::new(if below.is_empty() { "/" } else { below }).ok()
+}
+
+/// Returns the wait after a number of rounds without a connection. A random part prevents that many clients connect at
+/// the same moment.
+fn wait_after(runtime: &Runtime, rounds: u32) -> Duration {
+    let longest = RETRY_FIRST.saturating_mul(1 << rounds.saturating_sub(1).min(10)).min(RETRY_MAX);
+    let percent = u32::try_from(50 + runtime.random() % 51).unwrap_or(100);
+    longest * percent / 100
+}
+
+/// Task of one session.
+struct Task {
+    link: Link,
+    session: Session,
+    commands: mpsc::UnboundedReceiver<Command>,
+    /// Requests without a response, in the order in which the client sent them.
+    under_way: VecDeque<UnderWay>,
+    /// Instant at which the client sent a ping that has no response yet.
+    ping: Option<Monotonic>,
+    is_closed: Arc<AtomicBool>,
+}
+
+struct UnderWay {
+    xid: i32,
+    sent: Monotonic,
+    watch: Option<(String, WatchKind)>,
+    /// `None` if no caller waits for the response.
+    response: Option<oneshot::Sender<Result<Response, TreeError>>>,
+}
+
+/// Reason why the task stops to use a connection.
+enum End {
+    Lost(String),
+    /// The server has ended the session.
+    Expired,
+    /// The session has ended in this process.
+    Closed,
+}
+
+impl Task {
+    async fn run(mut self, mut connection: Connection) {
+        let session = self.session.clone();
+        loop {
+            let end = tokio::select! {
+                biased;
+                () = session.lost() => End::Closed,
+                end = self.serve(&mut connection) => end,
+            };
+            let cause = match end {
+                End::Lost(cause) => cause,
+                End::Expired => break,
+                End::Closed => {
+                    session.lose();
+                    self.close(&mut connection).await;
+                    break;
+                }
+            };
+            self.session.suspend();
+            tracing::warn!(session = %session.id(), cause, "lost the connection to ZooKeeper; reconnecting");
+            self.fail_all(&cause);
+            let runtime = self.link.runtime.clone();
+            let reconnected = tokio::select! {
+                biased;
+                () = session.lost() => None,
+                () = deadline_passes(&runtime, &session) => None,
+                connection = self.link.reconnect() => connection,
+            };
+            let Some(next) = reconnected else { break };
+            tracing::info!(session = %session.id(), "connected to ZooKeeper again");
+            connection = next;
+        }
+        session.lose();
+    }
+
+    /// Exchanges messages on a connection until it is lost or the session has ended.
+    async fn serve(&mut self, connection: &mut Connection) -> End {
+        let runtime = self.link.runtime.clone();
+        let period = self.session.timeout() / PINGS_PER_TIMEOUT;
+        // The first ping after a reconnect renews the session.
+        let mut idle_until = runtime.monotonic();
+        loop {
+            let now = runtime.monotonic();
+            if !self.session.is_valid(now) {
+                return End::Closed;
+            }
+            let oldest = self.under_way.front().map(|first| first.sent).into_iter().chain(self.ping).min();
+            if oldest.is_some_and(|oldest| now >= oldest + period * 2) {
+                return End::Lost(format!("the server did not respond within {:?}", period * 2));
+            }
+            if oldest.is_some_and(|oldest| now >= oldest + period) {
+                self.session.suspend();
+            }
+            if now >= idle_until {
+                idle_until = now + period;
+                if self.ping.is_none() {
+                    self.ping = Some(now);
+                    connection.queue(&Request::ping().message(xid::PING));
+                }
+            }
+            let late = oldest.map(|oldest| if now < oldest + period { oldest + period } else { oldest + period * 2 });
+            let wake = [Some(idle_until), late, Some(self.session.deadline())].into_iter().flatten().min();
+            let accepts = self.under_way.len() < UNDER_WAY_MAX && connection.queued_bytes() < QUEUED_BYTES_MAX;
+            tokio::select! {
+                biased;
+                message = connection.exchange() => {
+                    let handled = message.map_err(|error| error.to_string()).and_then(|message| self.receive(message));
+                    match handled {
+                        Ok(true) => {}
+                        Ok(false) => return End::Expired,
+                        Err(cause) => return End::Lost(cause),
+                    }
+                }
+                command = self.commands.recv(), if accepts => {
+                    let Some(command) = command else { return End::Closed };
+                    idle_until = now + period;
+                    self.command(connection, command);
+                }
+                () = runtime.sleep_until(wake.unwrap_or(idle_until)) => {}
+            }
+        }
+    }
+
+    fn command(&mut self, connection: &mut Connection, command: Command) {
+        match command {
+            Command::Send(Sending { request, watch, response }) => {
+                if let Some((path, _)) = &watch {
+                    self.link.watches.requested(path);
+                }
+                self.send(connection, &request, watch, Some(response));
+            }
+            Command::Dropped(path) => {
+                if let Some(request) = self.link.watches.dropped(&path) {
+                    self.send(connection, &request, None, None);
+                }
+            }
+        }
+    }
+
+    fn send(
+        &mut self,
+        connection: &mut Connection,
+        request: &Request,
+        watch: Option<(String, WatchKind)>,
+        response: Option<oneshot::Sender<Result<Response, TreeError>>>,
+    ) {
+        let xid = self.link.next_xid();
+        connection.queue(&request.message(xid));
+        self.under_way.push_back(UnderWay { xid, sent: self.link.runtime.monotonic(), watch, response });
+    }
+
+    /// Handles a message of the server. Returns false if the server has ended the session.
+    fn receive(&mut self, message: Bytes) -> Result<bool, String> {
+        let malformed = |error: Malformed| error.to_string();
+        let mut reader = Reader::new(message);
+        let header = take_header(&mut reader).map_err(malformed)?;
+        if header.xid == xid::EVENT {
+            self.link.report(header, &mut reader, Watches::report).map_err(malformed)?;
+            return Ok(true);
+        }
+        self.link.connect.zxid = self.link.connect.zxid.max(header.zxid);
+        if matches!(header.code, code::SESSION_EXPIRED | code::SESSION_MOVED) {
+            return Ok(false);
+        }
+        let now = self.link.runtime.monotonic();
+        if header.xid == xid::PING {
+            if let Some(sent) = self.ping.take() {
+                self.session.answered(now, sent);
+            }
+            return Ok(true);
+        }
+        let Some(UnderWay { xid, sent, watch, response }) = self.under_way.pop_front() else {
+            return Err("the server responded to a request that this client has not sent".to_owned());
+        };
+        if xid != header.xid {
+            return Err(format!("the server responded to request {} before request {xid}", header.xid));
+        }
+        self.session.answered(now, sent);
+        let watch = watch.and_then(|(path, kind)| self.link.watches.answered(&path, set_by(kind, header.code)));
+        if let Some(response) = response {
+            let _caller_is_gone = response.send(Ok(Response { code: header.code, body: reader.rest(), watch }));
+        }
+        Ok(true)
+    }
+
+    /// Fails all requests under way: the server may have executed them, or may still execute them.
+    fn fail_all(&mut self, cause: &str) {
+        self.ping = None;
+        for UnderWay { response, .. } in self.under_way.drain(..) {
+            if let Some(response) = response {
+                let _caller_is_gone = response.send(Err(TreeError::Disconnected(cause.to_owned())));
+            }
+        }
+    }
+
+    /// Closes the session on the server, which then deletes its ephemeral nodes at once.
+    async fn close(&mut self, connection: &mut Connection) {
+        let xid = self.link.next_xid();
+        connection.queue(&Request::close().message(xid));
+        let confirmed = async {
+            loop {
+                let message = connection.exchange().await.ok()?;
+                let header = take_header(&mut Reader::new(message)).ok()?;
+                if header.xid == xid {
+                    return Some(());
+                }
+            }
+        };
+        let confirmed = self.link.runtime.timeout(CLOSE_MAX, confirmed).await.flatten();
+        self.is_closed.store(confirmed.is_some(), Ordering::Release);
+    }
+}
+
+/// Completes when the deadline of the session has passed.
+async fn deadline_passes(runtime: &Runtime, session: &Session) {
+    while session.is_valid(runtime.monotonic()) {
+        runtime.sleep_until(session.deadline()).await;
+    }
+}
+
+impl Link {
+    /// Tries all servers in turn until one of them continues the session. Returns `None` if the session has ended.
+    async fn reconnect(&mut self) -> Option<Connection> {
+        let mut rounds = 0;
+        loop {
+            for _ in 0..self.settings.servers.len() {
+                let server = self.next_server();
+                match self.attempt(&server).await {
+                    Ok(connection) => return Some(connection),
+                    Err(Failed::Rejected(error)) => {
+                        tracing::warn!(%server, %error, "ZooKeeper has ended the session");
+                        return None;
+                    }
+                    Err(Failed::Unreachable(cause)) => tracing::debug!(%server, cause, "cannot connect to ZooKeeper"),
+                }
+            }
+            rounds += 1;
+            self.runtime.sleep(wait_after(&self.runtime, rounds)).await;
+        }
+    }
+}
+
+/// Returns the kind of watch that a response has set.
+fn set_by(requested: WatchKind, number: i32) -> Option<WatchKind> {
+    match (requested, number) {
+        // The server watches a missing node for its creation.
+        (WatchKind::Exists, code::NO_NODE) => Some(WatchKind::Exists),
+        (WatchKind::Exists, code::OK) => Some(WatchKind::Data),
+        (kind, code::OK) => Some(kind),
+        _ => None,
+    }
+}
