@@ -1,6 +1,7 @@
 //! The coordination tree on ZooKeeper. The tests use ZooKeeper 3.9. Older servers from version 3.6 on also support
 //! recursive watches. But an older server drops a recursive watch when the same session sets another watch on the same
-//! node. An older server also returns no stat for the nodes that a multi created.
+//! node. An older server also returns no stat for the nodes that a multi created. If a node has a recursive watch, an
+//! older server reports its children only to this watch, so the client also tells the other watches.
 //!
 //! The module [`client`] speaks ZooKeeper's protocol: sessions, reconnects, watches across reconnects and the order of
 //! requests. The rest of this crate adds the types and errors of the port.
@@ -22,7 +23,6 @@ mod url;
 pub use coordination;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use coordination::tree::session::Session;
@@ -35,14 +35,11 @@ use futures_util::future::BoxFuture;
 use runtime::Runtime;
 
 use client::protocol::{Request, code, error_of, op, take_acl, take_stat, take_steps};
-use client::{CLOSE_MAX, Client, Reader, Receiver, Response, Settings, WatchKind};
+use client::{CLOSE_MAX, Client, OPEN_MAX, Reader, Receiver, Response, Settings, WatchKind, Watched};
 pub use limits::EPHEMERAL_BYTES_MAX;
 use limits::{Ephemerals, checked, malformed};
 use translate::{acls_of, created_of, done_of, grants_of, version_of};
 pub use url::{ZookeeperUrl, ZookeeperUrlError};
-
-/// Longest duration of one call of [`Trees::open`].
-const OPEN_MAX: Duration = Duration::from_secs(30);
 
 /// Engine that opens sessions on one server or on an ensemble.
 pub struct ZookeeperTrees {
@@ -95,6 +92,10 @@ impl ZookeeperTree {
     /// user who wants to protect the root node must create it in advance.
     async fn create_root(&self) -> Result<(), TreeError> {
         let Some(root) = &self.root else { return Ok(()) };
+        let existing = self.client.send(Request::read(op::EXISTS, root.as_str(), false), None).await?;
+        if existing.code != code::NO_NODE {
+            return checked(existing).map(drop);
+        }
         let acl = acls_of(&Acl::Open)?;
         let ends = root.as_str().match_indices('/').skip(1).map(|(at, _)| at).chain([root.as_str().len()]);
         for end in ends {
@@ -114,6 +115,12 @@ impl ZookeeperTree {
             Some(root) if path.as_str() == "/" => root.as_str().to_owned(),
             Some(root) => format!("{root}{path}"),
         }
+    }
+
+    /// Returns the path of a new node. The server adds a number to the path of a sequential node, also to that of `/`.
+    fn full_new(&self, path: &NodePath, mode: CreateMode) -> String {
+        let full = self.full(path);
+        if self.root.is_some() && path.as_str() == "/" && mode.is_sequential() { full + "/" } else { full }
     }
 
     /// Sends a request and returns its response, which may report an error.
@@ -139,12 +146,13 @@ impl ZookeeperTree {
     }
 
     /// Returns the watch that a request has set. A drop of the watch also removes it from the server.
-    fn once(&self, path: String, receiver: Option<Receiver>) -> Result<Watch, TreeError> {
-        let Some(Receiver::Once(watch)) = receiver else { return Err(no_watch()) };
-        let guard = self.client.watched(path);
+    fn once(&self, receiver: Option<(Receiver, Watched)>) -> Result<Watch, TreeError> {
+        let Some((Receiver::Once(watch), guard)) = receiver else { return Err(no_watch()) };
         let session = self.session.clone();
+        // The guard must be dropped after the watch.
+        let watched = (watch, guard);
         Ok(Watch::of(async move {
-            let _guard = guard;
+            let (watch, _guard) = watched;
             tokio::select! {
                 biased;
                 event = watch => event,
@@ -167,7 +175,7 @@ impl Tree for ZookeeperTree {
         let path = path.clone();
         Box::pin(async move {
             check_data(data.len())?;
-            let request = Request::create(&self.full(&path), &data, mode, &acls_of(&acl)?);
+            let request = Request::create(&self.full_new(&path, mode), &data, mode, &acls_of(&acl)?);
             let reserved = self.ephemerals.reserve(&self.client, self.ephemerals.bytes_of(&path, mode)).await?;
             let created = self.request(request).await;
             reserved.confirm(&created);
@@ -224,8 +232,8 @@ impl Tree for ZookeeperTree {
         let path = self.full(path);
         Box::pin(async move {
             let request = Request::read(op::GET_DATA, &path, true);
-            let response = checked(self.watch(request, path.clone(), WatchKind::Data).await?)?;
-            Ok((node_of(Reader::new(response.body))?, self.once(path, response.watch)?))
+            let response = checked(self.watch(request, path, WatchKind::Data).await?)?;
+            Ok((node_of(Reader::new(response.body))?, self.once(response.watch)?))
         })
     }
 
@@ -233,9 +241,9 @@ impl Tree for ZookeeperTree {
         let path = self.full(path);
         Box::pin(async move {
             let request = Request::read(op::EXISTS, &path, true);
-            let mut response = self.watch(request, path.clone(), WatchKind::Exists).await?;
+            let mut response = self.watch(request, path, WatchKind::Exists).await?;
             let receiver = response.watch.take();
-            Ok((existing_of(response)?, self.once(path, receiver)?))
+            Ok((existing_of(response)?, self.once(receiver)?))
         })
     }
 
@@ -243,8 +251,8 @@ impl Tree for ZookeeperTree {
         let path = self.full(path);
         Box::pin(async move {
             let request = Request::read(op::GET_CHILDREN_AND_STAT, &path, true);
-            let response = checked(self.watch(request, path.clone(), WatchKind::Children).await?)?;
-            Ok((children_of(Reader::new(response.body))?, self.once(path, response.watch)?))
+            let response = checked(self.watch(request, path, WatchKind::Children).await?)?;
+            Ok((children_of(Reader::new(response.body))?, self.once(response.watch)?))
         })
     }
 
@@ -252,9 +260,8 @@ impl Tree for ZookeeperTree {
         let path = self.full(path);
         Box::pin(async move {
             let request = Request::watch_all(&path);
-            let response = checked(self.watch(request, path.clone(), WatchKind::All).await?)?;
-            let Some(Receiver::Stream(events)) = response.watch else { return Err(no_watch()) };
-            let guard = self.client.watched(path);
+            let response = checked(self.watch(request, path, WatchKind::All).await?)?;
+            let Some((Receiver::Stream(events), guard)) = response.watch else { return Err(no_watch()) };
             let lost = {
                 let session = self.session.clone();
                 async move { session.lost().await }
@@ -310,7 +317,9 @@ impl ZookeeperTree {
         let path = self.full(op.path());
         Ok(match op {
             Op::Check { expected, .. } => Request::versioned(op::CHECK, &path, version_of(*expected)),
-            Op::Create { data, mode, acl, .. } => Request::create(&path, data, *mode, &acls_of(acl)?),
+            Op::Create { path, data, mode, acl } => {
+                Request::create(&self.full_new(path, *mode), data, *mode, &acls_of(acl)?)
+            }
             Op::Set { data, expected, .. } => Request::set(&path, data, version_of(*expected)),
             Op::Delete { expected, .. } => Request::versioned(op::DELETE, &path, version_of(*expected)),
         })

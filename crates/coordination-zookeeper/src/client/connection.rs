@@ -11,6 +11,8 @@ use tokio::net::{TcpStream, lookup_host};
 
 /// Largest message of a server, in bytes. A list of a million children fits into it.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
+/// Number of bytes that one read can receive at least.
+const READ_BYTES: usize = 8 << 10;
 /// Number of bytes in front of a message that contain its length.
 const LENGTH_BYTES: usize = 4;
 
@@ -43,17 +45,25 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects to one of the addresses of `server`, within `limit`.
+    /// Connects to one of the addresses of `server`, within `limit`. Begins with a random address, so that repeated
+    /// attempts try all servers behind one name.
     pub(crate) async fn open(runtime: &Runtime, server: &Server, limit: Duration) -> io::Result<Self> {
         let connecting = async {
             let found = lookup_host((server.host.as_str(), server.port)).await;
             let found = found.map_err(|error| io::Error::other(format!("the host name does not resolve: {error}")))?;
-            let addresses: Vec<SocketAddr> = found.collect();
+            let mut addresses: Vec<SocketAddr> = found.collect();
+            let count = addresses.len().max(1);
+            let first = usize::try_from(runtime.random() % count as u64).unwrap_or(0);
+            if !addresses.is_empty() {
+                addresses.rotate_left(first);
+            }
             let mut failed = io::Error::other("the host name has no address");
             for address in addresses {
-                match TcpStream::connect(address).await {
-                    Ok(stream) => return Ok(stream),
-                    Err(error) => failed = error,
+                let each = limit / u32::try_from(count).unwrap_or(u32::MAX);
+                match runtime.timeout(each, TcpStream::connect(address)).await {
+                    Some(Ok(stream)) => return Ok(stream),
+                    Some(Err(error)) => failed = error,
+                    None => failed = io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {each:?}")),
                 }
             }
             Err(failed)
@@ -86,15 +96,17 @@ impl Connection {
             let send = async {
                 if has_bytes { self.writer.write(&self.queued).await } else { self.writer.flush().await.map(|()| 0) }
             };
+            self.received.reserve(READ_BYTES);
             tokio::select! {
                 biased;
-                received = self.reader.read_buf(&mut self.received) => if received? == 0 {
-                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection"));
-                },
+                // The queued bytes are bounded, so writes never stop reads.
                 sent = send, if has_bytes || self.is_unflushed => {
                     self.queued.advance(sent?);
                     self.is_unflushed = has_bytes;
                 }
+                received = self.reader.read_buf(&mut self.received) => if received? == 0 {
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection"));
+                },
             }
         }
     }

@@ -4,8 +4,8 @@
 //! reconnects until the session has ended. The server answers requests in order, so a queue of the requests under way
 //! assigns each response to its request.
 //!
-//! Every response moves the deadline of the session ([`Session::answered`]). If no request was sent for a sixth of the
-//! timeout, the task sends a ping. If a response does not arrive within this time, the task reports a suspension, and
+//! Every response moves the deadline of the session ([`Session::answered`]). If the task has sent nothing for a sixth of
+//! the timeout, it sends a ping. If it waits for a response and receives none for this time, it reports a suspension, and
 //! after twice this time it connects to another server. While it has no connection, it tries all servers in turn, with
 //! short waits between two rounds.
 //!
@@ -36,11 +36,15 @@ use protocol::{Connect, Connected, EventKind, Header, Request, code, take_event,
 use watches::Watches;
 pub(crate) use watches::{Receiver, WatchKind};
 
-/// Longest time for one attempt to connect to a server, including the response to the request for a session.
+/// Longest time for one attempt to connect to a server, including the response to the request for a session. While a
+/// session has less time left, each server gets an equal part of this time, but at least [`CONNECT_MIN`].
 const CONNECT_MAX: Duration = Duration::from_secs(3);
+const CONNECT_MIN: Duration = Duration::from_millis(200);
+/// Longest time to open a new session.
+pub(crate) const OPEN_MAX: Duration = Duration::from_secs(30);
 /// Wait after the first round of attempts in which no server accepted the session. The wait doubles after each round.
 const RETRY_FIRST: Duration = Duration::from_millis(50);
-/// Longest wait between two rounds. A session is therefore kept if a server returns this time before its deadline.
+/// Longest wait between two rounds.
 const RETRY_MAX: Duration = Duration::from_millis(800);
 /// Longest time that the task waits for the server's confirmation that it closed the session.
 pub(crate) const CLOSE_MAX: Duration = Duration::from_secs(5);
@@ -65,8 +69,8 @@ pub(crate) struct Response {
     /// Error number, or [`code::OK`].
     pub(crate) code: i32,
     pub(crate) body: Bytes,
-    /// Receiver of the watch that the request has set.
-    pub(crate) watch: Option<Receiver>,
+    /// Receiver of the watch that the request has set, and its guard, which must be dropped after the receiver.
+    pub(crate) watch: Option<(Receiver, Watched)>,
 }
 
 enum Command {
@@ -96,12 +100,16 @@ impl Client {
         let is_closed = Arc::new(AtomicBool::new(false));
         let mut link = Link::new(runtime.clone(), settings);
         let (connection, session) = link.open().await?;
+        let now = runtime.monotonic();
         let task = Task {
             link,
             session: session.clone(),
             commands: receiver,
+            own_commands: commands.downgrade(),
             under_way: VecDeque::new(),
             ping: None,
+            last_sent: now,
+            last_received: now,
             is_closed: is_closed.clone(),
         };
         drop(runtime.spawn("zookeeper session", task.run(connection)));
@@ -120,11 +128,6 @@ impl Client {
         receiver.await.unwrap_or(Err(TreeError::SessionLost))
     }
 
-    /// Returns a guard that tells the client when the receiver of a watch of `path` no longer exists.
-    pub(crate) fn watched(&self, path: String) -> Watched {
-        Watched { commands: self.commands.downgrade(), path }
-    }
-
     /// Waits until the task of the session has ended. Returns true if the server has confirmed that it closed the session.
     pub(crate) async fn ended(&self) -> bool {
         self.commands.closed().await;
@@ -132,7 +135,7 @@ impl Client {
     }
 }
 
-/// Guard of the receiver of a watch.
+/// Guard of the receiver of a watch. Its drop tells the task that the receiver no longer exists.
 pub(crate) struct Watched {
     commands: mpsc::WeakUnboundedSender<Command>,
     path: String,
@@ -155,6 +158,8 @@ struct Link {
     connect: Connect,
     watches: Watches,
     xid: i32,
+    /// Number of rounds of attempts since the last connection on which the server answered a ping.
+    rounds: u32,
 }
 
 /// Reason why an attempt to connect failed.
@@ -182,13 +187,18 @@ impl Link {
         let millis = i32::try_from(settings.options.timeout.as_millis()).unwrap_or(i32::MAX);
         let connect = Connect { timeout_millis: millis, ..Connect::default() };
         let next = usize::try_from(runtime.random() % settings.servers.len().max(1) as u64).unwrap_or(0);
-        Link { runtime, settings, next, connect, watches: Watches::default(), xid: 0 }
+        Link { runtime, settings, next, connect, watches: Watches::default(), xid: 0, rounds: 0 }
     }
 
     /// Opens a new session on the first server that accepts it.
     async fn open(&mut self) -> Result<(Connection, Session), TreeError> {
+        let (new, began) = (self.connect.clone(), self.runtime.monotonic());
         let mut causes = Vec::new();
         for round in 0..OPEN_ROUNDS {
+            let longest = CONNECT_MAX.saturating_mul(u32::try_from(self.settings.servers.len()).unwrap_or(u32::MAX));
+            if round > 0 && self.runtime.monotonic().since(began) + longest >= OPEN_MAX {
+                break;
+            }
             if round > 0 {
                 self.runtime.sleep(wait_after(&self.runtime, round)).await;
             }
@@ -196,7 +206,8 @@ impl Link {
             for _ in 0..self.settings.servers.len() {
                 let sent = self.runtime.monotonic();
                 let server = self.next_server();
-                match self.attempt(&server).await {
+                self.connect = new.clone();
+                match self.attempt(&server, None).await {
                     Ok(connection) => {
                         let timeout = Duration::from_millis(u64::try_from(self.connect.timeout_millis).unwrap_or(0));
                         return Ok((connection, Session::new(SessionId(self.connect.id), timeout, sent)));
@@ -219,24 +230,36 @@ impl Link {
     }
 
     /// Connects to a server, opens or continues the session, and sets its watches again.
-    async fn attempt(&mut self, server: &Server) -> Result<Connection, Failed> {
-        let runtime = self.runtime.clone();
-        let attempt = runtime.timeout(CONNECT_MAX, async {
-            let mut connection = Connection::open(&runtime, server, CONNECT_MAX).await?;
-            connection.queue(&self.connect.message());
-            let Connected { timeout_millis, id, password } = Connected::decode(connection.exchange().await?)?;
-            if timeout_millis <= 0 || id == 0 {
-                return Err(Failed::Rejected(TreeError::SessionLost));
-            }
-            self.connect = Connect { timeout_millis, id, password, ..self.connect };
-            self.prepare(&mut connection).await?;
-            Ok(connection)
+    async fn attempt(&mut self, server: &Server, session: Option<&Session>) -> Result<Connection, Failed> {
+        let (runtime, sent) = (self.runtime.clone(), self.runtime.monotonic());
+        let servers = u32::try_from(self.settings.servers.len()).unwrap_or(u32::MAX);
+        let limit = session.map_or(CONNECT_MAX, |session| {
+            (session.deadline().since(sent) / servers.max(1)).clamp(CONNECT_MIN, CONNECT_MAX)
         });
-        attempt.await.unwrap_or_else(|| Err(Failed::Unreachable(format!("no response within {CONNECT_MAX:?}"))))
+        let connecting = async {
+            let mut connection = Connection::open(&runtime, server, limit).await?;
+            connection.queue(&self.connect.message());
+            Ok::<_, Failed>((Connected::decode(connection.exchange().await?)?, connection))
+        };
+        let connected = runtime.timeout(limit, connecting).await;
+        let no_response = || Failed::Unreachable(format!("no response within {limit:?}"));
+        let (Connected { timeout_millis, id, password }, mut connection) = connected.ok_or_else(no_response)??;
+        let timeout = Duration::from_millis(u64::try_from(timeout_millis).unwrap_or(0));
+        // If a server shortens the timeout, it may end the session before the deadline in this process.
+        let is_known = session.is_none_or(|session| id == session.id().0 && timeout >= session.timeout());
+        if timeout.is_zero() || id == 0 || !is_known {
+            return Err(Failed::Rejected(TreeError::SessionLost));
+        }
+        if let Some(session) = session {
+            session.renewed(runtime.monotonic(), sent);
+        }
+        self.connect = Connect { timeout_millis, id, password, ..self.connect };
+        self.prepare(&mut connection, timeout / 3).await?;
+        Ok(connection)
     }
 
-    /// Sends the credentials and the watches, and waits for the responses.
-    async fn prepare(&mut self, connection: &mut Connection) -> Result<(), Failed> {
+    /// Sends the credentials and the watches, and waits for the responses. Fails if no message arrives for `silence_max`.
+    async fn prepare(&mut self, connection: &mut Connection, silence_max: Duration) -> Result<(), Failed> {
         let mut waits = 0;
         for Credentials { name, password } in &self.settings.options.credentials {
             connection.queue(&Request::auth("digest", format!("{name}:{password}").as_bytes()).message(xid::AUTH));
@@ -247,27 +270,33 @@ impl Link {
             waits += 1;
         }
         while waits > 0 {
-            let mut reader = Reader::new(connection.exchange().await?);
+            let message = self.runtime.timeout(silence_max, connection.exchange()).await;
+            let no_response = || Failed::Unreachable(format!("no response within {silence_max:?}"));
+            let mut reader = Reader::new(message.ok_or_else(no_response)??);
             let header = take_header(&mut reader)?;
             match header {
                 // The streams get a gap below, so they get none of the events before it.
-                Header { xid: xid::EVENT, .. } => self.report(header, &mut reader, Watches::fire)?,
+                Header { xid: xid::EVENT, .. } => self.report(&mut reader, Watches::fire)?,
                 Header { code: code::OK, .. } => waits -= 1,
-                Header { code, .. } => return Err(Failed::Rejected(protocol::error_of(code))),
+                Header { code: code::AUTH_FAILED | code::UNIMPLEMENTED | code::SESSION_EXPIRED, .. } => {
+                    return Err(Failed::Rejected(protocol::error_of(header.code)));
+                }
+                Header { code, .. } => {
+                    return Err(Failed::Unreachable(format!("the server responded with error {code}")));
+                }
             }
         }
         self.watches.report_gap();
         Ok(())
     }
 
-    /// Passes a watch event on to `report`.
+    /// Passes a watch event on to `report`. The change that caused the event may cause further events, so the number of
+    /// the change does not count as seen.
     fn report(
         &mut self,
-        header: Header,
         reader: &mut Reader,
         report: impl FnOnce(&mut Watches, EventKind, &str, &NodePath),
     ) -> Result<(), Malformed> {
-        self.connect.zxid = self.connect.zxid.max(header.zxid);
         if let Some((kind, path)) = take_event(reader)? {
             // A path that the port cannot express belongs to another program.
             if let Some(seen) = below_root(self.settings.root.as_ref(), &path) {
@@ -304,8 +333,13 @@ struct Task {
     commands: mpsc::UnboundedReceiver<Command>,
     /// Requests without a response, in the order in which the client sent them.
     under_way: VecDeque<UnderWay>,
+    /// Sending half for the guards of watches.
+    own_commands: mpsc::WeakUnboundedSender<Command>,
     /// Instant at which the client sent a ping that has no response yet.
     ping: Option<Monotonic>,
+    /// Instants at which the task last sent a request or a ping, and last received a response.
+    last_sent: Monotonic,
+    last_received: Monotonic,
     is_closed: Arc<AtomicBool>,
 }
 
@@ -352,7 +386,7 @@ impl Task {
                 biased;
                 () = session.lost() => None,
                 () = deadline_passes(&runtime, &session) => None,
-                connection = self.link.reconnect() => connection,
+                connection = self.link.reconnect(&session) => connection,
             };
             let Some(next) = reconnected else { break };
             tracing::info!(session = %session.id(), "connected to ZooKeeper again");
@@ -365,34 +399,35 @@ impl Task {
     async fn serve(&mut self, connection: &mut Connection) -> End {
         let runtime = self.link.runtime.clone();
         let period = self.session.timeout() / PINGS_PER_TIMEOUT;
-        // The first ping after a reconnect renews the session.
-        let mut idle_until = runtime.monotonic();
+        // After a reconnect, a ping renews the session at once.
+        self.send_ping(connection);
+        self.last_received = self.last_sent;
         loop {
             let now = runtime.monotonic();
             if !self.session.is_valid(now) {
                 return End::Closed;
             }
             let oldest = self.under_way.front().map(|first| first.sent).into_iter().chain(self.ping).min();
+            // A server that responds is slow, but not silent.
+            let oldest = oldest.map(|oldest| oldest.max(self.last_received));
             if oldest.is_some_and(|oldest| now >= oldest + period * 2) {
                 return End::Lost(format!("the server did not respond within {:?}", period * 2));
             }
             if oldest.is_some_and(|oldest| now >= oldest + period) {
                 self.session.suspend();
             }
-            if now >= idle_until {
-                idle_until = now + period;
-                if self.ping.is_none() {
-                    self.ping = Some(now);
-                    connection.queue(&Request::ping().message(xid::PING));
-                }
+            if now >= self.last_sent + period {
+                self.send_ping(connection);
             }
+            let idle_until = self.last_sent + period;
             let late = oldest.map(|oldest| if now < oldest + period { oldest + period } else { oldest + period * 2 });
             let wake = [Some(idle_until), late, Some(self.session.deadline())].into_iter().flatten().min();
             let accepts = self.under_way.len() < UNDER_WAY_MAX && connection.queued_bytes() < QUEUED_BYTES_MAX;
             tokio::select! {
                 biased;
                 message = connection.exchange() => {
-                    let handled = message.map_err(|error| error.to_string()).and_then(|message| self.receive(message));
+                    let message = message.map_err(|error| error.to_string());
+                    let handled = message.and_then(|message| self.receive(connection, message));
                     match handled {
                         Ok(true) => {}
                         Ok(false) => return End::Expired,
@@ -401,11 +436,18 @@ impl Task {
                 }
                 command = self.commands.recv(), if accepts => {
                     let Some(command) = command else { return End::Closed };
-                    idle_until = now + period;
                     self.command(connection, command);
                 }
                 () = runtime.sleep_until(wake.unwrap_or(idle_until)) => {}
             }
+        }
+    }
+
+    fn send_ping(&mut self, connection: &mut Connection) {
+        self.last_sent = self.link.runtime.monotonic();
+        if self.ping.is_none() {
+            self.ping = Some(self.last_sent);
+            connection.queue(&Request::ping().message(xid::PING));
         }
     }
 
@@ -434,16 +476,17 @@ impl Task {
     ) {
         let xid = self.link.next_xid();
         connection.queue(&request.message(xid));
-        self.under_way.push_back(UnderWay { xid, sent: self.link.runtime.monotonic(), watch, response });
+        self.last_sent = self.link.runtime.monotonic();
+        self.under_way.push_back(UnderWay { xid, sent: self.last_sent, watch, response });
     }
 
     /// Handles a message of the server. Returns false if the server has ended the session.
-    fn receive(&mut self, message: Bytes) -> Result<bool, String> {
+    fn receive(&mut self, connection: &mut Connection, message: Bytes) -> Result<bool, String> {
         let malformed = |error: Malformed| error.to_string();
         let mut reader = Reader::new(message);
         let header = take_header(&mut reader).map_err(malformed)?;
         if header.xid == xid::EVENT {
-            self.link.report(header, &mut reader, Watches::report).map_err(malformed)?;
+            self.link.report(&mut reader, Watches::report).map_err(malformed)?;
             return Ok(true);
         }
         self.link.connect.zxid = self.link.connect.zxid.max(header.zxid);
@@ -451,7 +494,9 @@ impl Task {
             return Ok(false);
         }
         let now = self.link.runtime.monotonic();
+        self.last_received = now;
         if header.xid == xid::PING {
+            self.link.rounds = 0;
             if let Some(sent) = self.ping.take() {
                 self.session.answered(now, sent);
             }
@@ -464,9 +509,18 @@ impl Task {
             return Err(format!("the server responded to request {} before request {xid}", header.xid));
         }
         self.session.answered(now, sent);
-        let watch = watch.and_then(|(path, kind)| self.link.watches.answered(&path, set_by(kind, header.code)));
+        let mut receiver = None;
+        if let Some((path, kind)) = watch {
+            let (watch, removal) = self.link.watches.answered(&path, set_by(kind, header.code));
+            // If the caller is gone, the drop of the guard removes the watch.
+            receiver = watch.map(|watch| (watch, Watched { commands: self.own_commands.clone(), path }));
+            if let Some(request) = removal {
+                self.send(connection, &request, None, None);
+            }
+        }
         if let Some(response) = response {
-            let _caller_is_gone = response.send(Ok(Response { code: header.code, body: reader.rest(), watch }));
+            let _caller_is_gone =
+                response.send(Ok(Response { code: header.code, body: reader.rest(), watch: receiver }));
         }
         Ok(true)
     }
@@ -508,12 +562,15 @@ async fn deadline_passes(runtime: &Runtime, session: &Session) {
 
 impl Link {
     /// Tries all servers in turn until one of them continues the session. Returns `None` if the session has ended.
-    async fn reconnect(&mut self) -> Option<Connection> {
-        let mut rounds = 0;
+    async fn reconnect(&mut self, session: &Session) -> Option<Connection> {
         loop {
+            if self.rounds > 0 {
+                self.runtime.sleep(wait_after(&self.runtime, self.rounds)).await;
+            }
+            self.rounds += 1;
             for _ in 0..self.settings.servers.len() {
                 let server = self.next_server();
-                match self.attempt(&server).await {
+                match self.attempt(&server, Some(session)).await {
                     Ok(connection) => return Some(connection),
                     Err(Failed::Rejected(error)) => {
                         tracing::warn!(%server, %error, "ZooKeeper has ended the session");
@@ -522,8 +579,6 @@ impl Link {
                     Err(Failed::Unreachable(cause)) => tracing::debug!(%server, cause, "cannot connect to ZooKeeper"),
                 }
             }
-            rounds += 1;
-            self.runtime.sleep(wait_after(&self.runtime, rounds)).await;
         }
     }
 }

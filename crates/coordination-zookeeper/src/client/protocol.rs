@@ -193,7 +193,9 @@ pub(crate) fn take_stat(reader: &mut Reader) -> Result<Stat, Malformed> {
 /// special value (`EphemeralType` in ZooKeeper).
 fn owner_of(field: i64) -> Option<SessionId> {
     const CONTAINER: i64 = i64::MIN;
-    (field != 0 && field != CONTAINER).then_some(SessionId(field))
+    const TIME_TO_LIVE: u8 = 0xff;
+    let is_session = field != 0 && field != CONTAINER && field.to_be_bytes()[0] != TIME_TO_LIVE;
+    is_session.then_some(SessionId(field))
 }
 
 fn count_of(number: i32) -> usize {

@@ -4,8 +4,8 @@
 //! tells the server the last change that it has seen, so the server reports the missed events of watches that fire once.
 //! It reports no missed events to streams, so each stream gets an [`Event::Gap`].
 //!
-//! The server removes the watches of a path only all at once, because servers before version 3.9 cannot distinguish
-//! their kinds. The client therefore requests the removal when no watch of the path has a receiver any more.
+//! The client removes the watches of a path from the server only all at once, because servers before version 3.9 cannot
+//! distinguish their kinds. It requests the removal when no watch of the path has a receiver any more.
 
 use std::collections::HashMap;
 
@@ -44,6 +44,8 @@ struct At {
     streams: Vec<EventSender>,
     /// Number of requests for a watch of this path that have no response yet.
     requested: usize,
+    /// True if a receiver was dropped while a request had no response. The server may then have an unused watch.
+    was_dropped: bool,
 }
 
 /// Watches by the path that the server knows.
@@ -56,8 +58,9 @@ impl Watches {
         self.0.entry(path.to_owned()).or_default().requested += 1;
     }
 
-    /// Records that a request for a watch of `path` has a response. Adds the watch if the server has set it.
-    pub(crate) fn answered(&mut self, path: &str, set: Option<WatchKind>) -> Option<Receiver> {
+    /// Records that a request for a watch of `path` has a response. Adds the watch if the server has set it. Also returns
+    /// a request that removes the watches of `path` from the server, if no receiver waits for them any more.
+    pub(crate) fn answered(&mut self, path: &str, set: Option<WatchKind>) -> (Option<Receiver>, Option<Request>) {
         let at = self.0.entry(path.to_owned()).or_default();
         at.requested = at.requested.saturating_sub(1);
         let receiver = set.map(|kind| match kind {
@@ -70,10 +73,11 @@ impl Watches {
                 Receiver::Stream(events)
             }
         });
-        if at.is_unused() {
+        let removal = if receiver.is_none() && at.was_dropped { self.dropped(path) } else { None };
+        if self.0.get(path).is_some_and(At::is_unused) {
             self.0.remove(path);
         }
-        receiver
+        (receiver, removal)
     }
 
     /// Returns the request that removes the watches of `path` from the server, if no receiver waits for them.
@@ -81,6 +85,7 @@ impl Watches {
         let at = self.0.get_mut(path)?;
         at.retain_wanted();
         if !at.is_unused() {
+            at.was_dropped |= at.requested > 0;
             return None;
         }
         self.0.remove(path);
@@ -98,6 +103,14 @@ impl Watches {
                     at.streams.retain_mut(|stream| stream.send(event.clone()));
                 }
             }
+        }
+        // If a node has a stream, a server before version 3.9 does not report its children to its other watches.
+        if matches!(kind, EventKind::Created | EventKind::Deleted)
+            && let Some(parent) = ancestors(path).nth(1)
+            && self.0.get(parent).is_some_and(|at| !at.streams.is_empty() && !at.children.is_empty())
+            && let Some(seen) = seen.parent()
+        {
+            self.fire(EventKind::ChildrenChanged, parent, &seen);
         }
     }
 
@@ -133,6 +146,7 @@ impl Watches {
             at.retain_wanted();
             // The requests of the lost connection get no response.
             at.requested = 0;
+            at.was_dropped = false;
             !at.is_unused()
         });
         let (mut lists, mut bytes) = (<[Vec<&str>; 4]>::default(), 0);
@@ -211,7 +225,7 @@ mod tests {
 
     fn add(watches: &mut Watches, path: &str, kind: WatchKind) -> Receiver {
         watches.requested(path);
-        watches.answered(path, Some(kind)).unwrap()
+        watches.answered(path, Some(kind)).0.unwrap()
     }
 
     fn received(receiver: Receiver) -> Option<Event> {
@@ -243,6 +257,15 @@ mod tests {
     }
 
     #[test]
+    fn stream_does_not_silence_a_watch_of_the_same_children() {
+        let mut watches = Watches::default();
+        let (children, _stream) =
+            (add(&mut watches, "/a", WatchKind::Children), add(&mut watches, "/a", WatchKind::All));
+        watches.report(EventKind::Created, "/a/b", &NodePath::new("/a/b").unwrap());
+        assert_eq!(received(children), Some(Event::ChildrenChanged(NodePath::new("/a").unwrap())));
+    }
+
+    #[test]
     fn watches_of_a_path_leave_the_server_with_their_last_receiver() {
         let mut watches = Watches::default();
         let (data, stream) = (add(&mut watches, "/a", WatchKind::Data), add(&mut watches, "/a", WatchKind::All));
@@ -251,7 +274,9 @@ mod tests {
         assert_eq!(watches.dropped("/a"), None);
         drop(stream);
         assert_eq!(watches.dropped("/a"), None, "a request for another watch is under way");
-        assert!(watches.answered("/a", None).is_none());
+        let (receiver, removal) = watches.answered("/a", None);
+        assert!(receiver.is_none());
+        assert_eq!(removal, Some(Request::remove_watches("/a")), "the request for the other watch has failed");
         drop(add(&mut watches, "/a", WatchKind::Children));
         assert_eq!(watches.dropped("/a"), Some(Request::remove_watches("/a")));
         assert_eq!(watches.dropped("/a"), None);

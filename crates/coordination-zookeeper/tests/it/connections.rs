@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use coordination::tree::{Acl, CreateMode, Event, Expected, NodePath, SessionOptions, SessionState, Trees as _};
+use coordination::tree::{
+    Acl, CreateMode, Credentials, Event, Expected, NodePath, SessionOptions, SessionState, TreeError, Trees as _,
+};
 use futures_util::StreamExt as _;
 use reveille_coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
 use test_servers::{Proxy, zookeeper};
@@ -128,5 +130,28 @@ fn error_of_a_session_that_cannot_open_names_the_cause_for_each_server() {
             assert!(error.contains(cause), "{error} contains {cause}");
         }
         assert!(runtime.monotonic().since(began) < Duration::from_secs(10), "the error arrives in time");
+    });
+}
+
+/// The session may not create nodes above its root, but the root exists.
+#[test]
+fn session_opens_at_an_existing_root_without_permission_above_it() {
+    with_real_runtime(async |runtime| {
+        let address = format!("127.0.0.1:{}", zookeeper::shared().port(0));
+        let parent = format!("test-{:032x}", runtime.random_u128());
+        let open = async |root: &str, options| {
+            let url = ZookeeperUrl::parse(&format!("zookeeper://{address}/{root}")).unwrap();
+            ZookeeperTrees::new(runtime.clone(), url).open(options).await
+        };
+        let owner = Credentials { name: "owner".to_owned(), password: "secret".to_owned() };
+        let owner = SessionOptions { credentials: vec![owner], ..SessionOptions::default() };
+        let tree = open(&parent, owner).await.unwrap();
+        let root = NodePath::new("/open").unwrap();
+        tree.create(&root, Bytes::new(), CreateMode::Persistent, Acl::Open).await.unwrap();
+        tree.set_acl(&NodePath::root(), Acl::CreatorReadable).await.unwrap();
+        let below = open(&format!("{parent}/open"), SessionOptions::default()).await.unwrap();
+        below.create(&root, Bytes::new(), CreateMode::Persistent, Acl::Open).await.unwrap();
+        let missing = open(&format!("{parent}/missing"), SessionOptions::default()).await;
+        assert_eq!(missing.err(), Some(TreeError::Forbidden));
     });
 }

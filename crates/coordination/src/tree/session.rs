@@ -127,6 +127,12 @@ impl Session {
         }
     }
 
+    /// Records that the engine has renewed the session on a request that this process sent at `sent`. The state stays the
+    /// same until a response follows. Engines call this function.
+    pub fn renewed(&self, now: Monotonic, sent: Monotonic) {
+        self.0.deadline.extend(now, deadline(sent, self.0.timeout));
+    }
+
     /// Records that a request got no response. Engines call this function.
     pub fn suspend(&self) {
         self.become_unless_lost(SessionState::Suspended);
