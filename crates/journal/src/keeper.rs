@@ -178,13 +178,12 @@ async fn prepare_from(
     if new {
         file.allocate(header.length).await?;
     } else {
-        header.filled = last_record_start(&*file, header.length).await?;
-        if header.filled > 0 {
+        header.filled = 0;
+        if let Some((at, start)) = last_record_start(&*file, header.length).await? {
+            header.filled = at;
             // After a failed sync, the cache of the operating system may contain a record that the disk lacks. The header
             // must name only a block that is durable, so the keeper writes the start of the record again.
-            let mut start = vec![0; to_usize(BLOCK)];
-            file.read_at(header.filled, &mut start).await?;
-            file.write_at(header.filled, &start).await?;
+            file.write_at(at, &start).await?;
         }
     }
     let mut block = vec![0; to_usize(BLOCK)];
@@ -207,12 +206,13 @@ async fn prepare_from(
     })
 }
 
-/// Returns the offset of the last block of the file that starts like a record. Returns 0 if the end of the file contains
-/// no such block.
-async fn last_record_start(file: &dyn DiskFile, length: u64) -> io::Result<u64> {
+/// Returns the last block of the file that starts like a record, and its offset. Returns `None` if the end of the file
+/// contains no such block.
+async fn last_record_start(file: &dyn DiskFile, length: u64) -> io::Result<Option<(u64, Vec<u8>)>> {
     let from = length.saturating_sub(FILLED_SEARCH_BYTES).max(BLOCK);
     let mut end = vec![0; to_usize(length - from)];
     file.read_at(from, &mut end).await?;
-    let last = end.chunks(to_usize(BLOCK)).rposition(is_record_start);
-    Ok(last.map_or(0, |block| from + block as u64 * BLOCK))
+    let mut blocks = end.chunks(to_usize(BLOCK)).enumerate();
+    let last = blocks.rfind(|(_, block)| is_record_start(block));
+    Ok(last.map(|(index, block)| (from + index as u64 * BLOCK, block.to_vec())))
 }
