@@ -371,17 +371,6 @@ impl VolumeHandle {
         core.incident(self.member, crate::Incident::BitFlip, &format!("{} at {offset}", path.display()));
     }
 
-    /// Returns the cached contents of a file, or `None` if the file does not exist.
-    #[must_use]
-    pub fn contents(&self, path: impl AsRef<Path>) -> Option<Vec<u8>> {
-        let core = self.shared.lock();
-        let volume = &core.members[self.member].volume;
-        let inode = volume.find(path.as_ref()).ok()?;
-        let mut bytes = vec![0; usize::try_from(volume.len(inode)).ok()?];
-        volume.read(inode, 0, &mut bytes).ok()?;
-        Some(bytes)
-    }
-
     /// Sets the largest total size of all files in bytes. Default unlimited. The limit may be below the current size.
     pub fn set_capacity(&self, bytes: u64) {
         self.shared.lock().members[self.member].volume.capacity = bytes;

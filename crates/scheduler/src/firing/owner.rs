@@ -32,7 +32,7 @@ use crate::firing::messages::{Deferral, EndReason, Ended, PendingWrite, ReadDone
 use crate::firing::owner::reading::{Read, read_due};
 use crate::firing::run_executor::{Starting, start};
 use crate::firing::steady::LEAP_ACCEPTED_AFTER;
-use crate::firing::window::{EntryId, MayStart, ReadKind, Window};
+use crate::firing::window::{Entry, EntryId, MayStart, ReadKind, Window};
 use crate::known_tenants::Known;
 use crate::metrics::count_store_error;
 use crate::options::Options;
@@ -148,7 +148,8 @@ impl Owner {
     async fn run_once(&mut self) {
         let Now { wall: now, monotonic } = self.read_clocks();
         self.fire(Now { wall: now, monotonic });
-        self.defer(now);
+        // By the steady clock, a clock that was fast for a moment puts no row far ahead.
+        self.defer(self.context.steady.now());
         for outcome in std::mem::take(&mut self.outcomes) {
             self.write(outcome).await;
         }
@@ -247,8 +248,8 @@ impl Owner {
         });
         let steady = self.context.steady.now();
         for entry in expired.drain(..) {
-            let DueKey { position, attempt, .. } = self.window.entry(entry).key;
-            if attempt > 1 && position > steady {
+            let Entry { key: DueKey { position, attempt, .. }, is_early, .. } = *self.window.entry(entry);
+            if attempt > 1 && position > steady && !is_early {
                 // The clock has just leapt ahead, so the delay of the retry may not have passed. If the clock was behind
                 // before the leap, the retry is due now. The owner cannot know this until the steady clock follows.
                 self.window.wait_again(entry, now.wall + position.since(steady).min(LEAP_ACCEPTED_AFTER));
@@ -335,10 +336,10 @@ impl Owner {
         }
     }
 
-    /// Remembers a deferred key, if the key can start before its new position. The position of a retry contains the
-    /// time that the retry must wait, so a retry starts only at its position.
+    /// Remembers a deferred key, if the key can start before its new position. The backoff of a retry had passed when the
+    /// retry entered the dispatch queue, so a retry can start early too.
     fn remember(&mut self, entry: EntryId, why: Deferral, key: DueKey) {
-        if why == Deferral::Waits && key.attempt == 1 && !self.window.is_released(entry) {
+        if why == Deferral::Waits && !self.window.is_released(entry) {
             let poller = self.window.entry(entry).poller;
             self.dispatch.remember(self.lane(entry), DeferredKey { poller, key });
         }

@@ -75,6 +75,8 @@ pub(crate) struct Entry {
     /// Open key of an earlier attempt of the same occurrence. If several earlier attempts have open keys, this is the
     /// key of the latest of these attempts.
     earlier: Option<EntryId>,
+    /// True if the owner has deferred the key and now starts it before its new position.
+    pub(crate) is_early: bool,
 }
 
 /// Decision whether the attempt of a key may start now.
@@ -343,17 +345,17 @@ impl Window {
     pub(crate) fn add_early(&mut self, index: PollerIndex, key: DueKey, now: Timestamp) {
         let Some(tenant) = self.pollers.get(&index).map(|poller| poller.id.tenant) else { return };
         if self.capacity(tenant) > 0 {
-            self.add_key_at(index, key, now);
+            self.add_key_at(index, key, Some(now));
             self.pollers.get_mut(&index).expect("the window contains the poller").moved.brought_forward(&key);
         }
     }
 
     fn add_key(&mut self, index: PollerIndex, key: DueKey) {
-        self.add_key_at(index, key, key.position);
+        self.add_key_at(index, key, None);
     }
 
-    /// Adds a key that becomes due at `at`, unless the window already contains the key.
-    fn add_key_at(&mut self, index: PollerIndex, key: DueKey, at: Timestamp) {
+    /// Adds a key, unless the window already contains the key. The key becomes due at `early`, or else at its position.
+    fn add_key_at(&mut self, index: PollerIndex, key: DueKey, early: Option<Timestamp>) {
         let hash = hash(&key.occurrence);
         let same = |id: &EntryId| self.entries[*id as usize].key.occurrence == key.occurrence;
         let mut earlier = None;
@@ -370,8 +372,9 @@ impl Window {
                 return;
             }
         }
-        let id = self.open(Entry { key, poller: index, state: State::Open, earlier });
-        self.wheel.insert(at, id);
+        let is_early = early.is_some();
+        let id = self.open(Entry { key, poller: index, state: State::Open, earlier, is_early });
+        self.wheel.insert(early.unwrap_or(key.position), id);
     }
 
     /// Adds a key that an earlier owner has in flight. The key is open, and becomes due only after a call of
@@ -382,7 +385,7 @@ impl Window {
         if key.position <= self.pollers[&index].done {
             return None;
         }
-        Some(self.open(Entry { key, poller: index, state: State::Open, earlier: None }))
+        Some(self.open(Entry { key, poller: index, state: State::Open, earlier: None, is_early: false }))
     }
 
     fn open(&mut self, entry: Entry) -> EntryId {

@@ -97,7 +97,7 @@ impl Engine {
             return;
         }
         let (volume, file) = (self.sim.volume(MEMBER), store_embedded::due_file(Path::new(DATA)));
-        let positions = store_embedded::block_bytes(&volume.contents(&file).unwrap_or_default());
+        let positions = store_embedded::block_bytes(&volume.read(&file).unwrap_or_default());
         if !positions.is_empty() {
             let place = positions.start + self.sim.draw(|random| random.index(positions.len()));
             volume.flip_bit(&file, place as u64, self.sim.draw(|random| u32::try_from(random.below(8)).unwrap_or(0)));
@@ -161,7 +161,7 @@ impl Engine {
             if store.tenants().await.ok()?.is_empty() {
                 user::put_tenant(&*store, tenant()).await.ok()?;
             }
-            let options = Options { in_flight_per_target: 8, ..Options::default() };
+            let options = options(sim.seed());
             let scheduler =
                 Scheduler::start(&runtime, store.clone(), Arc::new(receiver), options, Registry::default()).await;
             let scheduler = scheduler.inspect_err(|error| sim.note(&format!("start failed: {error}"))).ok()?;
@@ -229,6 +229,24 @@ impl Engine {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Instance>> {
         self.instance.lock().expect("no holder of this lock panics")
+    }
+}
+
+/// Returns true if callbacks often wait for their target for so long that the owner defers them.
+pub(super) fn callbacks_wait_long(seed: u64) -> bool {
+    !seed.is_multiple_of(2)
+}
+
+fn options(seed: u64) -> Options {
+    if callbacks_wait_long(seed) {
+        Options {
+            in_flight_per_target: 1,
+            parked_for: Duration::from_millis(400),
+            defer_max: Duration::from_secs(10),
+            ..Options::default()
+        }
+    } else {
+        Options { in_flight_per_target: 8, ..Options::default() }
     }
 }
 

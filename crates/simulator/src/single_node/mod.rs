@@ -79,6 +79,9 @@ pub fn run(sim: &Simulation, kind: EngineKind, mutant: Option<Mutant>) -> Verdic
             .await;
             heal(&sim, &engine).await;
             sim.outside().sleep(RECOVERY_TIME).await;
+            if engine::callbacks_wait_long(sim.seed()) {
+                sim.outside().sleep(RECOVERY_TIME / 2).await;
+            }
         });
         history.observe_health(|| engine.reports_well(), scenario).await;
         engine.stop().await;
