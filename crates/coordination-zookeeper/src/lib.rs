@@ -35,7 +35,7 @@ use futures_util::future::BoxFuture;
 use runtime::Runtime;
 
 use client::protocol::{Request, code, error_of, op, take_acl, take_stat, take_steps};
-use client::{CLOSE_MAX, Client, OPEN_MAX, Reader, Receiver, Response, Settings, WatchKind, Watched};
+use client::{Client, OPEN_MAX, Reader, Receiver, Response, Settings, WatchKind, Watched};
 pub use limits::EPHEMERAL_BYTES_MAX;
 use limits::{Ephemerals, checked, malformed};
 use translate::{acls_of, created_of, done_of, grants_of, version_of};
@@ -57,9 +57,9 @@ impl ZookeeperTrees {
     async fn connect(&self, options: SessionOptions) -> Result<ZookeeperTree, TreeError> {
         let root = self.url.root().cloned();
         let settings = Settings { servers: self.url.servers().to_vec(), root: root.clone(), options };
-        let (client, session) = Client::open(&self.runtime, settings).await?;
+        let client = Client::open(&self.runtime, settings).await?;
         let ephemerals = Ephemerals::new(root.as_ref());
-        let tree = ZookeeperTree { runtime: self.runtime.clone(), session, client, root, ephemerals };
+        let tree = ZookeeperTree { client, root, ephemerals };
         tree.create_root().await?;
         Ok(tree)
     }
@@ -79,8 +79,6 @@ impl Trees for ZookeeperTrees {
 
 /// Session of this process with ZooKeeper.
 struct ZookeeperTree {
-    runtime: Runtime,
-    session: Session,
     client: Client,
     /// Node that the session sees as `/`.
     root: Option<NodePath>,
@@ -88,8 +86,8 @@ struct ZookeeperTree {
 }
 
 impl ZookeeperTree {
-    /// Creates the missing nodes of the root. Every session may then access these nodes, like ZooKeeper's own root. A
-    /// user who wants to protect the root node must create it in advance.
+    /// Creates the missing nodes of the root. Every session may access nodes that this function creates. To restrict
+    /// access to the root node, an operator creates it in advance.
     async fn create_root(&self) -> Result<(), TreeError> {
         let Some(root) = &self.root else { return Ok(()) };
         let existing = self.client.send(Request::read(op::EXISTS, root.as_str(), false), None).await?;
@@ -123,43 +121,31 @@ impl ZookeeperTree {
         if self.root.is_some() && path.as_str() == "/" && mode.is_sequential() { full + "/" } else { full }
     }
 
-    /// Sends a request and returns its response, which may report an error.
-    async fn send(&self, request: Request, watch: Option<(String, WatchKind)>) -> Result<Response, TreeError> {
-        if !self.session.is_valid(self.runtime.monotonic()) {
-            return Err(TreeError::SessionLost);
-        }
-        tokio::select! {
-            biased;
-            () = self.session.lost() => Err(TreeError::SessionLost),
-            response = self.client.send(request, watch) => response,
-        }
-    }
-
     /// Sends a request and returns a reader of its successful response.
     async fn request(&self, request: Request) -> Result<Reader, TreeError> {
-        self.send(request, None).await.and_then(checked).map(|response| Reader::new(response.body))
+        self.client.send(request, None).await.and_then(checked).map(|response| Reader::new(response.body))
     }
 
     /// Sends a request that sets a watch. The response may report an error.
     async fn watch(&self, request: Request, path: String, kind: WatchKind) -> Result<Response, TreeError> {
-        self.send(request, Some((path, kind))).await
+        self.client.send(request, Some((path, kind))).await
     }
+}
 
-    /// Returns the watch that a request has set. A drop of the watch also removes it from the server.
-    fn once(&self, receiver: Option<(Receiver, Watched)>) -> Result<Watch, TreeError> {
-        let Some((Receiver::Once(watch), guard)) = receiver else { return Err(no_watch()) };
-        let session = self.session.clone();
-        // The guard must be dropped after the watch.
-        let watched = (watch, guard);
-        Ok(Watch::of(async move {
-            let (watch, _guard) = watched;
-            tokio::select! {
-                biased;
-                event = watch => event,
-                () = session.lost() => Err(TreeError::SessionLost),
-            }
-        }))
-    }
+/// Returns the watch that a request has set. A drop of the watch also removes it from the server.
+fn watch_of(session: &Session, receiver: Option<(Receiver, Watched)>) -> Result<Watch, TreeError> {
+    let Some((Receiver::Once(watch), guard)) = receiver else { return Err(no_watch()) };
+    let session = session.clone();
+    // The guard must be dropped after the watch.
+    let watched = (watch, guard);
+    Ok(Watch::of(async move {
+        let (watch, _guard) = watched;
+        tokio::select! {
+            biased;
+            event = watch => event,
+            () = session.lost() => Err(TreeError::SessionLost),
+        }
+    }))
 }
 
 fn no_watch() -> TreeError {
@@ -168,7 +154,7 @@ fn no_watch() -> TreeError {
 
 impl Tree for ZookeeperTree {
     fn session(&self) -> &Session {
-        &self.session
+        self.client.session()
     }
 
     fn create(&self, path: &NodePath, data: Bytes, mode: CreateMode, acl: Acl) -> Answer<'_, Created> {
@@ -220,7 +206,7 @@ impl Tree for ZookeeperTree {
 
     fn exists(&self, path: &NodePath) -> Answer<'_, Option<Stat>> {
         let request = Request::read(op::EXISTS, &self.full(path), false);
-        Box::pin(async move { self.send(request, None).await.and_then(existing_of) })
+        Box::pin(async move { self.client.send(request, None).await.and_then(existing_of) })
     }
 
     fn children(&self, path: &NodePath) -> Answer<'_, Children> {
@@ -233,7 +219,7 @@ impl Tree for ZookeeperTree {
         Box::pin(async move {
             let request = Request::read(op::GET_DATA, &path, true);
             let response = checked(self.watch(request, path, WatchKind::Data).await?)?;
-            Ok((node_of(Reader::new(response.body))?, self.once(response.watch)?))
+            Ok((node_of(Reader::new(response.body))?, watch_of(self.session(), response.watch)?))
         })
     }
 
@@ -243,7 +229,7 @@ impl Tree for ZookeeperTree {
             let request = Request::read(op::EXISTS, &path, true);
             let mut response = self.watch(request, path, WatchKind::Exists).await?;
             let receiver = response.watch.take();
-            Ok((existing_of(response)?, self.once(receiver)?))
+            Ok((existing_of(response)?, watch_of(self.session(), receiver)?))
         })
     }
 
@@ -252,7 +238,7 @@ impl Tree for ZookeeperTree {
         Box::pin(async move {
             let request = Request::read(op::GET_CHILDREN_AND_STAT, &path, true);
             let response = checked(self.watch(request, path, WatchKind::Children).await?)?;
-            Ok((children_of(Reader::new(response.body))?, self.once(response.watch)?))
+            Ok((children_of(Reader::new(response.body))?, watch_of(self.session(), response.watch)?))
         })
     }
 
@@ -263,7 +249,7 @@ impl Tree for ZookeeperTree {
             let response = checked(self.watch(request, path, WatchKind::All).await?)?;
             let Some((Receiver::Stream(events), guard)) = response.watch else { return Err(no_watch()) };
             let lost = {
-                let session = self.session.clone();
+                let session = self.session().clone();
                 async move { session.lost().await }
             };
             Ok(Events::of(events.take_until(lost).inspect(move |_| _ = &guard)))
@@ -292,19 +278,7 @@ impl Tree for ZookeeperTree {
     }
 
     fn close(&self) -> Answer<'_, ()> {
-        Box::pin(async move {
-            let had_ended = !self.session.is_valid(self.runtime.monotonic());
-            self.session.lose();
-            match self.runtime.timeout(CLOSE_MAX, self.client.ended()).await {
-                Some(true) => Ok(()),
-                _ if had_ended => Ok(()),
-                _ => Err(TreeError::Disconnected(
-                    "the ZooKeeper server did not confirm that it closed the session; the session expires after its \
-                     timeout"
-                        .to_owned(),
-                )),
-            }
-        })
+        Box::pin(self.client.close())
     }
 }
 
@@ -326,7 +300,7 @@ impl ZookeeperTree {
     }
 
     async fn run(&self, steps: &[Request]) -> Result<Vec<Done>, TreeError> {
-        let response = self.send(Request::multi(steps), None).await?;
+        let response = self.client.send(Request::multi(steps), None).await?;
         let results = take_steps(&mut Reader::new(response.body));
         let Ok(results) = results else {
             return Err(if response.code == code::OK { malformed(client::Malformed) } else { error_of(response.code) });
@@ -348,18 +322,13 @@ impl ZookeeperTree {
     }
 }
 
-impl Drop for ZookeeperTree {
-    fn drop(&mut self) {
-        self.session.lose();
-    }
-}
-
 fn in_step(at: usize, error: TreeError) -> TreeError {
     TreeError::Multi { at, source: Box::new(error) }
 }
 
 fn node_of(mut reader: Reader) -> Result<Node, TreeError> {
-    let data = reader.buffer().map_err(malformed)?;
+    // A copy, because the message shares a larger buffer, which the data would keep in memory.
+    let data = Bytes::copy_from_slice(&reader.buffer().map_err(malformed)?);
     Ok(Node { data, stat: take_stat(&mut reader).map_err(malformed)? })
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use bytes::{Buf as _, Bytes, BytesMut};
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use runtime::Runtime;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadHalf, WriteHalf, split};
 use tokio::net::{TcpStream, lookup_host};
@@ -77,6 +77,8 @@ impl Connection {
 
     /// Queues a message with its length in front.
     pub(crate) fn queue(&mut self, message: &[u8]) {
+        let length = i32::try_from(message.len()).expect("the callers limit all messages to far less than 2 GiB");
+        self.queued.put_i32(length);
         self.queued.extend_from_slice(message);
     }
 

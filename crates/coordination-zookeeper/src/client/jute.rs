@@ -54,10 +54,6 @@ impl Writer {
         self
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
-    }
-
     pub(crate) fn finish(self) -> Vec<u8> {
         self.0
     }

@@ -47,18 +47,19 @@ const RETRY_FIRST: Duration = Duration::from_millis(50);
 /// Longest wait between two rounds.
 const RETRY_MAX: Duration = Duration::from_millis(800);
 /// Longest time that the task waits for the server's confirmation that it closed the session.
-pub(crate) const CLOSE_MAX: Duration = Duration::from_secs(5);
-/// Number of rounds of attempts to open a new session.
-const OPEN_ROUNDS: u32 = 3;
+const CLOSE_MAX: Duration = Duration::from_secs(5);
+/// Largest number of rounds of attempts to open a new session.
+const OPEN_ROUNDS: u64 = 3;
 /// Part of the session's timeout after which an idle client sends a ping.
 const PINGS_PER_TIMEOUT: u32 = 6;
 /// Largest number of requests without a response, and of bytes that wait for the connection. Further requests wait.
 const UNDER_WAY_MAX: usize = 1_024;
 const QUEUED_BYTES_MAX: usize = 4 << 20;
 
-/// Handle of a session. The session ends when all handles are dropped.
-#[derive(Clone)]
+/// Handle of a session. A drop of the handle ends the session.
 pub(crate) struct Client {
+    runtime: Runtime,
+    session: Session,
     commands: mpsc::UnboundedSender<Command>,
     /// True after the server has confirmed that it closed the session.
     is_closed: Arc<AtomicBool>,
@@ -95,7 +96,7 @@ pub(crate) struct Settings {
 impl Client {
     /// Opens a session, and starts its task. The task ends when the session has ended. It then tries to close the session
     /// on the server.
-    pub(crate) async fn open(runtime: &Runtime, settings: Settings) -> Result<(Self, Session), TreeError> {
+    pub(crate) async fn open(runtime: &Runtime, settings: Settings) -> Result<Self, TreeError> {
         let (commands, receiver) = mpsc::unbounded_channel();
         let is_closed = Arc::new(AtomicBool::new(false));
         let mut link = Link::new(runtime.clone(), settings);
@@ -113,25 +114,56 @@ impl Client {
             is_closed: is_closed.clone(),
         };
         drop(runtime.spawn("zookeeper session", task.run(connection)));
-        Ok((Client { commands, is_closed }, session))
+        Ok(Client { runtime: runtime.clone(), session, commands, is_closed })
     }
 
-    /// Sends a request and returns its response. If `watch` is set, the request sets a watch of this kind at this path.
+    pub(crate) fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Sends a request and returns its response, which may report an error. If `watch` is set, the request sets a watch of
+    /// this kind at this path.
     pub(crate) async fn send(
         &self,
         request: Request,
         watch: Option<(String, WatchKind)>,
     ) -> Result<Response, TreeError> {
+        if !self.session.is_valid(self.runtime.monotonic()) {
+            return Err(TreeError::SessionLost);
+        }
         let (response, receiver) = oneshot::channel();
         let sent = self.commands.send(Command::Send(Sending { request, watch, response }));
         sent.map_err(|_| TreeError::SessionLost)?;
-        receiver.await.unwrap_or(Err(TreeError::SessionLost))
+        tokio::select! {
+            biased;
+            () = self.session.lost() => Err(TreeError::SessionLost),
+            response = receiver => response.unwrap_or(Err(TreeError::SessionLost)),
+        }
     }
 
-    /// Waits until the task of the session has ended. Returns true if the server has confirmed that it closed the session.
-    pub(crate) async fn ended(&self) -> bool {
-        self.commands.closed().await;
-        self.is_closed.load(Ordering::Acquire)
+    /// Ends the session, and waits until the server has closed it.
+    ///
+    /// # Errors
+    /// Returns [`TreeError::Disconnected`] if the server does not confirm this in time. The session then ends after its
+    /// timeout.
+    pub(crate) async fn close(&self) -> Result<(), TreeError> {
+        let had_ended = !self.session.is_valid(self.runtime.monotonic());
+        self.session.lose();
+        // The task ends after the server's response, or without it.
+        let has_ended = self.runtime.timeout(CLOSE_MAX, self.commands.closed()).await.is_some();
+        if had_ended || (has_ended && self.is_closed.load(Ordering::Acquire)) {
+            return Ok(());
+        }
+        Err(TreeError::Disconnected(
+            "the ZooKeeper server did not confirm that it closed the session; the session expires after its timeout"
+                .to_owned(),
+        ))
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.session.lose();
     }
 }
 
@@ -192,18 +224,17 @@ impl Link {
 
     /// Opens a new session on the first server that accepts it.
     async fn open(&mut self) -> Result<(Connection, Session), TreeError> {
-        let (new, began) = (self.connect.clone(), self.runtime.monotonic());
+        let new = self.connect.clone();
         let mut causes = Vec::new();
-        for round in 0..OPEN_ROUNDS {
-            let longest = CONNECT_MAX.saturating_mul(u32::try_from(self.settings.servers.len()).unwrap_or(u32::MAX));
-            if round > 0 && self.runtime.monotonic().since(began) + longest >= OPEN_MAX {
-                break;
-            }
+        // The rounds fit into `OPEN_MAX` even if no server responds.
+        let rounds =
+            (OPEN_MAX.as_secs() / (CONNECT_MAX.as_secs() * u64::from(self.server_count()))).clamp(1, OPEN_ROUNDS);
+        for round in 0..u32::try_from(rounds).unwrap_or(1) {
             if round > 0 {
                 self.runtime.sleep(wait_after(&self.runtime, round)).await;
             }
             causes.clear();
-            for _ in 0..self.settings.servers.len() {
+            for _ in 0..self.server_count() {
                 let sent = self.runtime.monotonic();
                 let server = self.next_server();
                 self.connect = new.clone();
@@ -223,6 +254,10 @@ impl Link {
         )))
     }
 
+    fn server_count(&self) -> u32 {
+        u32::try_from(self.settings.servers.len()).unwrap_or(u32::MAX).max(1)
+    }
+
     fn next_server(&mut self) -> Server {
         let server = self.settings.servers[self.next % self.settings.servers.len()].clone();
         self.next = self.next.wrapping_add(1);
@@ -232,9 +267,8 @@ impl Link {
     /// Connects to a server, opens or continues the session, and sets its watches again.
     async fn attempt(&mut self, server: &Server, session: Option<&Session>) -> Result<Connection, Failed> {
         let (runtime, sent) = (self.runtime.clone(), self.runtime.monotonic());
-        let servers = u32::try_from(self.settings.servers.len()).unwrap_or(u32::MAX);
         let limit = session.map_or(CONNECT_MAX, |session| {
-            (session.deadline().since(sent) / servers.max(1)).clamp(CONNECT_MIN, CONNECT_MAX)
+            (session.deadline().since(sent) / self.server_count()).clamp(CONNECT_MIN, CONNECT_MAX)
         });
         let connecting = async {
             let mut connection = Connection::open(&runtime, server, limit).await?;
@@ -258,24 +292,37 @@ impl Link {
         Ok(connection)
     }
 
-    /// Sends the credentials and the watches, and waits for the responses. Fails if no message arrives for `silence_max`.
+    /// Sends the credentials and then the watches, and waits for the responses. A server that rejects credentials closes
+    /// the connection, so its response could be lost if the client sent more.
     async fn prepare(&mut self, connection: &mut Connection, silence_max: Duration) -> Result<(), Failed> {
-        let mut waits = 0;
-        for Credentials { name, password } in &self.settings.options.credentials {
-            connection.queue(&Request::auth("digest", format!("{name}:{password}").as_bytes()).message(xid::AUTH));
-            waits += 1;
-        }
-        for request in self.watches.set_again(self.connect.zxid) {
-            connection.queue(&request.message(xid::SET_WATCHES));
-            waits += 1;
-        }
+        let credentials = self.settings.options.credentials.iter().map(|Credentials { name, password }| {
+            Request::auth("digest", format!("{name}:{password}").as_bytes()).message(xid::AUTH)
+        });
+        let credentials: Vec<_> = credentials.collect();
+        self.confirm(connection, &credentials, silence_max).await?;
+        let watches = self.watches.set_again(self.connect.zxid);
+        let watches: Vec<_> = watches.iter().map(|request| request.message(xid::SET_WATCHES)).collect();
+        self.confirm(connection, &watches, silence_max).await?;
+        self.watches.report_gap();
+        Ok(())
+    }
+
+    /// Sends the messages and waits for the responses. Fails if no message arrives for `silence_max`.
+    async fn confirm(
+        &mut self,
+        connection: &mut Connection,
+        messages: &[Vec<u8>],
+        silence_max: Duration,
+    ) -> Result<(), Failed> {
+        messages.iter().for_each(|message| connection.queue(message));
+        let mut waits = messages.len();
         while waits > 0 {
             let message = self.runtime.timeout(silence_max, connection.exchange()).await;
             let no_response = || Failed::Unreachable(format!("no response within {silence_max:?}"));
             let mut reader = Reader::new(message.ok_or_else(no_response)??);
             let header = take_header(&mut reader)?;
             match header {
-                // The streams get a gap below, so they get none of the events before it.
+                // The streams get a gap afterwards, so they get none of the events before it.
                 Header { xid: xid::EVENT, .. } => self.report(&mut reader, Watches::fire)?,
                 Header { code: code::OK, .. } => waits -= 1,
                 Header { code: code::AUTH_FAILED | code::UNIMPLEMENTED | code::SESSION_EXPIRED, .. } => {
@@ -286,7 +333,6 @@ impl Link {
                 }
             }
         }
-        self.watches.report_gap();
         Ok(())
     }
 
@@ -374,6 +420,8 @@ impl Task {
                 End::Expired => break,
                 End::Closed => {
                     session.lose();
+                    // The receivers of watches learn the end of the session before the server's response.
+                    self.link.watches = Watches::default();
                     self.close(&mut connection).await;
                     break;
                 }
@@ -385,7 +433,7 @@ impl Task {
             let reconnected = tokio::select! {
                 biased;
                 () = session.lost() => None,
-                () = deadline_passes(&runtime, &session) => None,
+                () = session.deadline_passed(&runtime) => None,
                 connection = self.link.reconnect(&session) => connection,
             };
             let Some(next) = reconnected else { break };
@@ -553,13 +601,6 @@ impl Task {
     }
 }
 
-/// Completes when the deadline of the session has passed.
-async fn deadline_passes(runtime: &Runtime, session: &Session) {
-    while session.is_valid(runtime.monotonic()) {
-        runtime.sleep_until(session.deadline()).await;
-    }
-}
-
 impl Link {
     /// Tries all servers in turn until one of them continues the session. Returns `None` if the session has ended.
     async fn reconnect(&mut self, session: &Session) -> Option<Connection> {
@@ -568,7 +609,7 @@ impl Link {
                 self.runtime.sleep(wait_after(&self.runtime, self.rounds)).await;
             }
             self.rounds += 1;
-            for _ in 0..self.settings.servers.len() {
+            for _ in 0..self.server_count() {
                 let server = self.next_server();
                 match self.attempt(&server, Some(session)).await {
                     Ok(connection) => return Some(connection),
@@ -593,3 +634,6 @@ fn set_by(requested: WatchKind, number: i32) -> Option<WatchKind> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

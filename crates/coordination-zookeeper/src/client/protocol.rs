@@ -136,19 +136,14 @@ impl Request {
         Request::new(op::MULTI, header(body, -1, true))
     }
 
-    /// Returns the message of this request: its length, its number and the body.
+    /// Returns the message of this request.
     pub(crate) fn message(&self, xid: i32) -> Vec<u8> {
-        framed(Writer::default().int(xid).int(self.op).raw(&self.body))
+        Writer::default().int(xid).int(self.op).raw(&self.body).finish()
     }
 }
 
 /// Version that matches every version of a node.
 pub(crate) const ANY_VERSION: i32 = -1;
-
-/// Returns the message with its length in front.
-pub(crate) fn framed(message: Writer) -> Vec<u8> {
-    Writer::default().count(message.len()).raw(&message.finish()).finish()
-}
 
 /// Entry of an access list.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -217,7 +212,7 @@ pub(crate) struct Connect {
 impl Connect {
     pub(crate) fn message(&self) -> Vec<u8> {
         let body = Writer::default().int(0).long(self.zxid).int(self.timeout_millis).long(self.id);
-        framed(body.buffer(&self.password).bool(false))
+        body.buffer(&self.password).bool(false).finish()
     }
 }
 

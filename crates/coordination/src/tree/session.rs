@@ -120,6 +120,13 @@ impl Session {
         drop(self.state().wait_for(|state| state.is_lost()).await);
     }
 
+    /// Completes when the deadline of the session has passed. Engines call this function.
+    pub async fn deadline_passed(&self, runtime: &Runtime) {
+        while self.is_valid(runtime.monotonic()) {
+            runtime.sleep_until(self.deadline()).await;
+        }
+    }
+
     /// Records a response to a request that this process sent at `sent`. Engines call this function.
     pub fn answered(&self, now: Monotonic, sent: Monotonic) {
         if self.0.deadline.extend(now, deadline(sent, self.0.timeout)) {
@@ -170,17 +177,10 @@ pub async fn keep(
     tokio::select! {
         biased;
         () = session.lost() => {}
-        () = deadline_passed(runtime, session) => {}
+        () = session.deadline_passed(runtime) => {}
         () = ping_until_lost(runtime, session, ping) => {}
     }
     session.lose();
-}
-
-/// Completes when the deadline of the session has passed.
-async fn deadline_passed(runtime: &Runtime, session: &Session) {
-    while session.is_valid(runtime.monotonic()) {
-        runtime.sleep_until(session.deadline()).await;
-    }
 }
 
 /// Sends pings until the engine responds that the session does not exist.
@@ -286,6 +286,16 @@ mod tests {
             runtime.sleep(TIMEOUT / 4).await;
             assert_eq!(*session.state().borrow(), SessionState::Connected);
         });
+    }
+
+    #[test]
+    fn renewed_session_stays_suspended_until_a_response() {
+        let session = Session::new(SessionId(7), TIMEOUT, seconds(0));
+        session.suspend();
+        session.renewed(seconds(3), seconds(2));
+        assert_eq!((session.deadline(), *session.state().borrow()), (seconds(8), SessionState::Suspended));
+        session.answered(seconds(4), seconds(3));
+        assert_eq!((session.deadline(), *session.state().borrow()), (seconds(9), SessionState::Connected));
     }
 
     #[test]
