@@ -75,8 +75,9 @@ pub(crate) struct Owner {
     deferring: usize,
     /// Attempts that an earlier owner has in flight, with the instant by which each attempt must have ended.
     handed_over: BTreeMap<Occurrence, (EntryId, Timestamp)>,
-    /// Outcomes of handed-over attempts that the owner must send to the outcome writer.
-    outcomes: Vec<PendingWrite>,
+    /// Outcomes of handed-over attempts and positions that the owner has not sent to the outcome writer yet, because the
+    /// writer's queue was full. The owner never waits for the writer, because due keys would then wait for the disk.
+    unsent: VecDeque<PendingWrite>,
     next_period: Monotonic,
     expired: Vec<EntryId>,
     /// Tenants from which the owner last computed the limits in the dispatch queue.
@@ -109,7 +110,7 @@ impl Owner {
             to_defer: VecDeque::new(),
             deferring: 0,
             handed_over: BTreeMap::new(),
-            outcomes: Vec::new(),
+            unsent: VecDeque::new(),
             next_period: monotonic,
             expired: Vec::new(),
             limited_tenants: Arc::default(),
@@ -123,7 +124,7 @@ impl Owner {
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let runtime = self.context.runtime.clone();
         loop {
-            self.run_once().await;
+            self.run_once();
             let wake = self.next_wake();
             tokio::select! {
                 biased;
@@ -145,20 +146,19 @@ impl Owner {
     }
 
     /// Runs one iteration of the owner's loop: reads the clock once and does all work that is due.
-    async fn run_once(&mut self) {
+    fn run_once(&mut self) {
         let Now { wall: now, monotonic } = self.read_clocks();
         self.fire(Now { wall: now, monotonic });
+        self.send_unsent();
         // By the steady clock, a clock that was fast for a moment puts no row far ahead.
         self.defer(self.context.steady.now());
-        for outcome in std::mem::take(&mut self.outcomes) {
-            self.write(outcome).await;
-        }
         if monotonic >= self.next_period {
             self.next_period = monotonic + self.options.period;
             self.set_limits();
             self.insert_log_wanted = true;
             self.reads_wanted = true;
-            self.close(self.context.steady.now()).await;
+            self.close(self.context.steady.now());
+            self.send_unsent();
             let at = Now { wall: now, monotonic };
             let period = self.options.period;
             let periods = self.options.parked_for.as_millis().div_ceil(period.as_millis().max(1));
@@ -345,30 +345,22 @@ impl Owner {
         }
     }
 
-    async fn close(&mut self, now: Timestamp) {
+    fn close(&mut self, now: Timestamp) {
         let dispatch = &self.dispatch;
         for (index, positions) in self.window.plan_closings(now, |tenant| dispatch.demand(tenant)) {
             let (poller, ShardTerm { term, .. }) = self.window.poller(index);
             let write = OwnerWrite { term, poller, change: Change::Positions(positions) };
-            self.write(PendingWrite { write, then: Then::Positions(index) }).await;
+            self.unsent.push_back(PendingWrite { write, then: Then::Positions(index) });
         }
     }
 
-    /// Sends a write to the outcome writer. While the outcome writer's queue is full, the owner handles its own
-    /// messages. Otherwise a deadlock would be possible, because the outcome writer may wait for space in the owner's
-    /// queue.
-    async fn write(&mut self, pending_write: PendingWrite) {
-        let to_writer = self.context.to_writer.clone();
-        let permit = to_writer.reserve();
-        tokio::pin!(permit);
-        loop {
-            tokio::select! {
-                biased;
-                permit = &mut permit => {
-                    permit.expect("the outcome writer stops only after its owner").send(ToWriter::Write(pending_write));
-                    return;
-                }
-                Some(message) = self.messages.recv() => self.on_message(message),
+    /// Sends writes to the outcome writer while its queue has space. The writer reports each completed write to the
+    /// owner, so the owner then sends further writes.
+    fn send_unsent(&mut self) {
+        while !self.unsent.is_empty() {
+            let Ok(permit) = self.context.to_writer.try_reserve() else { return };
+            if let Some(pending_write) = self.unsent.pop_front() {
+                permit.send(ToWriter::Write(pending_write));
             }
         }
     }
@@ -545,6 +537,7 @@ impl Owner {
         let runtime = self.context.runtime.clone();
         let deadline = runtime.monotonic() + self.options.drain;
         while self.dispatch.unresolved() > 0 && runtime.monotonic() < deadline {
+            self.send_unsent();
             tokio::select! {
                 biased;
                 Some(message) = self.messages.recv() => self.on_message(message),

@@ -73,7 +73,7 @@ impl Owner {
         self.handed_over.remove(&occurrence);
         self.dispatch.add_unresolved(poller.tenant);
         let change = Change::Run { run, then, ends };
-        self.outcomes.push(PendingWrite { write: OwnerWrite { term, poller, change }, then: Then::Resolve(entry) });
+        self.unsent.push_back(PendingWrite { write: OwnerWrite { term, poller, change }, then: Then::Resolve(entry) });
         true
     }
 
