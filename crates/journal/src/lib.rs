@@ -87,6 +87,8 @@ pub struct Commit<T> {
     pub first_index: u64,
     /// Entries, each with the ticket that the caller passed to [`Journal::append`]. The list is never empty.
     pub entries: Vec<(Bytes, T)>,
+    /// Time from the start of the write to the end of the sync.
+    pub took: Duration,
 }
 
 #[derive(Clone, Debug)]

@@ -113,7 +113,7 @@ impl<T: Send + 'static> Writer<T> {
         self.publish_position();
         // If the consumer has dropped the receiver of the commits, no task responds to the callers, so the writer
         // stops.
-        self.commits.send(Commit { first_index, entries }).await.map_err(|_| Stopped)?;
+        self.commits.send(Commit { first_index, entries, took }).await.map_err(|_| Stopped)?;
         if let Some(pause) = self.linger.after_commit(count, self.shared.runtime.monotonic()) {
             self.shared.runtime.sleep(pause).await;
         }

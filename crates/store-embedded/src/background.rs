@@ -31,6 +31,10 @@ const SEALED_WAIT: usize = 4;
 const SEALED_MAX: usize = 8;
 /// Number of unmerged parts on disk above which user writes wait. Every read must search each of these parts.
 const UNMERGED_WAIT: usize = 64;
+/// Duration of a journal commit above which the disk counts as busy.
+const BUSY_COMMIT: Duration = Duration::from_millis(50);
+/// Time for which the disk counts as busy after such a commit.
+const BUSY_TIME: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_secs(1);
 
 /// State that the background tasks share with the callers of the store.
@@ -51,6 +55,8 @@ pub(crate) struct Shared {
     /// Notification that `behind` became false. A `watch` channel would wake its receivers in an order that does not
     /// depend on the simulator's seed.
     caught_up: Notify,
+    /// Instant until which the disk counts as busy, in nanoseconds since the start of the clock.
+    busy_until: AtomicU64,
     /// Last durable checkpoint.
     pub checkpoint: watch::Sender<Checkpoint>,
     /// Lock that excludes flushes and merges during a backup. Flushes and merges share the lock; a backup takes it
@@ -78,6 +84,7 @@ impl Shared {
             closed: CancellationToken::new(),
             behind: AtomicBool::new(false),
             caught_up: Notify::new(),
+            busy_until: AtomicU64::new(0),
             checkpoint: watch::Sender::new(checkpoint),
             maintenance: RwLock::new(()),
         }
@@ -118,6 +125,16 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// Returns true if a commit of the journal has recently waited long for the disk. A read from the disk may then wait
+    /// equally long.
+    pub(crate) fn is_disk_busy(&self) -> bool {
+        self.nanos() < self.busy_until.load(Ordering::Relaxed)
+    }
+
+    fn nanos(&self) -> u64 {
+        nanos_of(self.runtime.monotonic().since_start())
     }
 
     pub(crate) fn update_pressure(&self) -> usize {
@@ -237,6 +254,10 @@ impl Applier {
     async fn commit(&mut self, commit: Commit<Ticket>) {
         let first_index = self.base + commit.first_index;
         assert_eq!(first_index, self.applied + 1, "the journal delivers every entry once and in order");
+        if commit.took > BUSY_COMMIT {
+            let until = self.shared.nanos() + nanos_of(BUSY_TIME);
+            self.shared.busy_until.store(until, Ordering::Relaxed);
+        }
         for (entry_index, (entry, ticket)) in (first_index..).zip(commit.entries) {
             let response = self.machine.apply(entry_index, &entry);
             if let Err(error) = &response {
@@ -395,50 +416,6 @@ pub(crate) async fn watch_free_space(shared: Arc<Shared>) {
     }
 }
 
-type Job = Box<dyn FnOnce() + Send>;
-
-/// Reader threads, which look up rows so that the threads of callers do not wait for the disk.
-pub(crate) struct Readers {
-    jobs: Vec<mpsc::Sender<Job>>,
-    next: AtomicU64,
-}
-
-/// Maximum number of look-ups that wait for one reader thread.
-const JOBS_MAX: usize = 1024;
-
-impl Readers {
-    pub(crate) fn new(count: usize) -> (Self, Vec<mpsc::Receiver<Job>>) {
-        let (jobs, receivers) = (0..count).map(|_| mpsc::channel(JOBS_MAX)).unzip();
-        (Readers { jobs, next: AtomicU64::new(0) }, receivers)
-    }
-
-    pub(crate) async fn run(mut jobs: mpsc::Receiver<Job>, closed: CancellationToken) {
-        loop {
-            tokio::select! {
-                biased;
-                job = jobs.recv() => match job {
-                    Some(job) => job(),
-                    None => return,
-                },
-                // The reader thread also ends its loop when the store closes.
-                () = closed.cancelled() => return,
-            }
-        }
-    }
-
-    pub(crate) async fn read<T: Send + 'static>(
-        &self,
-        look_up: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        let (response, receiver) = oneshot::channel();
-        let job = Box::new(move || {
-            // The send of the response fails if the caller has dropped the receiver. This failure is harmless.
-            let _ignored = response.send(look_up());
-        });
-        let turn = self.next.fetch_add(1, Ordering::Relaxed);
-        let reader = usize::try_from(turn % self.jobs.len() as u64).unwrap_or(0);
-        let closed = || StoreError::Unavailable("the store is closed".to_owned());
-        self.jobs[reader].send(job).await.map_err(|_| closed())?;
-        receiver.await.map_err(|_| closed())?
-    }
+fn nanos_of(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).expect("2^64 nanoseconds are longer than 500 years")
 }

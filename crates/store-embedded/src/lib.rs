@@ -36,6 +36,7 @@ mod memory;
 mod open;
 mod options;
 mod read;
+mod readers;
 mod rebuild;
 mod space;
 
@@ -57,10 +58,11 @@ use store::{
 use tokio::sync::{mpsc, oneshot};
 
 use crate::apply::Response;
-use crate::background::{Readers, SealRequest, Shared, Ticket};
+use crate::background::{SealRequest, Shared, Ticket};
 use crate::codec::entry::{Builder, Kind};
 use crate::memory::Memory;
 use crate::read::Rows;
+use crate::readers::Readers;
 
 pub use backup::restore;
 pub use error::{BackupError, OpenError};
@@ -251,13 +253,14 @@ impl EmbeddedStore {
     }
 
     /// Looks up rows. A small number of look-ups runs on the caller's thread. A look-up of a row in memory takes some
-    /// microseconds, and a wake-up of another thread takes longer.
+    /// microseconds, and a wake-up of another thread takes longer. While the disk is busy, a look-up of a row on the disk
+    /// could stop the caller's thread for 100 ms, so all look-ups run on the reader threads.
     fn look_up<T: Send + 'static>(
         &self,
         count: usize,
         look_up: impl FnOnce(&Rows) -> Result<T, StoreError> + Send + 'static,
     ) -> store::Answer<'_, T> {
-        if count > PEEK_MAX {
+        if count > PEEK_MAX || self.shared.is_disk_busy() {
             return Box::pin(self.read(look_up));
         }
         let found = self.check_open().and_then(|()| look_up(&self.rows));

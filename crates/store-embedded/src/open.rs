@@ -14,7 +14,7 @@ use store::StoreError;
 use tokio::sync::{mpsc, watch};
 
 use crate::apply::{self, Machine};
-use crate::background::{self, Applier, Encrypted, Readers, Shared, Ticket};
+use crate::background::{self, Applier, Encrypted, Shared, Ticket};
 use crate::checkpoint::{Checkpoint, CheckpointError, FILE};
 use crate::history;
 use crate::index::lsm::{self, LsmIndex};
@@ -23,6 +23,7 @@ use crate::index::{Family, Index, IndexError, Sequence};
 use crate::listing;
 use crate::memory::Memory;
 use crate::read::Rows;
+use crate::readers::Readers;
 use crate::rebuild;
 use crate::{EmbeddedStore, IndexKind, OpenError, Options};
 
@@ -161,14 +162,11 @@ fn start(
     task("store history", Box::pin(history::forget(shared.clone(), memory.clone(), rows.clone(), journal.clone())));
     let rebuild = rebuild::run(shared.clone(), memory.clone(), rows.clone(), journal.clone());
     background("store rebuild", Box::pin(rebuild));
-    let (readers, jobs) = Readers::new(shared.options.readers);
-    for jobs in jobs {
-        task("store reader", Box::pin(Readers::run(jobs, shared.closed.clone())));
+    let (readers, scanner) = (Readers::new(), Readers::new());
+    for _ in 0..shared.options.readers {
+        task("store reader", Box::pin(readers.clone().run(shared.closed.clone())));
     }
-    let (scanner, scans) = Readers::new(1);
-    for scans in scans {
-        background("store scanner", Box::pin(Readers::run(scans, shared.closed.clone())));
-    }
+    background("store scanner", Box::pin(scanner.clone().run(shared.closed.clone())));
     EmbeddedStore {
         rows,
         shared,

@@ -37,7 +37,8 @@ pub struct Options {
     /// Maximum number of insert log entries in memory that the shards' owners have not read yet. If the number is
     /// higher, the store rejects user writes. The default is 262,144 entries of about 80 bytes each.
     pub arrivals_max: usize,
-    /// Number of threads that look up rows. The default is 2.
+    /// Number of threads that look up rows. The default is 4. With few threads, look-ups wait for each other while the
+    /// disk is busy.
     pub readers: usize,
     /// Shortest time for which the store keeps runs with a final outcome, and ended or cancelled schedules. The default
     /// is 30 days. After this time a repeated put creates its schedule again, and callers can no longer redrive the
@@ -64,7 +65,7 @@ impl Default for Options {
             free_bytes_floor: 512 << 20,
             free_bytes_period: Duration::from_secs(1),
             arrivals_max: 1 << 18,
-            readers: 2,
+            readers: 4,
             history: Duration::from_secs(30 * 86_400),
             history_period: Duration::from_secs(3_600),
             entry_bytes: 1 << 20,

@@ -91,7 +91,7 @@ impl History {
 
     /// Receives commits until the journal closes, and sends each entry's index through the entry's ticket.
     pub(crate) async fn consume(self, mut commits: mpsc::Receiver<Commit<Ticket>>) {
-        while let Some(Commit { first_index, entries }) = commits.recv().await {
+        while let Some(Commit { first_index, entries, .. }) = commits.recv().await {
             assert!(!entries.is_empty(), "a commit has entries");
             for (index, (entry, ticket)) in (first_index..).zip(entries) {
                 let mut state = self.state();

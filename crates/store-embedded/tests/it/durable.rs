@@ -1,7 +1,11 @@
 //! Tests that acknowledged writes survive a restart, no matter which parts of the index the store has flushed.
 
+use std::time::Duration;
+
 use domain::Timestamp;
+use futures_util::FutureExt as _;
 use runtime::Runtime;
+use simulator::Faults;
 use store::{DueBound, DueRead, Store};
 use store_embedded::{IndexKind, Options};
 
@@ -74,5 +78,30 @@ fn store_opens_if_no_journal_entry_wrote_a_row() {
             assert!(marked[0].before.is_none());
             home.close().await;
         }
+    });
+}
+
+/// A look-up that waits for a busy disk would stop the thread that sends callbacks.
+#[test]
+fn look_ups_leave_the_thread_of_their_caller_while_the_disk_is_busy() {
+    let sim = simulator::Simulation::new(1);
+    sim.run_until(async {
+        let runtime = sim.member("a");
+        let home = Home::open(&runtime, std::path::Path::new("/data"), small(IndexKind::Map)).await;
+        let insert = |number| one_shot(number, Timestamp::from_millis(1_800_000_000_000), None, b"x");
+        let look_up = || home.store.get(vec![(TENANT, insert(1).schedule.id.clone())]);
+        home.store.insert(vec![insert(1)]).await.unwrap();
+        assert!(look_up().now_or_never().is_some(), "the row is in memory");
+
+        sim.set_faults(Faults { sync_slow: 1.0, ..Faults::default() });
+        home.store.insert(vec![insert(2)]).await.unwrap();
+        sim.set_faults(Faults::default());
+        let mut looking = look_up();
+        assert!((&mut looking).now_or_never().is_none(), "a reader thread looks up the row");
+        assert_eq!(looking.await.unwrap(), [Some(insert(1).schedule)]);
+
+        runtime.sleep(Duration::from_secs(11)).await;
+        assert!(look_up().now_or_never().is_some(), "the disk is no longer busy");
+        home.close().await;
     });
 }
