@@ -35,6 +35,7 @@ pub use self::sequences::locks_and_bags_keep_their_order_when_sequence_numbers_o
 conformance::suite! { $ dyn Subject, recipe_conformance_tests, [$crate::recipes];
     locks {
         lock_has_one_holder_in_the_order_of_the_requests
+        bounded_acquisitions_end_without_the_lock
         dropped_guard_releases_the_lock
         dropped_acquisition_leaves_no_node
         guard_ends_when_its_node_is_deleted
@@ -100,7 +101,7 @@ conformance::suite! { $ dyn Subject, recipe_conformance_tests, [$crate::recipes]
         follower_never_receives_an_older_configuration
         instances_are_found_while_they_are_alive
         picks_spread_and_move_when_their_instance_ends
-        invalid_instances_are_ignored_and_rewrites_cause_no_gap
+        damaged_instances_show_their_problem_and_rewrites_cause_no_gap
     }
     electors {
         replicas_lead_one_after_another
@@ -203,7 +204,7 @@ impl<'a> Peer<'a> {
     }
 
     fn selector(&self, id: &str) -> LeaderSelector {
-        let candidate = Candidate { acl: Acl::Open, grace: Duration::from_millis(300), ..Candidate::new(id) };
+        let candidate = Candidate { grace: Duration::from_millis(300), ..Candidate::new(id) };
         LeaderSelector::new(&self.client, path("/leaders/one"), candidate)
     }
 

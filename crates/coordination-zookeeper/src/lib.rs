@@ -23,6 +23,7 @@ mod url;
 pub use coordination;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use coordination::tree::session::Session;
@@ -56,12 +57,12 @@ impl ZookeeperTrees {
 
     async fn connect(&self, options: SessionOptions) -> Result<ZookeeperTree, TreeError> {
         let root = self.url.root().cloned();
+        let root_acl = if options.credentials.is_empty() { Acl::Open } else { Acl::Creator };
         let settings = Settings { servers: self.url.servers().to_vec(), root: root.clone(), options };
         let client = Client::open(&self.runtime, settings).await?;
         let ephemerals = Ephemerals::new(root.as_ref());
-        let tree = ZookeeperTree { client, root, ephemerals };
-        tree.create_root().await?;
-        Ok(tree)
+        let has_root = AtomicBool::new(root.is_none());
+        Ok(ZookeeperTree { client, root, root_acl, has_root, ephemerals })
     }
 }
 
@@ -82,27 +83,52 @@ struct ZookeeperTree {
     client: Client,
     /// Node that the session sees as `/`.
     root: Option<NodePath>,
+    /// Access list of the root, if this session creates it.
+    root_acl: Acl,
+    /// True after this session has seen or created the root.
+    has_root: AtomicBool,
     ephemerals: Ephemerals,
 }
 
 impl ZookeeperTree {
-    /// Creates the missing nodes of the root. Every session may access nodes that this function creates. To restrict
-    /// access to the root node, an operator creates it in advance.
+    /// Runs a request that creates nodes. If the root is missing, creates the root and runs the request again.
+    async fn with_root<T, F>(&self, request: impl Fn() -> F) -> Result<T, TreeError>
+    where
+        F: Future<Output = Result<T, TreeError>>,
+    {
+        let is_missing = |error: &TreeError| match error {
+            TreeError::Multi { source, .. } => **source == TreeError::NoNode,
+            error => *error == TreeError::NoNode,
+        };
+        match request().await {
+            Err(error) if is_missing(&error) && !self.has_root.load(Ordering::Relaxed) => {
+                self.create_root().await?;
+                request().await
+            }
+            done => done,
+        }
+    }
+
+    /// Creates the root and the missing nodes above it. Does nothing if the root exists. The root belongs to the
+    /// credentials of this session. If it has none, every session may access the root. Every session may access the new
+    /// nodes above the root, because other roots may lie below them.
     async fn create_root(&self) -> Result<(), TreeError> {
         let Some(root) = &self.root else { return Ok(()) };
         let existing = self.client.send(Request::read(op::EXISTS, root.as_str(), false), None).await?;
         if existing.code != code::NO_NODE {
+            self.has_root.store(true, Ordering::Relaxed);
             return checked(existing).map(drop);
         }
-        let acl = acls_of(&Acl::Open)?;
         let ends = root.as_str().match_indices('/').skip(1).map(|(at, _)| at).chain([root.as_str().len()]);
         for end in ends {
+            let acl = acls_of(if end == root.as_str().len() { &self.root_acl } else { &Acl::Open })?;
             let request = Request::create(&root.as_str()[..end], &[], CreateMode::Persistent, &acl);
             let response = self.client.send(request, None).await?;
             if response.code != code::NODE_EXISTS {
                 checked(response)?;
             }
         }
+        self.has_root.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -161,9 +187,13 @@ impl Tree for ZookeeperTree {
         let path = path.clone();
         Box::pin(async move {
             check_data(data.len())?;
+            if path == NodePath::root() && !mode.is_sequential() {
+                self.create_root().await?;
+                return Err(TreeError::NodeExists);
+            }
             let request = Request::create(&self.full_new(&path, mode), &data, mode, &acls_of(&acl)?);
             let reserved = self.ephemerals.reserve(&self.client, self.ephemerals.bytes_of(&path, mode)).await?;
-            let created = self.request(request).await;
+            let created = self.with_root(|| self.request(request.clone())).await;
             reserved.confirm(&created);
             let mut reader = created?;
             let (path, stat) = (reader.text().map_err(malformed)?, take_stat(&mut reader).map_err(malformed)?);
@@ -193,7 +223,11 @@ impl Tree for ZookeeperTree {
                 steps.push(self.step(op).map_err(|error| in_step(at, error))?);
             }
             let reserved = self.ephemerals.reserve(&self.client, self.ephemerals.bytes_of_all(&ops)).await?;
-            let done = self.run(&steps).await;
+            let creates = |op: &Op| matches!(op, Op::Create { .. });
+            let done = match ops.iter().any(creates) {
+                true => self.with_root(|| self.run(&steps)).await,
+                false => self.run(&steps).await,
+            };
             reserved.confirm(&done);
             done
         })

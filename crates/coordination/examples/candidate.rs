@@ -48,7 +48,7 @@ async fn main() -> anyhow::Result<()> {
     let client = Client::new(&runtime, trees, SessionOptions { timeout, credentials: Vec::new() });
     // With `Trust::UntilLost`, a guard remains valid for the longest time. The tests show that even such a guard ends
     // before the next leader leads.
-    let candidate = Candidate { acl: Acl::Open, trust: Trust::UntilLost, ..Candidate::new(id) };
+    let candidate = Candidate { trust: Trust::UntilLost, ..Candidate::new(id) };
     let selector = LeaderSelector::new(&client, NodePath::new(group)?, candidate);
     let stream =
         UnixStream::connect(sink).await.with_context(|| format!("cannot connect to the Unix socket {sink}"))?;

@@ -73,7 +73,7 @@ async fn main() -> anyhow::Result<()> {
 
     // 2. Create the leader selector from the client, the path of the job's leader group, and the options of this
     //    candidate.
-    let candidate = Candidate { acl: Acl::Open, ..Candidate::new(&arguments.replica) };
+    let candidate = Candidate::new(&arguments.replica);
     let group = NodePath::new("/cronulla/leaders")?.join(&arguments.job).context("--job")?;
     let selector = LeaderSelector::new(&client, group, candidate);
 

@@ -10,7 +10,7 @@ use clap::Args;
 use cli_support::Url;
 use cli_support::console;
 use coordination::recipes::{Candidate, Client, LeaderSelector, Leading};
-use coordination::tree::{Acl, NodePath, SessionOptions, Trees};
+use coordination::tree::{NodePath, SessionOptions, Trees};
 use runtime::{Monotonic, Runtime, TaskSet};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -143,7 +143,7 @@ impl CandidateProcess {
 }
 
 fn selector(client: &Client, path: &str, id: &str) -> anyhow::Result<LeaderSelector> {
-    let candidate = Candidate { acl: Acl::Open, ..Candidate::new(id) };
+    let candidate = Candidate::new(id);
     Ok(LeaderSelector::new(client, NodePath::new(path)?, candidate))
 }
 

@@ -63,6 +63,13 @@ pub(super) async fn invalid_configuration_is_reported_and_the_last_one_kept(subj
     tree.set(&path("/config/mail"), Bytes::from_static(b"rate: 6"), Expected::Any).await.expect("the node exists");
     let valid = within(subject, "the configuration is valid again", now.until(|now| now.problem.is_none())).await;
     assert_eq!(valid.values, values(json!({"rate": 6})));
+    tree.set(&path("/config/mail"), Bytes::new(), Expected::Any).await.expect("the node exists");
+    let emptied =
+        within(subject, "the follower reports the emptied node", now.until(|now| now.problem.is_some())).await;
+    assert_eq!(emptied.values, values(json!({"rate": 6})));
+    config(&two).update(Values::clear).await.expect("an empty node is a valid map");
+    let cleared = within(subject, "the values are removed", now.until(|now| now.problem.is_none())).await;
+    assert_eq!(cleared.values, Values::new());
 }
 
 pub(super) async fn follower_never_receives_an_older_configuration(subject: &dyn Subject) {
@@ -218,7 +225,7 @@ pub(super) async fn picks_spread_and_move_when_their_instance_ends(subject: &dyn
     }
 }
 
-pub(super) async fn invalid_instances_are_ignored_and_rewrites_cause_no_gap(subject: &dyn Subject) {
+pub(super) async fn damaged_instances_show_their_problem_and_rewrites_cause_no_gap(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let tree = two.tree().await;
     for at in ["/discovery", "/discovery/kestrel", "/discovery/kestrel/platform"] {
@@ -239,7 +246,10 @@ pub(super) async fn invalid_instances_are_ignored_and_rewrites_cause_no_gap(subj
     one.tree().await.sync().await.expect("the engine responds");
     let mut found =
         discovery(&one).follow(&service("kestrel", "platform")).await.expect("every session may access the node");
-    wait_for_instances(subject, &mut found, &["good"]).await;
+    wait_for_instances(subject, &mut found, &["good", "x"]).await;
+    let damaged = found.now().all[1].clone();
+    assert!(damaged.problem.is_some_and(|problem| problem.contains("/discovery/kestrel/platform/x")));
+    assert!(damaged.payload.is_empty());
     let (mut receiver, mut quick) = (found.receiver(), 0);
     for port in 1..=100 {
         let started = subject.runtime().monotonic();
@@ -250,8 +260,8 @@ pub(super) async fn invalid_instances_are_ignored_and_rewrites_cause_no_gap(subj
         let follows = async {
             loop {
                 let all = receiver.borrow_and_update().all.clone();
-                has_gap |= all.is_empty();
-                if all.iter().any(|instance| instance.payload["port"] == json!(port)) {
+                has_gap |= !all.iter().any(|instance| instance.key == "good");
+                if all.iter().any(|instance| instance.payload.get("port") == Some(&json!(port))) {
                     break;
                 }
                 receiver.changed().await.expect("the follower runs");
@@ -268,5 +278,15 @@ pub(super) async fn invalid_instances_are_ignored_and_rewrites_cause_no_gap(subj
         }
     }
     assert_eq!(quick, 5, "the engine completes five quick updates");
-    wait_for_instances(subject, &mut found, &["good"]).await;
+    let last = tree.get(&at).await.expect("the node exists").data;
+    tree.set(&at, Bytes::from_static(b"port: [1"), Expected::Any).await.expect("the node exists");
+    let is_damaged = |instances: &Instances| instances.all.iter().any(|one| one.key == "good" && one.problem.is_some());
+    let shown = within(subject, "the follower shows the problem", found.until(is_damaged)).await;
+    let shown = shown.all.iter().find(|one| one.key == "good").map(|one| one.payload["port"].clone());
+    assert!(String::from_utf8_lossy(&last).contains(&format!("port: {}", shown.expect("the instance is listed"))));
+    tree.set(&at, last, Expected::Any).await.expect("the node exists");
+    let is_valid = |instances: &Instances| instances.all.iter().any(|one| one.key == "good" && one.problem.is_none());
+    within(subject, "the follower shows the valid data", found.until(is_valid)).await;
+    tree.delete(&at, Expected::Any).await.expect("the node exists");
+    wait_for_instances(subject, &mut found, &["x"]).await;
 }

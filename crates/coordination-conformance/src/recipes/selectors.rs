@@ -178,7 +178,7 @@ pub(super) async fn places_have_curators_layout(subject: &dyn Subject) {
     let peer = Peer::open(subject).await;
     for (layout, name) in [(Layout::Selector, "-lock-"), (Layout::Latch, "-latch-")] {
         let group = path(&format!("/of{name}"));
-        let candidate = Candidate { acl: Acl::Open, layout, ..Candidate::new("host-7") };
+        let candidate = Candidate { layout, ..Candidate::new("host-7") };
         let held =
             within(subject, "the process leads", LeaderSelector::new(&peer.client, group.clone(), candidate).lead())
                 .await;

@@ -36,16 +36,18 @@ use protocol::{Connect, Connected, EventKind, Header, Request, code, take_event,
 use watches::Watches;
 pub(crate) use watches::{Receiver, WatchKind};
 
-/// Longest time for one attempt to connect to a server, including the response to the request for a session. While a
-/// session has less time left, each server gets an equal part of this time, but at least [`CONNECT_MIN`].
+/// Longest time for one attempt to connect to a server, including the response to the request for a session. In a
+/// reconnect, the servers share half of the session's remaining time equally, but each has at least [`CONNECT_MIN`].
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 const CONNECT_MIN: Duration = Duration::from_millis(200);
 /// Longest time to open a new session.
 pub(crate) const OPEN_MAX: Duration = Duration::from_secs(30);
 /// Wait after the first round of attempts in which no server accepted the session. The wait doubles after each round.
 const RETRY_FIRST: Duration = Duration::from_millis(50);
-/// Longest wait between two rounds.
+/// Longest wait between two rounds. A session whose timeout is shorter than 40 s waits for at most 1 / 50 of it.
 const RETRY_MAX: Duration = Duration::from_millis(800);
+const RETRIES_PER_TIMEOUT: u32 = 50;
+const RETRY_MIN: Duration = Duration::from_millis(10);
 /// Longest time that the task waits for the server's confirmation that it closed the session.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 /// Largest number of rounds of attempts to open a new session.
@@ -231,7 +233,7 @@ impl Link {
             (OPEN_MAX.as_secs() / (CONNECT_MAX.as_secs() * u64::from(self.server_count()))).clamp(1, OPEN_ROUNDS);
         for round in 0..u32::try_from(rounds).unwrap_or(1) {
             if round > 0 {
-                self.runtime.sleep(wait_after(&self.runtime, round)).await;
+                self.wait_after(round, self.settings.options.timeout).await;
             }
             causes.clear();
             for _ in 0..self.server_count() {
@@ -268,7 +270,7 @@ impl Link {
     async fn attempt(&mut self, server: &Server, session: Option<&Session>) -> Result<Connection, Failed> {
         let (runtime, sent) = (self.runtime.clone(), self.runtime.monotonic());
         let limit = session.map_or(CONNECT_MAX, |session| {
-            (session.deadline().since(sent) / self.server_count()).clamp(CONNECT_MIN, CONNECT_MAX)
+            (session.deadline().since(sent) / 2 / self.server_count()).clamp(CONNECT_MIN, CONNECT_MAX)
         });
         let connecting = async {
             let mut connection = Connection::open(&runtime, server, limit).await?;
@@ -352,6 +354,15 @@ impl Link {
         Ok(())
     }
 
+    /// Waits after a number of rounds without a connection. A random part prevents that many clients connect at the same
+    /// moment.
+    async fn wait_after(&self, rounds: u32, timeout: Duration) {
+        let longest = (timeout / RETRIES_PER_TIMEOUT).clamp(RETRY_MIN, RETRY_MAX);
+        let wait = RETRY_FIRST.saturating_mul(1 << rounds.saturating_sub(1).min(10)).min(longest);
+        let percent = u32::try_from(50 + self.runtime.random() % 51).unwrap_or(100);
+        self.runtime.sleep(wait * percent / 100).await;
+    }
+
     fn next_xid(&mut self) -> i32 {
         self.xid = self.xid.checked_add(1).unwrap_or(1);
         self.xid
@@ -362,14 +373,6 @@ impl Link {
 pub(crate) fn below_root(root: Option<&NodePath>, path: &str) -> Option<NodePath> {
     let below = root.map_or(Some(path), |root| path.strip_prefix(root.as_str()))?;
     NodePath::new(if below.is_empty() { "/" } else { below }).ok()
-}
-
-/// Returns the wait after a number of rounds without a connection. A random part prevents that many clients connect at
-/// the same moment.
-fn wait_after(runtime: &Runtime, rounds: u32) -> Duration {
-    let longest = RETRY_FIRST.saturating_mul(1 << rounds.saturating_sub(1).min(10)).min(RETRY_MAX);
-    let percent = u32::try_from(50 + runtime.random() % 51).unwrap_or(100);
-    longest * percent / 100
 }
 
 /// Task of one session.
@@ -606,7 +609,7 @@ impl Link {
     async fn reconnect(&mut self, session: &Session) -> Option<Connection> {
         loop {
             if self.rounds > 0 {
-                self.runtime.sleep(wait_after(&self.runtime, self.rounds)).await;
+                self.wait_after(self.rounds, session.timeout()).await;
             }
             self.rounds += 1;
             for _ in 0..self.server_count() {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use coordination::tree::{
-    Acl, CreateMode, Credentials, Event, Expected, NodePath, SessionOptions, SessionState, TreeError, Trees as _,
+    Acl, CreateMode, Credentials, Event, Expected, NodePath, Op, SessionOptions, SessionState, TreeError, Trees as _,
 };
 use futures_util::StreamExt as _;
 use reveille_coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
@@ -133,25 +133,62 @@ fn error_of_a_session_that_cannot_open_names_the_cause_for_each_server() {
     });
 }
 
-/// The session may not create nodes above its root, but the root exists.
+/// A mistyped root stays missing until a session creates a node below it.
 #[test]
-fn session_opens_at_an_existing_root_without_permission_above_it() {
+fn session_creates_its_root_with_its_first_node_only() {
     with_real_runtime(async |runtime| {
         let address = format!("127.0.0.1:{}", zookeeper::shared().port(0));
         let parent = format!("test-{:032x}", runtime.random_u128());
         let open = async |root: &str, options| {
             let url = ZookeeperUrl::parse(&format!("zookeeper://{address}/{root}")).unwrap();
-            ZookeeperTrees::new(runtime.clone(), url).open(options).await
+            ZookeeperTrees::new(runtime.clone(), url).open(options).await.unwrap()
         };
-        let owner = Credentials { name: "owner".to_owned(), password: "secret".to_owned() };
-        let owner = SessionOptions { credentials: vec![owner], ..SessionOptions::default() };
-        let tree = open(&parent, owner).await.unwrap();
-        let root = NodePath::new("/open").unwrap();
-        tree.create(&root, Bytes::new(), CreateMode::Persistent, Acl::Open).await.unwrap();
-        tree.set_acl(&NodePath::root(), Acl::CreatorReadable).await.unwrap();
-        let below = open(&format!("{parent}/open"), SessionOptions::default()).await.unwrap();
-        below.create(&root, Bytes::new(), CreateMode::Persistent, Acl::Open).await.unwrap();
-        let missing = open(&format!("{parent}/missing"), SessionOptions::default()).await;
-        assert_eq!(missing.err(), Some(TreeError::Forbidden));
+        let as_owner = || {
+            let credentials = Credentials { name: "owner".to_owned(), password: "secret".to_owned() };
+            SessionOptions { credentials: vec![credentials], ..SessionOptions::default() }
+        };
+        let (all, root, node) =
+            (open("", SessionOptions::default()).await, NodePath::root(), NodePath::new("/a").unwrap());
+        let top = NodePath::new(&format!("/{parent}")).unwrap();
+
+        let tree = open(&format!("{parent}/owned"), as_owner()).await;
+        assert_eq!(tree.exists(&node).await, Ok(None));
+        assert_eq!(tree.children(&root).await, Err(TreeError::NoNode));
+        assert_eq!(tree.delete(&node, Expected::Any).await, Err(TreeError::NoNode));
+        assert_eq!(all.exists(&top).await, Ok(None), "reads created the root");
+        let below = NodePath::new("/a/b").unwrap();
+        let create = |path: &NodePath| Op::Create {
+            path: path.clone(),
+            data: Bytes::new(),
+            mode: CreateMode::Persistent,
+            acl: Acl::Creator,
+        };
+        let check = Op::Check { path: node.clone(), expected: Expected::Any };
+        assert!(matches!(tree.multi(vec![check]).await, Err(TreeError::Multi { at: 0, .. })));
+        assert_eq!(all.exists(&top).await, Ok(None), "a multi that creates nothing created the root");
+        tree.multi(vec![create(&node), create(&below)]).await.unwrap();
+        assert_eq!(tree.children(&root).await.unwrap().names, ["a"]);
+        let missing = NodePath::new("/missing/b").unwrap();
+        let created = tree.create(&missing, Bytes::new(), CreateMode::Persistent, Acl::Creator).await;
+        assert_eq!(created.err(), Some(TreeError::NoNode), "the root exists, but not the parent");
+
+        // The root belongs to the credentials of the session that created it, but not the node above it.
+        let other = open(&format!("{parent}/owned"), SessionOptions::default()).await;
+        assert_eq!(other.children(&root).await, Err(TreeError::Forbidden));
+        // Sessions that create the first node at the same time all succeed.
+        let names = ["/a", "/b", "/c", "/d"].map(|name| NodePath::new(name).unwrap());
+        let firsts = names.iter().map(async |name| {
+            let other = open(&format!("{parent}/other"), SessionOptions::default()).await;
+            other.create(name, Bytes::new(), CreateMode::Persistent, Acl::Open).await
+        });
+        for created in futures_util::future::join_all(firsts).await {
+            created.unwrap();
+        }
+        let again = open(&format!("{parent}/owned"), as_owner()).await;
+        assert_eq!(again.children(&root).await.unwrap().names, ["a",]);
+        assert_eq!(
+            again.create(&root, Bytes::new(), CreateMode::Persistent, Acl::Open).await.err(),
+            Some(TreeError::NodeExists)
+        );
     });
 }

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails at an unexpected error")]
 
+mod at_rest;
 mod conformance;
 mod connections;
 mod many;

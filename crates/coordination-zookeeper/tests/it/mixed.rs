@@ -80,7 +80,7 @@ fn curator_and_this_crate_elect_one_common_leader() {
         for (layout, kind) in [(Layout::Selector, "selector"), (Layout::Latch, "latch")] {
             let scene = Scene::new(&runtime, Vec::new());
             let group = &scene.path;
-            let candidate = Candidate { acl: Acl::Open, layout, ..Candidate::new("rust") };
+            let candidate = Candidate { layout, ..Candidate::new("rust") };
             let selector = LeaderSelector::new(&scene.client, group.clone(), candidate);
             let held = scene.within("this process leads", selector.lead()).await.unwrap();
             java.ask(&format!("lead {group} java {kind}")).unwrap();
@@ -111,7 +111,7 @@ fn curator_and_this_crate_elect_one_common_leader() {
         let group = scene.path.clone();
         dying.ask(&format!("lead {group} java selector")).unwrap();
         dying.event(&format!("leads {group} java")).unwrap();
-        let candidate = Candidate { acl: Acl::Open, ..Candidate::new("rust") };
+        let candidate = Candidate::new("rust");
         let selector = LeaderSelector::new(&scene.client, group, candidate);
         let mut leading = selector.lead().boxed();
         scene.wait_a_while().await;

@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use coordination::tree::{SessionOptions, Tree, TreeError, Trees};
+use bytes::Bytes;
+use coordination::tree::{Acl, CreateMode, NodePath, SessionOptions, Tree, TreeError, Trees};
 use coordination_conformance::tree::{Process, Subject};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -11,6 +12,7 @@ use reveille_coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
 use runtime::{Runtime, TaskSet};
 use test_servers::Proxy;
 use test_servers::zookeeper::Zookeeper;
+use tokio::sync::OnceCell;
 
 /// Returns the ensemble of three servers that all tests of this process share.
 pub(crate) fn ensemble() -> &'static Zookeeper {
@@ -23,6 +25,8 @@ pub(crate) struct Forest {
     runtime: Runtime,
     servers: &'static Zookeeper,
     root: String,
+    /// True if the root exists.
+    has_root: OnceCell<()>,
     /// Number of processes that the test has opened. This number determines the server to which the next process
     /// connects.
     processes: AtomicUsize,
@@ -32,7 +36,7 @@ pub(crate) struct Forest {
 impl Forest {
     pub(crate) fn new(runtime: Runtime, servers: &'static Zookeeper) -> Self {
         let root = format!("test-{:032x}", runtime.random_u128());
-        Forest { runtime, servers, root, processes: AtomicUsize::new(0), is_roaming: false }
+        Forest { runtime, servers, root, has_root: OnceCell::new(), processes: AtomicUsize::new(0), is_roaming: false }
     }
 
     /// Lets each process connect to all servers. After a lost connection, the process may continue on another server.
@@ -44,6 +48,19 @@ impl Forest {
     pub(crate) fn with_short_paths(runtime: Runtime, servers: &'static Zookeeper) -> Self {
         let root = format!("{:08x}", runtime.random_u128() >> 96);
         Forest { root, ..Forest::new(runtime, servers) }
+    }
+
+    /// Creates the root, because the suite expects it before the first node. The response of each server shows that the
+    /// server knows the root.
+    async fn create_root(&self) {
+        let root = NodePath::new(&format!("/{}", self.root)).unwrap();
+        for at in 0..self.servers.count() {
+            let url = ZookeeperUrl::parse(&format!("zookeeper://127.0.0.1:{}", self.servers.port(at))).unwrap();
+            let tree = ZookeeperTrees::new(self.runtime.clone(), url).open(SessionOptions::default()).await.unwrap();
+            let created = tree.create(&root, Bytes::new(), CreateMode::Persistent, Acl::Open).await;
+            assert!(created.is_ok() || created == Err(TreeError::NodeExists), "{created:?}");
+            tree.close().await.unwrap();
+        }
     }
 }
 
@@ -60,7 +77,11 @@ impl Subject for Forest {
         let addresses: Vec<String> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
         let url = ZookeeperUrl::parse(&format!("zookeeper://{}/{}", addresses.join(","), self.root)).unwrap();
         let trees = ZookeeperTrees::new(self.runtime.clone(), url);
-        async { Arc::new(Connected { proxies, trees }) as Arc<dyn Process> }.boxed()
+        async {
+            self.has_root.get_or_init(|| self.create_root()).await;
+            Arc::new(Connected { proxies, trees }) as Arc<dyn Process>
+        }
+        .boxed()
     }
 }
 

@@ -39,8 +39,9 @@ pub struct Effective {
     pub instance: Option<Zxid>,
     /// True if the engine responded recently, so that `values` is up to date.
     pub is_current: bool,
-    /// Error if the service's node or the instance's node does not contain a YAML map. In that case, the previous
-    /// values from the invalid node remain effective.
+    /// Error if the service's node or the instance's node does not contain a YAML map, or if a process has emptied a node
+    /// that had values. In that case, the previous values from this node remain effective. A follower that starts after a
+    /// process has emptied the node knows no previous values, and reports no error.
     pub problem: Option<String>,
 }
 
@@ -156,6 +157,8 @@ fn invalid(path: &NodePath, problem: &str) -> TreeError {
 #[derive(Default)]
 struct Part {
     values: Values,
+    /// Change that created the node.
+    created: Option<Zxid>,
     modified: Option<Zxid>,
     problem: Option<String>,
 }
@@ -166,11 +169,21 @@ impl Part {
             *self = Part::default();
             return;
         };
+        if self.created != Some(node.stat.created) {
+            // The values of an earlier node at this path are gone.
+            *self = Part { created: Some(node.stat.created), ..Part::default() };
+        }
         if self.modified == Some(node.stat.modified) {
             return;
         }
         self.modified = Some(node.stat.modified);
-        match yaml::decode(&node.data) {
+        // A process that removes all values writes `{}`, so an empty node is probably a mistake.
+        let decoded = if node.data.trim_ascii().is_empty() && !self.values.is_empty() {
+            Err("the node is empty; write `{}` to remove all values".to_owned())
+        } else {
+            yaml::decode(&node.data)
+        };
+        match decoded {
             Ok(values) => (self.values, self.problem) = (values, None),
             Err(problem) => self.problem = Some(invalid(path, &problem).to_string()),
         }

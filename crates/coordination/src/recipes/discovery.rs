@@ -20,7 +20,7 @@ use super::node::{child, join};
 use super::presence::{Presence, PresenceState};
 use super::yaml;
 use crate::ring::Ring;
-use crate::tree::{Acl, CreateMode, NodePath, TreeError, Zxid};
+use crate::tree::{Acl, CreateMode, Node, NodePath, TreeError, Zxid};
 
 /// Time after which an instance counts as gone if its node is missing. A node may be missing for a moment, because
 /// Petting Zoo's writers delete a node and create it again when they update it.
@@ -60,6 +60,16 @@ pub struct Instance {
     /// Data that the instance publishes. Data from the engine contains a `header` whose `service_class` is the class of
     /// the service.
     pub payload: Values,
+    /// Error if the node of the instance does not contain a YAML map. In that case, `payload` is the last valid data of
+    /// the node, or empty if this process knows no valid data.
+    pub problem: Option<String>,
+}
+
+impl Instance {
+    /// Returns true if this process knows valid data of the instance.
+    fn has_data(&self) -> bool {
+        self.problem.is_none() || !self.payload.is_empty()
+    }
 }
 
 /// All known instances.
@@ -136,7 +146,8 @@ impl Discovery {
 
     /// Picks one random instance of the service and follows it. When the instance is gone, the follower picks another
     /// instance. When the service gets new instances, some followers pick one of them. All instances therefore keep
-    /// about the same number of followers. The follower's value also changes when the instance publishes other data.
+    /// about the same number of followers. The follower's value also changes when the instance publishes other data. The
+    /// follower picks no instance without valid data.
     ///
     /// # Errors
     /// Returns the same errors as [`Discovery::follow`].
@@ -144,7 +155,8 @@ impl Discovery {
         let random = self.client.runtime().random_u128().to_be_bytes();
         let instances = self.follow(service).await?;
         Ok(instances.map(&self.client, move |instances| {
-            let ring = Ring::new(instances.all.iter().map(|instance| instance.key.as_str()));
+            let valid = instances.all.iter().filter(|instance| instance.has_data());
+            let ring = Ring::new(valid.map(|instance| instance.key.as_str()));
             let picked = ring.owner(&random)?;
             instances.all.iter().find(|instance| instance.key == picked).cloned()
         }))
@@ -288,7 +300,8 @@ impl View {
         for (path, node) in subtree.nodes.iter() {
             self.missing.remove(path);
             if self.read.get(path).is_none_or(|(modified, _)| *modified != node.stat.modified) {
-                let instance = self.instance(path, &node.data);
+                let instance = self.instance(path, node);
+                let instance = instance.map(|instance| self.with_last_payload(path, instance));
                 self.read.insert(path.clone(), (node.stat.modified, instance));
             }
         }
@@ -310,14 +323,27 @@ impl View {
     fn instances(&self, is_current: Option<bool>) -> Instances {
         let all: Arc<[Instance]> = self.read.values().filter_map(|(_, instance)| instance.clone()).collect();
         match (&self.in_files, is_current) {
-            (Some(in_files), _) if all.is_empty() => Instances { all: in_files.clone(), source: Source::Files },
+            (Some(in_files), _) if !all.iter().any(Instance::has_data) => {
+                Instances { all: in_files.clone(), source: Source::Files }
+            }
             (_, Some(true)) => Instances { all, source: Source::Engine },
             (_, Some(false) | None) => Instances { all, source: Source::Cache },
         }
     }
 
+    /// Adds the last valid data of the node to an instance that has a problem.
+    fn with_last_payload(&self, path: &NodePath, mut instance: Instance) -> Instance {
+        if instance.problem.is_some()
+            && let Some((_, Some(last))) = self.read.get(path)
+        {
+            instance.payload.clone_from(&last.payload);
+        }
+        instance
+    }
+
     /// Parses the instance in a node. Returns `None` if the node is not an instance or belongs to another service.
-    fn instance(&self, path: &NodePath, data: &[u8]) -> Option<Instance> {
+    fn instance(&self, path: &NodePath, node: &Node) -> Option<Instance> {
+        let data = &node.data;
         if data.is_empty() {
             return None;
         }
@@ -328,16 +354,21 @@ impl View {
         if self.service.as_ref().is_some_and(|followed| *followed != service) {
             return None;
         }
-        let payload = yaml::decode(data);
-        let payload = payload
-            .inspect_err(|problem| tracing::debug!(%path, problem, "ignoring an instance with an invalid payload"))
-            .ok()?;
+        let payload = match yaml::decode(data) {
+            Ok(payload) => payload,
+            // A node with children is a class or a service, and may contain any data.
+            Err(_) if node.stat.children > 0 => return None,
+            Err(problem) => {
+                let problem = Some(format!("invalid data at {path}: {problem}"));
+                return Some(Instance { service, key: key.to_owned(), payload: Values::new(), problem });
+            }
+        };
         let declared = payload.get("header")?.get("service_class")?.as_str()?;
         if declared != class {
             tracing::debug!(%path, declared, "ignoring an instance whose payload declares another service class");
             return None;
         }
-        Some(Instance { service, key: key.to_owned(), payload })
+        Some(Instance { service, key: key.to_owned(), payload, problem: None })
     }
 }
 
@@ -387,7 +418,9 @@ fn in_file(data: &[u8], service: &Service) -> Result<Arc<[Instance]>, String> {
         return Err("the file has no key `server_list`, or the value of `server_list` is not a list".to_owned());
     };
     let instances = list.into_iter().enumerate().map(|(at, payload)| match payload {
-        Value::Object(payload) => Ok(Instance { service: service.clone(), key: at.to_string(), payload }),
+        Value::Object(payload) => {
+            Ok(Instance { service: service.clone(), key: at.to_string(), payload, problem: None })
+        }
         _ => Err(format!("entry {at} of `server_list` is not a map (the first entry is 0)")),
     });
     instances.collect()

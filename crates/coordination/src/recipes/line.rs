@@ -164,6 +164,18 @@ impl Place {
         }
     }
 
+    /// Returns whether this place has its turn now. Only for [`Naming::Protected`]: the function does not check whether
+    /// another node has the name of this place.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Place::turn`].
+    pub(super) async fn has_turn(&self) -> Result<bool, TreeError> {
+        let OwnNode { client, tree, path, .. } = self.node();
+        let names = client.retry(|| self.line.names(&**tree)).await?;
+        let at = names.iter().position(|name| name == path.name()).ok_or(TreeError::NoNode)?;
+        Ok(self.rule.before(&names[..at]).is_none())
+    }
+
     async fn look(&self) -> Result<Turn, TreeError> {
         let OwnNode { tree, path, .. } = self.node();
         // If several places may have their turn at the same time, this process must learn when any of them leaves the

@@ -1,6 +1,8 @@
 //! Lock with one holder at a time. Processes get the lock in the order of their requests. Processes that use Curator's
 //! `InterProcessMutex` can share the lock.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 
 use super::client::Client;
@@ -42,6 +44,37 @@ impl Lock {
     /// [`TreeError::InvalidAcl`] and [`TreeError::Invalid`].
     pub async fn acquire(&self) -> Result<Held, TreeError> {
         acquire(&self.client, &self.line, Rule::Among(1), self.trust, &Bytes::new()).await
+    }
+
+    /// Waits for the lock like [`Lock::acquire`], but at most for `limit`. Returns `None` if this process does not obtain
+    /// the lock in this time.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Lock::acquire`].
+    pub async fn acquire_timeout(&self, limit: Duration) -> Result<Option<Held>, TreeError> {
+        self.client.runtime().timeout(limit, self.acquire()).await.transpose()
+    }
+
+    /// Acquires the lock if nobody holds it or waits for it, and returns `None` otherwise. Another attempt at the same time
+    /// counts as well, so two attempts may both return `None`. Waits only for responses of the engine.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Lock::acquire`].
+    pub async fn try_acquire(&self) -> Result<Option<Held>, TreeError> {
+        loop {
+            let attempt = async {
+                let place = self.client.retry(|| self.line.join(&self.client, Bytes::new(), Rule::Among(1))).await?;
+                if !place.has_turn().await? {
+                    place.into_owned().release().await;
+                    return Ok(None);
+                }
+                Held::new(place.into_owned(), self.trust).await.map(Some)
+            };
+            match attempt.await {
+                Err(TreeError::NoNode | TreeError::SessionLost) => self.client.back_off().await,
+                done => return done,
+            }
+        }
     }
 }
 

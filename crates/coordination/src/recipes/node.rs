@@ -250,12 +250,6 @@ pub(super) async fn gone(client: &Client, tree: &dyn Tree, path: &NodePath, crea
         let ended = match client.retry(|| tree.exists_and_watch(path)).await {
             Ok((Some(stat), watch)) if is_same(&stat) => watch.await.map(drop),
             Ok(_) => Err(TreeError::NoNode),
-            // The session has reached its limit of watches, so the function polls the node.
-            Err(TreeError::Invalid(_)) => {
-                client.back_off().await;
-                let stat = client.retry(|| tree.exists(path)).await;
-                stat.and_then(|stat| stat.filter(is_same).map(drop).ok_or(TreeError::NoNode))
-            }
             Err(error) => Err(error),
         };
         if let Err(error) = ended {

@@ -28,9 +28,9 @@ pub enum Layout {
 pub struct Candidate {
     /// Text that the other candidates see, for example a host name. It does not have to be unique.
     pub id: String,
-    /// Access list of the nodes that the candidate creates, including missing parents. By default, only sessions with
-    /// the candidate's credentials have access.
-    pub acl: Acl,
+    /// Access list of the nodes that the candidate creates, including missing parents. The default is
+    /// [`Client::default_acl`].
+    pub acl: Option<Acl>,
     /// Layout of the nodes. The default is [`Layout::Selector`].
     pub layout: Layout,
     /// Time for which a leadership lasts without a response of the engine. The default is [`Trust::UntilSuspended`].
@@ -47,7 +47,7 @@ impl Candidate {
     pub fn new(id: &str) -> Self {
         Candidate {
             id: id.to_owned(),
-            acl: Acl::Creator,
+            acl: None,
             layout: Layout::default(),
             trust: Trust::default(),
             grace: Duration::from_secs(10),
@@ -80,7 +80,8 @@ impl LeaderSelector {
             Layout::Selector => &["lock-"],
             Layout::Latch => &["latch-"],
         };
-        let line = Line::new(group, Naming::Protected, names, candidate.acl.clone());
+        let acl = candidate.acl.clone().unwrap_or_else(|| client.default_acl());
+        let line = Line::new(group, Naming::Protected, names, acl);
         LeaderSelector { client: client.clone(), line, candidate }
     }
 

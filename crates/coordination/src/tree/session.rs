@@ -2,14 +2,14 @@
 //! the clock of its machine.
 //!
 //! The engine ends a session when the timeout has passed since the *engine* received the last request or ping. This
-//! process ends the session earlier, three quarters of the timeout after it *sent* the last request that got a
-//! response. The session therefore always ends in the process first, unless the clock of this machine is slower than
-//! the engine's clock by a quarter.
+//! process ends the session earlier, four fifths of the timeout after it *sent* the last request that got a response. The
+//! session therefore always ends in the process first, unless the clock of this machine is slower than the engine's clock
+//! by a fifth.
 //!
-//! On ZooKeeper, this margin of a quarter of the timeout is not certain if the timeout is only two ticks, which is
-//! ZooKeeper's minimum. A ZooKeeper follower reports sessions to its leader only every half tick, which is a quarter of
-//! this timeout. If the follower dies just before a report, the leader may end the session up to half a tick too early.
-//! With a longer timeout, a part of the margin remains.
+//! On ZooKeeper, this margin of a fifth of the timeout is not certain if the timeout is shorter than two and a half ticks.
+//! ZooKeeper's minimum is two ticks. A ZooKeeper follower reports sessions to its leader only every half tick. If the
+//! follower dies just before a report, the leader may end the session up to half a tick too early. With a longer timeout,
+//! a part of the margin remains.
 //!
 //! Invariants: an ended session never becomes valid again. After [`Session::is_valid`] has returned false, it never
 //! returns true.
@@ -164,7 +164,7 @@ impl Session {
 }
 
 fn deadline(sent: Monotonic, timeout: Duration) -> Monotonic {
-    sent + if timeout == Duration::MAX { timeout } else { timeout - timeout / 4 }
+    sent + if timeout == Duration::MAX { timeout } else { timeout - timeout / 5 }
 }
 
 /// Sends pings until the session has ended, and then marks the session as lost. Engines call this function. `ping` is
@@ -217,7 +217,7 @@ mod tests {
 
     use super::*;
 
-    const TIMEOUT: Duration = Duration::from_secs(8);
+    const TIMEOUT: Duration = Duration::from_secs(10);
 
     fn seconds(count: u64) -> Monotonic {
         Monotonic::from_start(Duration::from_secs(count))
@@ -248,13 +248,13 @@ mod tests {
             let start = runtime.monotonic();
             let (session, tasks) = kept_alive(&runtime, 5, None);
             let mut state = session.state();
-            // The pings at 0, 1, 2, 3 and 4 s get a response. The ping at 5 s does not.
+            // The pings at 0, 1.25, 2.5, 3.75 and 5 s get a response. The ping at 6.25 s does not.
             let suspended = state.wait_for(|state| *state == SessionState::Suspended).await.map(|state| *state);
             assert_eq!(suspended.ok(), Some(SessionState::Suspended));
             assert!(session.is_valid(runtime.monotonic()));
             session.lost().await;
             let lived = runtime.monotonic().since(start);
-            assert!(lived >= Duration::from_secs(4 + 6) && lived < Duration::from_secs(4 + 7), "{lived:?}");
+            assert!(lived >= Duration::from_secs(5 + 8) && lived < Duration::from_secs(5 + 9), "{lived:?}");
             assert!(!session.is_valid(runtime.monotonic()));
             tasks.join().await;
         });
@@ -293,17 +293,17 @@ mod tests {
         let session = Session::new(SessionId(7), TIMEOUT, seconds(0));
         session.suspend();
         session.renewed(seconds(3), seconds(2));
-        assert_eq!((session.deadline(), *session.state().borrow()), (seconds(8), SessionState::Suspended));
+        assert_eq!((session.deadline(), *session.state().borrow()), (seconds(10), SessionState::Suspended));
         session.answered(seconds(4), seconds(3));
-        assert_eq!((session.deadline(), *session.state().borrow()), (seconds(9), SessionState::Connected));
+        assert_eq!((session.deadline(), *session.state().borrow()), (seconds(11), SessionState::Connected));
     }
 
     #[test]
     fn lost_session_stays_lost_after_a_late_response() {
         let session = Session::new(SessionId(7), TIMEOUT, seconds(0));
-        assert_eq!(session.deadline(), seconds(6));
+        assert_eq!(session.deadline(), seconds(8));
         session.answered(seconds(1), seconds(1));
-        assert_eq!(session.deadline(), seconds(7));
+        assert_eq!(session.deadline(), seconds(9));
         session.lose();
         session.answered(seconds(2), seconds(2));
         session.suspend();

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use reveille_coordination::recipes::{Candidate, Client, LeaderSelector, Trust};
-use reveille_coordination::tree::{Acl, NodePath, SessionOptions, Tree, TreeError, Trees};
+use reveille_coordination::tree::{NodePath, SessionOptions, Tree, TreeError, Trees};
 use runtime::Runtime;
 use test_servers::Proxy;
 use test_servers::postgres::Postgres;
@@ -200,7 +200,7 @@ impl Peer {
     }
 
     pub(crate) fn selector(&self, id: &str, trust: Trust) -> LeaderSelector {
-        let candidate = Candidate { acl: Acl::Open, trust, ..Candidate::new(id) };
+        let candidate = Candidate { trust, ..Candidate::new(id) };
         LeaderSelector::new(&self.client, path("/group"), candidate)
     }
 

@@ -26,14 +26,14 @@ async fn assert_ends_in_time(peer: &Peer, held: &Held, silent: runtime::Monotoni
             if !is_valid {
                 return;
             }
-            assert!(before < silent + SESSION * 3 / 4, "the guard is valid beyond its deadline");
+            assert!(before < silent + SESSION * 4 / 5, "the guard is valid beyond its deadline");
             runtime.sleep(std::time::Duration::from_millis(1)).await;
         }
     };
     let (notified, ()) = peer.within("the guard ends", futures_util::future::join(cancelled, polling)).await;
-    // The guard's deadline is three quarters of the session's timeout after the last request that got a response. The
+    // The guard's deadline is four fifths of the session's timeout after the last request that got a response. The
     // session sent this request before the time `silent`.
-    assert!(held.deadline() <= silent + SESSION * 3 / 4);
+    assert!(held.deadline() <= silent + SESSION * 4 / 5);
     // The engine does not let another candidate lead before one session timeout has passed since the leader's last
     // request.
     let took = notified.since(silent);

@@ -42,11 +42,11 @@ async fn selector_runs_a_task_while_it_leads() -> Result<(), Box<dyn Error>> {
     let client = client();
     // [leader-selector]
     use reveille_coordination::recipes::{Candidate, LeaderSelector, Leading};
-    use reveille_coordination::tree::{Acl, NodePath};
+    use reveille_coordination::tree::NodePath;
     use tokio_util::sync::CancellationToken;
 
-    let candidate = Candidate { acl: Acl::Open, ..Candidate::new("host-7") };
-    let selector = LeaderSelector::new(&client, NodePath::new("/leaders/mail")?, candidate);
+    let group = NodePath::new("/leaders/mail")?;
+    let selector = LeaderSelector::new(&client, group, Candidate::new("host-7"));
     let stop = CancellationToken::new();
     selector
         .run(&stop, |leading: Leading| {

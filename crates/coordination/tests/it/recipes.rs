@@ -100,7 +100,7 @@ fn at_most_one_process_leads_during_connection_cuts() {
                 let options = SessionOptions { timeout: Duration::from_secs(2), ..SessionOptions::default() };
                 let client = Client::new(&runtime, process.clone(), options);
                 let trust = if seed % 2 == 0 { Trust::UntilSuspended } else { Trust::UntilLost };
-                let candidate = Candidate { acl: Acl::Open, trust, ..Candidate::new("candidate") };
+                let candidate = Candidate { trust, ..Candidate::new("candidate") };
                 let selector = LeaderSelector::new(&client, NodePath::new("/throne").unwrap(), candidate);
                 let (leaders, stop, runtime) = (leaders.clone(), stop.clone(), runtime.clone());
                 tasks.spawn("candidate", async move {
@@ -140,7 +140,7 @@ fn leader_guard_becomes_invalid_before_the_leader_is_notified() {
             let forest = MemoryForest::new(runtime.clone(), slow());
             let options = SessionOptions { timeout: Duration::from_secs(2), ..SessionOptions::default() };
             let client = Client::new(&runtime, forest.process().await, options);
-            let candidate = Candidate { acl: Acl::Open, trust: Trust::UntilLost, ..Candidate::new("a") };
+            let candidate = Candidate { trust: Trust::UntilLost, ..Candidate::new("a") };
             let selector = LeaderSelector::new(&client, NodePath::new("/throne").unwrap(), candidate);
             let (seen, saw) = oneshot::channel();
             let (tasks, led, clock) = (TaskSet::new(&runtime), leads.clone(), runtime.clone());
