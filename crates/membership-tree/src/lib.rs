@@ -114,14 +114,29 @@ impl TreeOwnership {
     /// Returns the same errors as [`Ownership::view`].
     pub fn id(&self) -> Answer<'_, String> {
         let inner = self.0.clone();
-        self.0.detached(async move {
-            inner.id().await.map_err(|error| match error {
-                TreeError::Forbidden => OwnershipError::Rejected(
-                    "another cluster uses this root path; configure a different root path for each cluster".to_owned(),
-                ),
-                error => cluster_error(error),
-            })
-        })
+        self.0.detached(async move { inner.id().await.map_err(id_error) })
+    }
+
+    /// Returns the cluster's id. Unlike [`TreeOwnership::id`], creates nothing.
+    ///
+    /// # Errors
+    /// Returns [`OwnershipError::Rejected`] if no member of a cluster has used this root path. All other errors are the
+    /// same as those of [`Ownership::view`].
+    pub fn existing_id(&self) -> Answer<'_, String> {
+        let inner = self.0.clone();
+        self.0.detached(async move { inner.existing_id().await.map_err(id_error) })
+    }
+}
+
+fn id_error(error: TreeError) -> OwnershipError {
+    match error {
+        TreeError::Forbidden => OwnershipError::Rejected(
+            "another cluster uses this root path; configure a different root path for each cluster".to_owned(),
+        ),
+        TreeError::NoNode => OwnershipError::Rejected(
+            "no member of a cluster has used this root path; check the coordination URL, or start a member".to_owned(),
+        ),
+        error => cluster_error(error),
     }
 }
 
@@ -177,6 +192,11 @@ impl Inner {
         let tree = self.client.session().await?;
         let id = Bytes::from(MemberId::random(&self.runtime).to_string());
         self.client.make(&*tree, &self.id, id, &self.acl).await?;
+        self.existing_id().await
+    }
+
+    async fn existing_id(&self) -> Result<String, TreeError> {
+        let tree = self.client.session().await?;
         tree.sync().await?;
         let node = tree.get(&self.id).await?;
         String::from_utf8(node.data.to_vec()).map_err(|_| malformed_node())

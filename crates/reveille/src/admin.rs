@@ -256,7 +256,14 @@ async fn status(runtime: &Runtime, arguments: &StatusArguments) -> anyhow::Resul
         true => serde_json::to_string_pretty(&status).context("cannot encode the status as JSON")?,
         false => status.table(arguments.shards),
     };
-    console::line(text.trim_end()).context("cannot print the result")
+    console::line(text.trim_end()).context("cannot print the result")?;
+    let unowned = status.shards.iter().filter(|shard| shard.owner.is_none()).count();
+    ensure!(
+        unowned == 0,
+        "{unowned} of {SHARDS} shards have no owner, so their callbacks wait: start a member, or wait until the leases of \
+         stopped members have ended"
+    );
+    Ok(())
 }
 
 /// Returns the lag of each shard that has a due row without an outcome.

@@ -122,6 +122,15 @@ pub(crate) struct Coordination {
     id: String,
 }
 
+/// Purpose for which a process opens the coordination engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Purpose {
+    /// The process becomes a member, so it creates missing data of the cluster.
+    Join,
+    /// The process creates nothing.
+    Read,
+}
+
 const CANNOT_COORDINATE: &str = "cannot coordinate with the other members";
 
 /// Reason why this process cannot open the coordination engine.
@@ -134,12 +143,11 @@ enum ConnectError {
 }
 
 impl ConnectError {
-    /// Returns whether the process waits for the engine. It waits for a database, but not for a ZooKeeper ensemble: the
-    /// client of the ensemble has already tried to connect for a while.
+    /// Returns whether a later attempt may succeed without an operator's action.
     fn is_retryable(&self) -> bool {
         match self {
             ConnectError::Open(error) => error.is_retryable(),
-            ConnectError::Ownership(_) => false,
+            ConnectError::Ownership(error) => error.is_retryable(),
         }
     }
 }
@@ -149,8 +157,8 @@ impl PostgresEngine {
         store_postgres::Options { password: self.password.clone(), ..store_postgres::Options::default() }
     }
 
-    /// Opens the coordination engine for a member of the cluster whose data is in `store`. Waits while the engine is a
-    /// database that is unreachable. The leases of members have the length `lease`. If the engine is a tree, only
+    /// Opens the coordination engine for a member of the cluster whose data is in `store`. Waits while the engine is
+    /// unreachable. The leases of members have the length `lease`. If the engine is a tree, only
     /// processes that know the cluster's secret can access the nodes that members create.
     ///
     /// # Errors
@@ -161,7 +169,7 @@ impl PostgresEngine {
         lease: Duration,
         store: &PostgresStore,
     ) -> anyhow::Result<Coordination> {
-        let open = async || self.open_coordination(runtime, lease, store).await;
+        let open = async || self.open_coordination(runtime, lease, store, Purpose::Join).await;
         let opened = stop::open_when_reachable(runtime, open, ConnectError::is_retryable).await?;
         let coordination = opened.context(CANNOT_COORDINATE)?;
         let recorded_id = store
@@ -177,7 +185,8 @@ impl PostgresEngine {
     /// # Errors
     /// Returns an error if the engine cannot be opened or read, or if the members of the cluster use another engine.
     pub(crate) async fn view(&self, runtime: &Runtime, store: &PostgresStore) -> anyhow::Result<View> {
-        let coordination = self.open_coordination(runtime, VIEW_LEASE, store).await.context(CANNOT_COORDINATE)?;
+        let opened = self.open_coordination(runtime, VIEW_LEASE, store, Purpose::Read).await;
+        let coordination = opened.context(CANNOT_COORDINATE)?;
         if let Some(recorded_id) = &store.cluster().coordination_id {
             check_coordination(&coordination, recorded_id)?;
         }
@@ -189,10 +198,11 @@ impl PostgresEngine {
         runtime: &Runtime,
         lease: Duration,
         store: &PostgresStore,
+        purpose: Purpose,
     ) -> Result<Coordination, ConnectError> {
         let secret = Sha256::new().chain_update("reveille coordination").chain_update(&store.cluster().peer_secret.0);
         let credentials = Credentials { name: "reveille".to_owned(), password: BASE64.encode(secret.finalize()) };
-        self.connect_coordination(runtime, lease, credentials).await
+        self.connect_coordination(runtime, lease, credentials, purpose).await
     }
 
     /// Connects to the coordination engine. The engine's data is in tables of the database, or below the node
@@ -202,6 +212,7 @@ impl PostgresEngine {
         runtime: &Runtime,
         lease: Duration,
         credentials: Credentials,
+        purpose: Purpose,
     ) -> Result<Coordination, ConnectError> {
         let (url, password) = (self.coordination.as_str(), self.password.clone());
         match coordination_connect::Engine::of(url)? {
@@ -210,7 +221,10 @@ impl PostgresEngine {
                 let root = NodePath::new("/reveille").expect("the path /reveille is valid in a tree");
                 let ownership = TreeOwnership::new(runtime, trees, &root, Acl::Creator, vec![credentials]);
                 let ownership = ownership.expect("the path of each node below /reveille is short enough for a tree");
-                let id = ownership.id().await?;
+                let id = match purpose {
+                    Purpose::Join => ownership.id().await?,
+                    Purpose::Read => ownership.existing_id().await?,
+                };
                 Ok(Coordination { ownership: Arc::new(ownership), id })
             }
             coordination_connect::Engine::Postgres => {

@@ -1,5 +1,6 @@
 //! Commands with which people and shell scripts use the tree of a coordination engine and the coordination recipes.
 
+mod credentials;
 mod discover;
 mod elect;
 mod roles;
@@ -10,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use cli_support::Url;
 use coordination::recipes::Client;
@@ -27,6 +28,8 @@ pub(crate) enum Command {
     Discover(discover::Arguments),
     /// Show the jobs of a role match, their holders, and the number of waiting candidates
     Roles(NodeArguments),
+    /// Create a file with credentials for the nodes of a group
+    Credentials(credentials::Arguments),
     /// Run a command only while this process is the leader of a group
     Elect(elect::Arguments),
     /// Kill the command of `elect` at the deadline of the leadership, or when `elect` has ended
@@ -42,6 +45,7 @@ pub(crate) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Resu
         Command::Tree(command) => Box::pin(tree::execute(runtime, command)).await,
         Command::Discover(arguments) => Box::pin(discover::execute(runtime, &arguments)).await,
         Command::Roles(arguments) => Box::pin(roles::execute(runtime, &arguments)).await,
+        Command::Credentials(arguments) => credentials::execute(runtime, &arguments),
         Command::Elect(arguments) => Box::pin(elect::execute(runtime, &arguments)).await,
         Command::Supervise(arguments) => supervise::supervise(runtime, &arguments).await,
         Command::Become(arguments) => Err(supervise::become_command(&arguments)),
@@ -60,9 +64,10 @@ struct Engine {
     /// File with the password of the database, as an alternative to a password in the URL
     #[arg(long, env = "REVEILLE_PASSWORD_FILE")]
     password_file: Option<PathBuf>,
-    /// File with credentials in lines NAME:PASSWORD, for nodes with restricted access
-    #[arg(long, env = "REVEILLE_COORDINATION_CREDENTIALS")]
-    credentials_file: Option<PathBuf>,
+    /// File with credentials in lines NAME:PASSWORD, which `reveille credentials` creates; only clients with the same
+    /// credentials can access the nodes that this command creates
+    #[arg(long, value_name = "FILE", env = "REVEILLE_COORDINATION_CREDENTIALS")]
+    credentials: Option<PathBuf>,
     /// Seconds without contact after which the engine ends the session of this process [2 to 300]
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(2..=300))]
     session_seconds: u64,
@@ -102,22 +107,26 @@ impl Engine {
     }
 
     fn credentials(&self) -> anyhow::Result<Vec<Credentials>> {
-        let Some(path) = &self.credentials_file else { return Ok(Vec::new()) };
+        let Some(path) = &self.credentials else { return Ok(Vec::new()) };
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-        let read = |(at, line): (usize, &str)| match line.split_once(':') {
-            Some((name, password)) => Ok(Credentials { name: name.to_owned(), password: password.to_owned() }),
-            None => bail!("{}, line {}: expected the form NAME:PASSWORD", path.display(), at + 1),
-        };
-        let all = lines.map(read).collect::<anyhow::Result<Vec<_>>>()?;
-        ensure!(!all.is_empty(), "{} has no line NAME:PASSWORD; write one line for each name", path.display());
-        Ok(all)
+        credentials::parse(&text).with_context(|| path.display().to_string())
     }
 
-    /// Returns the access control list for new nodes. If this process has credentials, only clients with the same
-    /// credentials have access. Otherwise all clients have access.
-    fn acl(&self) -> Acl {
-        if self.credentials_file.is_some() { Acl::Creator } else { Acl::Open }
+    /// Returns the access list for new nodes: with `open`, all clients have access, and otherwise only clients with the
+    /// credentials of this process.
+    ///
+    /// # Errors
+    /// Returns an error if the user gives neither credentials nor `open`.
+    fn acl(&self, open: bool) -> anyhow::Result<Acl> {
+        match &self.credentials {
+            _ if open => Ok(Acl::Open),
+            Some(_) => Ok(Acl::Creator),
+            None => bail!(
+                "this command creates nodes, and no credentials are given: create a file with `reveille credentials \
+                 FILE` and give it with --credentials FILE, or let every client of the engine access the nodes with \
+                 --open"
+            ),
+        }
     }
 }
 
@@ -137,10 +146,14 @@ pub(crate) struct NodeArguments {
 /// Returns a function that explains an error of an operation on this node and names the next step.
 fn explain(path: &NodePath) -> impl Fn(TreeError) -> anyhow::Error {
     move |error| match error {
+        TreeError::NoNode if *path == NodePath::root() => anyhow::anyhow!(
+            "the engine has no nodes at the path of the coordination URL: check the URL; the first node that a command \
+             creates also creates this path"
+        ),
         TreeError::NoNode => anyhow::anyhow!("no such node: {path}; `reveille tree ls` shows the existing nodes"),
         TreeError::NotEmpty => anyhow::anyhow!("{path} has children: `--recursive` also deletes the children"),
         TreeError::Forbidden => {
-            anyhow::anyhow!("access to {path} denied: give your credentials with --credentials-file")
+            anyhow::anyhow!("access to {path} denied: give the credentials of its creator with --credentials FILE")
         }
         error => anyhow::Error::new(error).context(path.to_string()),
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use coordination::recipes::{Discovery, Instances, Service, Source};
-use coordination::tree::NodePath;
+use coordination::tree::{Acl, NodePath};
 use runtime::Runtime;
 use serde_json::json;
 
@@ -40,7 +40,7 @@ pub(super) async fn execute(runtime: &Runtime, arguments: &Arguments) -> anyhow:
         true => arguments.engine.client_when_reachable(runtime).await?,
         false => arguments.engine.client(runtime).await?,
     };
-    let discovery = Discovery::new(&client, arguments.root.clone(), arguments.engine.acl());
+    let discovery = Discovery::new(&client, arguments.root.clone(), Acl::Open);
     let discovery = discovery.with_files(arguments.files.clone());
     let following = match &arguments.name {
         Some(name) => {
@@ -74,6 +74,7 @@ fn print(instances: &Instances, as_json: bool) -> anyhow::Result<()> {
                 "name": instance.service.name,
                 "key": instance.key,
                 "payload": instance.payload,
+                "problem": instance.problem,
             })
         };
         let all: Vec<_> = instances.all.iter().map(instance).collect();
@@ -82,7 +83,10 @@ fn print(instances: &Instances, as_json: bool) -> anyhow::Result<()> {
     let row = |instance: &coordination::recipes::Instance| {
         let mut payload = instance.payload.clone();
         payload.remove("header");
-        let payload = serde_json::Value::Object(payload).to_string();
+        let payload = match &instance.problem {
+            Some(problem) => problem.clone(),
+            None => serde_json::Value::Object(payload).to_string(),
+        };
         [
             instance.service.class.clone(),
             instance.service.name.clone(),

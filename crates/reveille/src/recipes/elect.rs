@@ -51,6 +51,9 @@ pub(crate) struct Arguments {
     grace: u64,
     #[command(flatten)]
     engine: Engine,
+    /// Create nodes that every client of the engine can access and delete
+    #[arg(long)]
+    open: bool,
     /// Command to run while this process leads, with REVEILLE_TERM in its environment
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
@@ -67,6 +70,7 @@ enum Layout {
 /// Runs the command whenever this process leads. When the command ends by itself, this process exits with the exit code
 /// of the command. After a loss of the leadership, this process stops the command and becomes a candidate again.
 pub(super) async fn execute(runtime: &Runtime, arguments: &Arguments) -> anyhow::Result<()> {
+    let acl = arguments.engine.acl(arguments.open)?;
     let mut signals = Signals::listen()?;
     let client = tokio::select! {
         biased;
@@ -75,7 +79,7 @@ pub(super) async fn execute(runtime: &Runtime, arguments: &Arguments) -> anyhow:
     };
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let candidate = Candidate {
-        acl: arguments.engine.acl(),
+        acl: Some(acl),
         layout: match arguments.layout {
             Layout::Selector => coordination::recipes::Layout::Selector,
             Layout::Latch => coordination::recipes::Layout::Latch,

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use clap::Subcommand;
 use cli_support::console;
 use coordination::recipes::Client;
-use coordination::tree::{CreateMode, Event, Expected, Node, NodePath, Stat, Tree, TreeError};
+use coordination::tree::{Acl, CreateMode, Event, Expected, Node, NodePath, Stat, Tree, TreeError};
 use futures_util::StreamExt as _;
 use runtime::Runtime;
 use serde_json::{Value, json};
@@ -48,9 +48,12 @@ pub(crate) enum Command {
         /// Version that the node must have
         #[arg(long, conflicts_with = "create")]
         version: Option<i32>,
-        /// Create the node if it does not exist
+        /// Create the node if it does not exist; needs `--credentials` or `--open`
         #[arg(long)]
         create: bool,
+        /// Create nodes that every client of the engine can access and delete
+        #[arg(long, requires = "create")]
+        open: bool,
     },
     /// Print the changes of a node and of all nodes below it, until a signal stops the command
     Watch(NodeArguments),
@@ -72,18 +75,22 @@ pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Resu
         Command::Watch(at) => at,
         Command::Ls { at, .. } | Command::Get { at, .. } | Command::Set { at, .. } | Command::Rm { at, .. } => at,
     };
+    let new_acl = match &command {
+        Command::Set { at, create: true, open, .. } => Some(at.engine.acl(*open)?),
+        _ => None,
+    };
     let client = at.engine.client(runtime).await?;
     let tree = client.session().await?;
     tree.sync().await?;
     let done = match &command {
         Command::Ls { at, recursive } => ls(&*tree, at, *recursive).await,
         Command::Get { at, raw } => get(&*tree, at, *raw).await,
-        Command::Set { at, value, version, create } => {
+        Command::Set { at, value, version, .. } => {
             let data = match value {
                 Some(value) => Bytes::from(value.clone()),
                 None => standard_input()?,
             };
-            set(&*tree, at, data, *version, *create).await
+            set(&*tree, at, data, *version, new_acl).await
         }
         Command::Watch(at) => watch(&client, at).await,
         Command::Rm { at, recursive, version } => rm(&*tree, at, *recursive, *version).await,
@@ -190,14 +197,14 @@ async fn set(
     at: &NodeArguments,
     data: Bytes,
     version: Option<i32>,
-    create: bool,
+    new_acl: Option<Acl>,
 ) -> anyhow::Result<()> {
     let expected = version.map_or(Expected::Any, Expected::Version);
     let stat = match tree.set(&at.path, data.clone(), expected).await {
-        Err(TreeError::NoNode) if create => create_with_parents(tree, at, data).await?,
-        Err(TreeError::NoNode) => {
-            anyhow::bail!("no such node: {}; `--create` creates the node", at.path)
-        }
+        Err(TreeError::NoNode) => match new_acl {
+            Some(acl) => create_with_parents(tree, at, data, acl).await?,
+            None => anyhow::bail!("no such node: {}; `--create` creates the node", at.path),
+        },
         Err(TreeError::BadVersion) => {
             let now = tree.exists(&at.path).await?.map(|stat| stat.version);
             anyhow::bail!("{} has another version: {}", at.path, show::or_dash(now))
@@ -211,8 +218,7 @@ async fn set(
 }
 
 /// Creates the node and the missing nodes above it.
-async fn create_with_parents(tree: &dyn Tree, at: &NodeArguments, data: Bytes) -> anyhow::Result<Stat> {
-    let acl = at.engine.acl();
+async fn create_with_parents(tree: &dyn Tree, at: &NodeArguments, data: Bytes, acl: Acl) -> anyhow::Result<Stat> {
     let mut missing = vec![at.path.clone()];
     while let Some(path) = missing.last().cloned() {
         let data = if path == at.path { data.clone() } else { Bytes::new() };

@@ -131,8 +131,12 @@ impl TestCluster {
         let mut command = Command::new(BINARY);
         command.args(["cluster", "status", "--json", "--store", &self.url]);
         let output = run(self.add_coordination(&mut command));
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
+        let error = String::from_utf8_lossy(&output.stderr);
+        let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{error}"));
+        let is_whole = status["shards"].as_array().unwrap().iter().all(|shard| !shard["owner"].is_null());
+        assert_eq!(output.status.success(), is_whole, "{error}");
+        assert_eq!(error.contains("shards have no owner"), !is_whole, "{error}");
+        status
     }
 
     /// Waits until exactly the members with these names own all shards, in equal shares.

@@ -4,6 +4,7 @@ mod elect;
 
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -58,12 +59,12 @@ fn tree_commands_show_and_change_nodes() {
     for url in [&zookeeper(), &postgres()] {
         assert!(failure(url, &["tree", "get", "/a/b"]).contains("reveille tree ls"));
         assert!(failure(url, &["tree", "set", "/a/b", "1"]).contains("--create"));
-        assert_eq!(stdout_of(url, &["tree", "set", "/a/b", "one", "--create"]), "/a/b has version 0\n");
+        assert_eq!(stdout_of(url, &["tree", "set", "/a/b", "one", "--create", "--open"]), "/a/b has version 0\n");
         assert_eq!(stdout_of(url, &["tree", "set", "/a/b", "two", "--version", "0"]), "/a/b has version 1\n");
         assert!(failure(url, &["tree", "set", "/a/b", "three", "--version", "0"]).contains("another version: 1"));
         assert_eq!(stdout_of(url, &["tree", "get", "/a/b"]), "two\n");
 
-        let mut piped = reveille(url, &["tree", "set", "/a/c", "--create", "--json"]);
+        let mut piped = reveille(url, &["tree", "set", "/a/c", "--create", "--open", "--json"]);
         let mut piped = piped.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         piped.stdin.take().unwrap().write_all(b"\x00\xff").unwrap();
         let created: Value = serde_json::from_slice(&piped.wait_with_output().unwrap().stdout).unwrap();
@@ -121,19 +122,34 @@ fn tree_commands_show_and_change_nodes() {
 fn access_to_nodes_requires_the_credentials_of_their_creator() {
     let (url, folder) = (zookeeper(), tempfile::tempdir().unwrap());
     let credentials = folder.path().join("credentials");
-    fs::write(&credentials, "mail:of the postman\n").unwrap();
     let file = credentials.to_str().unwrap();
-    stdout_of(&url, &["tree", "set", "/mail", "mine", "--create", "--credentials-file", file]);
-    assert!(failure(&url, &["tree", "get", "/mail"]).contains("--credentials-file"));
-    assert_eq!(stdout_of(&url, &["tree", "get", "/mail", "--credentials-file", file]), "mine\n");
-    stdout_of(&url, &["tree", "set", "/mail/box", "", "--create", "--credentials-file", file]);
-    let names = stdout_of(&url, &["tree", "ls", "/", "--recursive"]);
-    assert!(names.contains("/mail ") && !names.contains("/mail/box"), "{names}");
-    assert!(failure(&url, &["elect", "--group", "/mail", "--", "true"]).contains("--credentials-file"));
+    for command in [&["tree", "set", "/mail", "mine", "--create"][..], &["elect", "--group", "/mail", "--", "true"]] {
+        let error = failure(&url, command);
+        assert!(error.contains("`reveille credentials FILE`") && error.contains("--open"), "{error}");
+    }
+    assert!(failure(&url, &["tree", "ls", "/"]).contains("check the URL"), "a read created the root");
+    assert!(stdout_of("", &["credentials", file]).contains("copy it to every host"));
+    let created = fs::read_to_string(&credentials).unwrap();
+    assert_eq!(fs::metadata(&credentials).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(created.starts_with("reveille:") && created.len() > 50, "{} bytes", created.len());
+    assert!(failure("", &["credentials", file]).contains("exists"));
+    assert_eq!(fs::read_to_string(&credentials).unwrap(), created);
+    let other = folder.path().join("other");
+    assert!(failure("", &["credentials", "--name", "a:b", other.to_str().unwrap()]).contains("--name"));
+    stdout_of(&url, &["tree", "set", "/mail", "mine", "--create", "--credentials", file]);
+    assert!(failure(&url, &["tree", "get", "/mail"]).contains("--credentials"));
+    assert_eq!(stdout_of(&url, &["tree", "get", "/mail", "--credentials", file]), "mine\n");
+    stdout_of(&url, &["tree", "set", "/mail/box", "", "--create", "--credentials", file]);
+    assert!(failure(&url, &["tree", "ls", "/"]).contains("--credentials"), "the root belongs to the credentials");
+    stdout_of(&url, &["tree", "set", "/public", "", "--create", "--open", "--credentials", file]);
+    assert_eq!(stdout_of(&url, &["tree", "get", "/public"]), "\n");
+    assert!(failure(&url, &["elect", "--open", "--group", "/mail", "--", "true"]).contains("--credentials"));
+    let elect = ["elect", "--group", "/mail/lead", "--credentials", file, "--", "true"];
+    assert!(run(&url, &elect).status.success());
     fs::write(&credentials, "\n").unwrap();
-    assert!(failure(&url, &["tree", "ls", "/", "--credentials-file", file]).contains("has no line NAME:PASSWORD"));
+    assert!(failure(&url, &["tree", "ls", "/", "--credentials", file]).contains("has no line NAME:PASSWORD"));
     fs::write(&credentials, "no password\n").unwrap();
-    let error = failure(&url, &["tree", "get", "/mail", "--credentials-file", file]);
+    let error = failure(&url, &["tree", "get", "/mail", "--credentials", file]);
     assert!(error.contains("line 1: expected the form NAME:PASSWORD") && !error.contains("no password"), "{error}");
 }
 
@@ -141,7 +157,7 @@ fn access_to_nodes_requires_the_credentials_of_their_creator() {
 fn discover_and_roles_commands_show_the_contents_of_the_tree() {
     let url = zookeeper();
     let yaml = "header: {service_class: kestrel}\nhost: 10.0.0.1\n";
-    stdout_of(&url, &["tree", "set", "/discovery/kestrel/platform/one", yaml, "--create"]);
+    stdout_of(&url, &["tree", "set", "/discovery/kestrel/platform/one", yaml, "--create", "--open"]);
     let found = json_of(&url, &["discover", "kestrel", "platform", "--json"]);
     assert_eq!(found["source"], "engine");
     assert_eq!(found["instances"][0]["payload"]["host"], "10.0.0.1");
@@ -150,9 +166,9 @@ fn discover_and_roles_commands_show_the_contents_of_the_tree() {
 
     let empty = json_of(&url, &["roles", "/roles", "--json"]);
     assert_eq!(empty, json!({"jobs": [], "waiting": []}));
-    stdout_of(&url, &["tree", "set", "/roles/jobs/item/item0000000000", "sweep", "--create"]);
-    stdout_of(&url, &["tree", "set", "/roles/assignment/assignment0000000000", "ann", "--create"]);
-    stdout_of(&url, &["tree", "set", "/roles/queue/candidate/candidate0000000003", "bob", "--create"]);
+    stdout_of(&url, &["tree", "set", "/roles/jobs/item/item0000000000", "sweep", "--create", "--open"]);
+    stdout_of(&url, &["tree", "set", "/roles/assignment/assignment0000000000", "ann", "--create", "--open"]);
+    stdout_of(&url, &["tree", "set", "/roles/queue/candidate/candidate0000000003", "bob", "--create", "--open"]);
     let table = stdout_of(&url, &["roles", "/roles"]);
     assert!(table.contains("sweep") && table.contains("ann") && table.contains("waiting for a job: 1"), "{table}");
 }

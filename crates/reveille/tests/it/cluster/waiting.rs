@@ -3,7 +3,8 @@
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
-use test_servers::postgres::Postgres;
+use test_servers::postgres::{self, Postgres};
+use test_servers::zookeeper::Zookeeper;
 
 use super::TestCluster;
 use crate::server::{BINARY, Lines, signal};
@@ -61,13 +62,31 @@ fn member_waits_for_its_database_and_logs_the_wait_once() {
 }
 
 #[test]
+fn member_waits_for_its_ensemble_and_logs_the_wait_once() {
+    let zookeeper = Zookeeper::start(1).unwrap();
+    let coordination = format!("zookeeper://{}/waiting", zookeeper.addresses());
+    let cluster = TestCluster::on_database(postgres::shared().create_database().unwrap(), Some(coordination));
+    let mut status = Command::new(BINARY);
+    let status =
+        cluster.add_coordination(status.args(["cluster", "status", "--store", &cluster.url])).output().unwrap();
+    let error = String::from_utf8_lossy(&status.stderr);
+    assert!(!status.status.success() && error.contains("no member of a cluster has used this root path"), "{error}");
+    zookeeper.kill(0).unwrap();
+    Starting::new(cluster.serve("a")).stop();
+    let member = Starting::new(cluster.serve("a"));
+    zookeeper.restart(0).unwrap();
+    member.wait_for_line(" ready ");
+    member.stop();
+}
+
+#[test]
 fn elect_waits_for_its_database_and_logs_the_wait_once() {
     let postgres = Postgres::start().unwrap();
     let cluster = TestCluster::on_database(postgres.create_database().unwrap(), None);
     postgres.stop().unwrap();
     let elect = || {
         let mut command = Command::new(BINARY);
-        command.args(["elect", "--group", "/g", "--coordination", &cluster.url, "--", "sleep", "600"]);
+        command.args(["elect", "--open", "--group", "/g", "--coordination", &cluster.url, "--", "sleep", "600"]);
         command
     };
     Starting::new(elect()).stop();

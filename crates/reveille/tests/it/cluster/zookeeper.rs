@@ -57,7 +57,7 @@ fn members_restrict_access_to_their_zookeeper_nodes() {
         &["tree", "get", "/reveille/id"],
         &["tree", "set", "/reveille/id", "mine"],
         &["tree", "rm", "/reveille/members", "--recursive"],
-        &["tree", "set", "/reveille/claims/leader", "mine", "--create"],
+        &["tree", "set", "/reveille/claims/leader", "mine", "--create", "--open"],
     ] {
         let message = failure(Command::new(BINARY).args(arguments).args(["--coordination", &there]));
         assert!(message.contains("denied"), "{arguments:?}: {message}");
@@ -73,9 +73,10 @@ fn members_restrict_access_to_their_zookeeper_nodes() {
     assert!(message.contains("another coordination engine"), "{message}");
     let unreachable = TestCluster { coordination: Some("zookeeper://127.0.0.1:9".to_owned()), ..other };
     let began = Instant::now();
+    let mut status = Command::new(BINARY);
     let message =
-        failure(unreachable.serve_without_key("c").arg("--store-key").arg(cluster.key_folder().join("store.key")));
+        failure(unreachable.add_coordination(status.args(["cluster", "status", "--store", &unreachable.url])));
     assert!(message.contains("127.0.0.1:9") && message.contains("coordinate"), "{message}");
-    assert!(began.elapsed() < Duration::from_secs(40), "the member fails in time");
+    assert!(began.elapsed() < Duration::from_secs(40), "the command fails in time");
     assert!(server.stop().success());
 }

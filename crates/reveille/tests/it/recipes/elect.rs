@@ -29,7 +29,7 @@ const NOTES: &str = "while :; do echo $REVEILLE_TERM $$ >> \"$0\"; sleep 0.02; d
 impl Candidate {
     fn start(url: &str, log: &Path, session_seconds: u64, script: &str) -> Self {
         let seconds = session_seconds.to_string();
-        let mut command = reveille(url, &["elect", "--group", "/group", "--session-seconds", &seconds]);
+        let mut command = reveille(url, &["elect", "--open", "--group", "/group", "--session-seconds", &seconds]);
         command.args(["--grace", "1", "--", "sh", "-c", script]).arg(log);
         Candidate { elect: command.stderr(Stdio::null()).spawn().unwrap(), log: log.to_owned() }
     }
@@ -207,7 +207,7 @@ fn elect_process_ends_a_command_that_ignores_sigterm() {
 fn second_sigterm_makes_an_elect_process_kill_its_command() {
     let (url, folder) = (zookeeper(), tempfile::tempdir().unwrap());
     let log = folder.path().join("log");
-    let mut command = reveille(&url, &["elect", "--group", "/group", "--grace", "3600", "--", "sh", "-c"]);
+    let mut command = reveille(&url, &["elect", "--open", "--group", "/group", "--grace", "3600", "--", "sh", "-c"]);
     let elect = command.arg(format!("trap '' TERM; {NOTES}")).arg(&log).stderr(Stdio::null()).spawn().unwrap();
     let mut candidate = Candidate { elect, log };
     let worker = candidate.worker();
@@ -255,7 +255,7 @@ fn elect_process_sends_sigterm_before_its_session_expires() {
 fn elect_process_exits_with_the_code_of_its_command() {
     let url = zookeeper();
     let code = |script: &str| {
-        let output = run(&url, &["elect", "--group", "/group", "--grace", "1", "--", "sh", "-c", script]);
+        let output = run(&url, &["elect", "--open", "--group", "/group", "--grace", "1", "--", "sh", "-c", script]);
         (output.status.code(), String::from_utf8(output.stdout).unwrap())
     };
     assert_eq!(code("echo done; exit 0"), (Some(0), "done\n".to_owned()));
@@ -266,9 +266,10 @@ fn elect_process_exits_with_the_code_of_its_command() {
     assert_eq!(ended, Some(5));
     assert!(!is_there(child.trim().parse().unwrap()), "a background process of the command has ended");
     // This grace period of 3,600 seconds is longer than the longest session timeout that the ensemble allows.
-    let long = ["elect", "--group", "/group", "--grace", "3600", "--session-seconds", "300", "--", "sleep", "0.5"];
+    let long =
+        ["elect", "--open", "--group", "/group", "--grace", "3600", "--session-seconds", "300", "--", "sleep", "0.5"];
     assert!(run(&url, &long).status.success());
-    let missing = run(&url, &["elect", "--group", "/group", "--", "no-such-program"]);
+    let missing = run(&url, &["elect", "--open", "--group", "/group", "--", "no-such-program"]);
     let error = String::from_utf8(missing.stderr).unwrap();
     assert!(!missing.status.success() && error.contains("no-such-program") && error.contains("PATH"), "{error}");
 }
