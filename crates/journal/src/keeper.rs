@@ -1,6 +1,7 @@
-//! Task that prepares the next segment for the writer, recycles released segments, and writes proofs while the writer is
-//! idle. The task is separate from the writer, so the writer waits neither for the allocation nor for the renaming of a
-//! file, nor for a proof. The task also verifies the lock of the folder once per second and before it changes a file.
+//! Task that prepares the next segment for the writer, recycles released segments, and writes proofs while the writer
+//! is idle. The task is separate from the writer, so the writer waits neither for the allocation nor for the renaming
+//! of a file, nor for a proof. The task also verifies the lock of the folder once per second and before it changes a
+//! file.
 //!
 //! Invariants: a file has a segment's name only while its header is the durable header of that segment. The task
 //! removes the name of the oldest segment first, and makes this removal durable before it removes the next name. A
@@ -181,8 +182,8 @@ async fn prepare_from(
         header.filled = 0;
         if let Some((at, start)) = last_record_start(&*file, header.length).await? {
             header.filled = at;
-            // After a failed sync, the cache of the operating system may contain a record that the disk lacks. The header
-            // must name only a block that is durable, so the keeper writes the start of the record again.
+            // After a failed sync, the cache of the operating system may contain a record that the disk lacks. The
+            // header must name only a block that is durable, so the keeper writes the start of the record again.
             file.write_at(at, &start).await?;
         }
     }

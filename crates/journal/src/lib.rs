@@ -10,11 +10,11 @@
 //! The journal stores entries in preallocated files, the segments. It reuses a segment once [`Journal::release`] has
 //! released all entries of the segment.
 //!
-//! The journal does not interpret entries and has no index of their content. If the disk replaces durable records at the
-//! end by zeros, the journal detects the loss if it was idle after these records, or if the zeros reach far enough into a
-//! reused file. Otherwise the records look like records that the journal never wrote. The journal also cannot detect that
-//! another program deleted its newest files. A consumer therefore stores [`Journal::id`] and the index of the last
-//! entry that the consumer has applied. It rejects a journal whose [`Opened::next`] is not after that index.
+//! The journal does not interpret entries and has no index of their content. If the disk replaces durable records at
+//! the end by zeros, the journal detects the loss if it was idle after these records, or if the zeros reach far enough
+//! into a reused file. Otherwise the records look like records that the journal never wrote. The journal also cannot
+//! detect that another program deleted its newest files. A consumer therefore stores [`Journal::id`] and the index of
+//! the last entry that the consumer has applied. It rejects a journal whose [`Opened::next`] is not after that index.
 //!
 //! Invariants:
 //! - The journal sends a [`Commit`] after the sync that made its entries durable. Indexes have no gap, and the first

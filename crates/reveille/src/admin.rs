@@ -24,7 +24,8 @@ use crate::{data_folder, header_binding, identity, store_key};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum StoreCommand {
-    /// Create the schema in a database, or migrate an older schema and its encrypted headers to the version of this build
+    /// Create the schema in a database, or migrate an older schema and its encrypted headers to the version of this
+    /// build
     Migrate(MigrateArguments),
     /// Start an epoch, so that members accept a database that was restored with pg_restore or copied
     NewEpoch(NewEpochArguments),

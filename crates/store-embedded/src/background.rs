@@ -127,8 +127,8 @@ impl Shared {
         }
     }
 
-    /// Returns true if a commit of the journal has recently waited long for the disk. A read from the disk may then wait
-    /// equally long.
+    /// Returns true if a commit of the journal has recently waited long for the disk. A read from the disk may then
+    /// wait equally long.
     pub(crate) fn is_disk_busy(&self) -> bool {
         self.nanos() < self.busy_until.load(Ordering::Relaxed)
     }

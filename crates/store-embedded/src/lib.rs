@@ -253,8 +253,8 @@ impl EmbeddedStore {
     }
 
     /// Looks up rows. A small number of look-ups runs on the caller's thread. A look-up of a row in memory takes some
-    /// microseconds, and a wake-up of another thread takes longer. While the disk is busy, a look-up of a row on the disk
-    /// could stop the caller's thread for 100 ms, so all look-ups run on the reader threads.
+    /// microseconds, and a wake-up of another thread takes longer. While the disk is busy, a look-up of a row on the
+    /// disk could stop the caller's thread for 100 ms, so all look-ups run on the reader threads.
     fn look_up<T: Send + 'static>(
         &self,
         count: usize,

@@ -38,8 +38,8 @@ struct Opening<'a> {
 
 impl EmbeddedStore {
     /// Opens the store in the folder `dir`, and creates the store if it does not exist. Removes the access of other
-    /// users to the folder and the files of the store. The call blocks its thread while it replays the journal. The store's tasks run in `tasks`. They end after [`EmbeddedStore::close`], or
-    /// after the caller drops the store.
+    /// users to the folder and the files of the store. The call blocks its thread while it replays the journal. The
+    /// store's tasks run in `tasks`. They end after [`EmbeddedStore::close`], or after the caller drops the store.
     ///
     /// # Errors
     /// Returns an [`OpenError`] if the store cannot be opened. If the error reports damage, the call has changed no
@@ -71,12 +71,11 @@ impl EmbeddedStore {
     }
 }
 
-/// Starts an epoch in the closed store in the folder `dir`. The new epoch is higher than the epoch `earlier`. The caller
-/// has copied the data of another store, whose epoch is `earlier`, to this store.
+/// Starts an epoch in the closed store in the folder `dir`. The new epoch is higher than the epoch `earlier`. The
+/// caller has copied the data of another store, whose epoch is `earlier`, to this store.
 ///
-/// # Errors
-/// Returns an [`OpenError`] if the folder does not contain a store that was closed regularly, or if another process uses
-/// it.
+/// # Errors Returns an [`OpenError`] if the folder does not contain a store that was closed regularly, or if another
+/// process uses it.
 pub async fn start_epoch(runtime: &Runtime, tasks: &TaskSet, dir: &Path, earlier: u64) -> Result<(), OpenError> {
     let options = Options::default();
     let opening = Opening { runtime, dir, options: &options };
@@ -370,7 +369,8 @@ pub(crate) async fn open_index(runtime: &Runtime, dir: &Path, options: &Options)
     })
 }
 
-/// Returns the path of the file with the due rows of the store in `dir`, if its index is [`IndexKind::Map`]. A simulation damages this file.
+/// Returns the path of the file with the due rows of the store in `dir`, if its index is [`IndexKind::Map`]. A
+/// simulation damages this file.
 #[must_use]
 pub fn due_file(dir: &Path) -> PathBuf {
     map::path(&dir.join(INDEX_DIR), Family::Due)

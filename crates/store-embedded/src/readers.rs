@@ -1,4 +1,6 @@
 //! Threads that look up rows, so that the threads of callers do not wait for the disk.
+//!
+//! docs/decisions/0223-move-look-ups-away-from-a-busy-disk.md gives the reasons for the design.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,7 +34,8 @@ impl Readers {
         Readers(Arc::new(Jobs { queue: Mutex::default(), waiting, free }))
     }
 
-    /// Runs look-ups on this thread until the store closes. Then runs the look-ups that still wait, and accepts no more.
+    /// Runs look-ups on this thread until the store closes. Then runs the look-ups that still wait, and accepts no
+    /// more.
     pub(crate) async fn run(self, closed: CancellationToken) {
         loop {
             tokio::select! {

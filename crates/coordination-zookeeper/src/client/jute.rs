@@ -1,5 +1,5 @@
-//! Encoding of ZooKeeper's messages (Jute). Numbers are big-endian. A 32-bit length precedes a buffer, a text or a list,
-//! and -1 stands for a missing value.
+//! Encoding of ZooKeeper's messages (Jute). Numbers are big-endian. A 32-bit length precedes a buffer, a text or a
+//! list, and -1 stands for a missing value.
 
 use bytes::{Buf as _, BufMut as _, Bytes};
 

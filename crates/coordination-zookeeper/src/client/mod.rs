@@ -4,27 +4,27 @@
 //! reconnects until the session has ended. The server answers requests in order, so a queue of the requests under way
 //! assigns each response to its request.
 //!
-//! Every response moves the deadline of the session ([`Session::answered`]). If the task has sent nothing for a sixth of
-//! the timeout, it sends a ping. If it waits for a response and receives none for this time, it reports a suspension, and
-//! after twice this time it connects to another server. While it has no connection, it tries all servers in turn, with
-//! short waits between two rounds.
+//! Every response moves the deadline of the session ([`Session::answered`]). If the task has sent nothing for a sixth
+//! of the timeout, it sends a ping. If it waits for a response and receives none for this time, it reports a
+//! suspension, and after twice this time it connects to another server. While it has no connection, it tries all
+//! servers in turn, with short waits between two rounds.
 //!
 //! docs/decisions/0222-speak-zookeepers-protocol.md gives the reasons for the design.
 
 mod connection;
 mod jute;
+mod link;
 pub(crate) mod protocol;
 mod watches;
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use coordination::tree::session::{Session, SessionId};
-use coordination::tree::{Credentials, NodePath, SessionOptions, TreeError};
+use coordination::tree::TreeError;
+use coordination::tree::session::Session;
 use instants::Monotonic;
 use runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
@@ -32,26 +32,14 @@ use tokio::sync::{mpsc, oneshot};
 use connection::Connection;
 pub(crate) use connection::Server;
 pub(crate) use jute::{Malformed, Reader};
-use protocol::{Connect, Connected, EventKind, Header, Request, code, take_event, take_header, xid};
+use link::Link;
+pub(crate) use link::{OPEN_MAX, Settings, below_root};
+use protocol::{Request, code, take_header, xid};
 use watches::Watches;
 pub(crate) use watches::{Receiver, WatchKind};
 
-/// Longest time for one attempt to connect to a server, including the response to the request for a session. In a
-/// reconnect, the servers share half of the session's remaining time equally, but each has at least [`CONNECT_MIN`].
-const CONNECT_MAX: Duration = Duration::from_secs(3);
-const CONNECT_MIN: Duration = Duration::from_millis(200);
-/// Longest time to open a new session.
-pub(crate) const OPEN_MAX: Duration = Duration::from_secs(30);
-/// Wait after the first round of attempts in which no server accepted the session. The wait doubles after each round.
-const RETRY_FIRST: Duration = Duration::from_millis(50);
-/// Longest wait between two rounds. A session whose timeout is shorter than 40 s waits for at most 1 / 50 of it.
-const RETRY_MAX: Duration = Duration::from_millis(800);
-const RETRIES_PER_TIMEOUT: u32 = 50;
-const RETRY_MIN: Duration = Duration::from_millis(10);
 /// Longest time that the task waits for the server's confirmation that it closed the session.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
-/// Largest number of rounds of attempts to open a new session.
-const OPEN_ROUNDS: u64 = 3;
 /// Part of the session's timeout after which an idle client sends a ping.
 const PINGS_PER_TIMEOUT: u32 = 6;
 /// Largest number of requests without a response, and of bytes that wait for the connection. Further requests wait.
@@ -88,16 +76,9 @@ struct Sending {
     response: oneshot::Sender<Result<Response, TreeError>>,
 }
 
-/// Settings of a session.
-pub(crate) struct Settings {
-    pub(crate) servers: Vec<Server>,
-    pub(crate) root: Option<NodePath>,
-    pub(crate) options: SessionOptions,
-}
-
 impl Client {
-    /// Opens a session, and starts its task. The task ends when the session has ended. It then tries to close the session
-    /// on the server.
+    /// Opens a session, and starts its task. The task ends when the session has ended. It then tries to close the
+    /// session on the server.
     pub(crate) async fn open(runtime: &Runtime, settings: Settings) -> Result<Self, TreeError> {
         let (commands, receiver) = mpsc::unbounded_channel();
         let is_closed = Arc::new(AtomicBool::new(false));
@@ -123,8 +104,8 @@ impl Client {
         &self.session
     }
 
-    /// Sends a request and returns its response, which may report an error. If `watch` is set, the request sets a watch of
-    /// this kind at this path.
+    /// Sends a request and returns its response, which may report an error. If `watch` is set, the request sets a watch
+    /// of this kind at this path.
     pub(crate) async fn send(
         &self,
         request: Request,
@@ -181,198 +162,6 @@ impl Drop for Watched {
             let _session_has_ended = commands.send(Command::Dropped(std::mem::take(&mut self.path)));
         }
     }
-}
-
-/// Data that a reconnect needs.
-struct Link {
-    runtime: Runtime,
-    settings: Settings,
-    /// Number of the server to which the next attempt connects.
-    next: usize,
-    connect: Connect,
-    watches: Watches,
-    xid: i32,
-    /// Number of rounds of attempts since the last connection on which the server answered a ping.
-    rounds: u32,
-}
-
-/// Reason why an attempt to connect failed.
-enum Failed {
-    /// Another attempt may succeed.
-    Unreachable(String),
-    /// The server rejected the session for good.
-    Rejected(TreeError),
-}
-
-impl From<io::Error> for Failed {
-    fn from(error: io::Error) -> Self {
-        Failed::Unreachable(error.to_string())
-    }
-}
-
-impl From<Malformed> for Failed {
-    fn from(error: Malformed) -> Self {
-        Failed::Unreachable(error.to_string())
-    }
-}
-
-impl Link {
-    fn new(runtime: Runtime, settings: Settings) -> Self {
-        let millis = i32::try_from(settings.options.timeout.as_millis()).unwrap_or(i32::MAX);
-        let connect = Connect { timeout_millis: millis, ..Connect::default() };
-        let next = usize::try_from(runtime.random() % settings.servers.len().max(1) as u64).unwrap_or(0);
-        Link { runtime, settings, next, connect, watches: Watches::default(), xid: 0, rounds: 0 }
-    }
-
-    /// Opens a new session on the first server that accepts it.
-    async fn open(&mut self) -> Result<(Connection, Session), TreeError> {
-        let new = self.connect.clone();
-        let mut causes = Vec::new();
-        // The rounds fit into `OPEN_MAX` even if no server responds.
-        let rounds =
-            (OPEN_MAX.as_secs() / (CONNECT_MAX.as_secs() * u64::from(self.server_count()))).clamp(1, OPEN_ROUNDS);
-        for round in 0..u32::try_from(rounds).unwrap_or(1) {
-            if round > 0 {
-                self.wait_after(round, self.settings.options.timeout).await;
-            }
-            causes.clear();
-            for _ in 0..self.server_count() {
-                let sent = self.runtime.monotonic();
-                let server = self.next_server();
-                self.connect = new.clone();
-                match self.attempt(&server, None).await {
-                    Ok(connection) => {
-                        let timeout = Duration::from_millis(u64::try_from(self.connect.timeout_millis).unwrap_or(0));
-                        return Ok((connection, Session::new(SessionId(self.connect.id), timeout, sent)));
-                    }
-                    Err(Failed::Rejected(error)) => return Err(error),
-                    Err(Failed::Unreachable(cause)) => causes.push(format!("{server}: {cause}")),
-                }
-            }
-        }
-        Err(TreeError::Disconnected(format!(
-            "cannot open a session on ZooKeeper: {}; check the URL, and that the servers run",
-            causes.join("; ")
-        )))
-    }
-
-    fn server_count(&self) -> u32 {
-        u32::try_from(self.settings.servers.len()).unwrap_or(u32::MAX).max(1)
-    }
-
-    fn next_server(&mut self) -> Server {
-        let server = self.settings.servers[self.next % self.settings.servers.len()].clone();
-        self.next = self.next.wrapping_add(1);
-        server
-    }
-
-    /// Connects to a server, opens or continues the session, and sets its watches again.
-    async fn attempt(&mut self, server: &Server, session: Option<&Session>) -> Result<Connection, Failed> {
-        let (runtime, sent) = (self.runtime.clone(), self.runtime.monotonic());
-        let limit = session.map_or(CONNECT_MAX, |session| {
-            (session.deadline().since(sent) / 2 / self.server_count()).clamp(CONNECT_MIN, CONNECT_MAX)
-        });
-        let connecting = async {
-            let mut connection = Connection::open(&runtime, server, limit).await?;
-            connection.queue(&self.connect.message());
-            Ok::<_, Failed>((Connected::decode(connection.exchange().await?)?, connection))
-        };
-        let connected = runtime.timeout(limit, connecting).await;
-        let no_response = || Failed::Unreachable(format!("no response within {limit:?}"));
-        let (Connected { timeout_millis, id, password }, mut connection) = connected.ok_or_else(no_response)??;
-        let timeout = Duration::from_millis(u64::try_from(timeout_millis).unwrap_or(0));
-        // If a server shortens the timeout, it may end the session before the deadline in this process.
-        let is_known = session.is_none_or(|session| id == session.id().0 && timeout >= session.timeout());
-        if timeout.is_zero() || id == 0 || !is_known {
-            return Err(Failed::Rejected(TreeError::SessionLost));
-        }
-        if let Some(session) = session {
-            session.renewed(runtime.monotonic(), sent);
-        }
-        self.connect = Connect { timeout_millis, id, password, ..self.connect };
-        self.prepare(&mut connection, timeout / 3).await?;
-        Ok(connection)
-    }
-
-    /// Sends the credentials and then the watches, and waits for the responses. A server that rejects credentials closes
-    /// the connection, so its response could be lost if the client sent more.
-    async fn prepare(&mut self, connection: &mut Connection, silence_max: Duration) -> Result<(), Failed> {
-        let credentials = self.settings.options.credentials.iter().map(|Credentials { name, password }| {
-            Request::auth("digest", format!("{name}:{password}").as_bytes()).message(xid::AUTH)
-        });
-        let credentials: Vec<_> = credentials.collect();
-        self.confirm(connection, &credentials, silence_max).await?;
-        let watches = self.watches.set_again(self.connect.zxid);
-        let watches: Vec<_> = watches.iter().map(|request| request.message(xid::SET_WATCHES)).collect();
-        self.confirm(connection, &watches, silence_max).await?;
-        self.watches.report_gap();
-        Ok(())
-    }
-
-    /// Sends the messages and waits for the responses. Fails if no message arrives for `silence_max`.
-    async fn confirm(
-        &mut self,
-        connection: &mut Connection,
-        messages: &[Vec<u8>],
-        silence_max: Duration,
-    ) -> Result<(), Failed> {
-        messages.iter().for_each(|message| connection.queue(message));
-        let mut waits = messages.len();
-        while waits > 0 {
-            let message = self.runtime.timeout(silence_max, connection.exchange()).await;
-            let no_response = || Failed::Unreachable(format!("no response within {silence_max:?}"));
-            let mut reader = Reader::new(message.ok_or_else(no_response)??);
-            let header = take_header(&mut reader)?;
-            match header {
-                // The streams get a gap afterwards, so they get none of the events before it.
-                Header { xid: xid::EVENT, .. } => self.report(&mut reader, Watches::fire)?,
-                Header { code: code::OK, .. } => waits -= 1,
-                Header { code: code::AUTH_FAILED | code::UNIMPLEMENTED | code::SESSION_EXPIRED, .. } => {
-                    return Err(Failed::Rejected(protocol::error_of(header.code)));
-                }
-                Header { code, .. } => {
-                    return Err(Failed::Unreachable(format!("the server responded with error {code}")));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Passes a watch event on to `report`. The change that caused the event may cause further events, so the number of
-    /// the change does not count as seen.
-    fn report(
-        &mut self,
-        reader: &mut Reader,
-        report: impl FnOnce(&mut Watches, EventKind, &str, &NodePath),
-    ) -> Result<(), Malformed> {
-        if let Some((kind, path)) = take_event(reader)? {
-            // A path that the port cannot express belongs to another program.
-            if let Some(seen) = below_root(self.settings.root.as_ref(), &path) {
-                report(&mut self.watches, kind, &path, &seen);
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits after a number of rounds without a connection. A random part prevents that many clients connect at the same
-    /// moment.
-    async fn wait_after(&self, rounds: u32, timeout: Duration) {
-        let longest = (timeout / RETRIES_PER_TIMEOUT).clamp(RETRY_MIN, RETRY_MAX);
-        let wait = RETRY_FIRST.saturating_mul(1 << rounds.saturating_sub(1).min(10)).min(longest);
-        let percent = u32::try_from(50 + self.runtime.random() % 51).unwrap_or(100);
-        self.runtime.sleep(wait * percent / 100).await;
-    }
-
-    fn next_xid(&mut self) -> i32 {
-        self.xid = self.xid.checked_add(1).unwrap_or(1);
-        self.xid
-    }
-}
-
-/// Converts a path of the server to a path below the root of the session. Returns `None` if the path is not valid.
-pub(crate) fn below_root(root: Option<&NodePath>, path: &str) -> Option<NodePath> {
-    let below = root.map_or(Some(path), |root| path.strip_prefix(root.as_str()))?;
-    NodePath::new(if below.is_empty() { "/" } else { below }).ok()
 }
 
 /// Task of one session.
@@ -601,29 +390,6 @@ impl Task {
         };
         let confirmed = self.link.runtime.timeout(CLOSE_MAX, confirmed).await.flatten();
         self.is_closed.store(confirmed.is_some(), Ordering::Release);
-    }
-}
-
-impl Link {
-    /// Tries all servers in turn until one of them continues the session. Returns `None` if the session has ended.
-    async fn reconnect(&mut self, session: &Session) -> Option<Connection> {
-        loop {
-            if self.rounds > 0 {
-                self.wait_after(self.rounds, session.timeout()).await;
-            }
-            self.rounds += 1;
-            for _ in 0..self.server_count() {
-                let server = self.next_server();
-                match self.attempt(&server, Some(session)).await {
-                    Ok(connection) => return Some(connection),
-                    Err(Failed::Rejected(error)) => {
-                        tracing::warn!(%server, %error, "ZooKeeper has ended the session");
-                        return None;
-                    }
-                    Err(Failed::Unreachable(cause)) => tracing::debug!(%server, cause, "cannot connect to ZooKeeper"),
-                }
-            }
-        }
     }
 }
 

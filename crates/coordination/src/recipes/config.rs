@@ -39,9 +39,9 @@ pub struct Effective {
     pub instance: Option<Zxid>,
     /// True if the engine responded recently, so that `values` is up to date.
     pub is_current: bool,
-    /// Error if the service's node or the instance's node does not contain a YAML map, or if a process has emptied a node
-    /// that had values. In that case, the previous values from this node remain effective. A follower that starts after a
-    /// process has emptied the node knows no previous values, and reports no error.
+    /// Error if the service's node or the instance's node does not contain a YAML map, or if a process has emptied a
+    /// node that had values. In that case, the previous values from this node remain effective. A follower that starts
+    /// after a process has emptied the node knows no previous values, and reports no error.
     pub problem: Option<String>,
 }
 

@@ -146,8 +146,8 @@ impl Discovery {
 
     /// Picks one random instance of the service and follows it. When the instance is gone, the follower picks another
     /// instance. When the service gets new instances, some followers pick one of them. All instances therefore keep
-    /// about the same number of followers. The follower's value also changes when the instance publishes other data. The
-    /// follower picks no instance without valid data.
+    /// about the same number of followers. The follower's value also changes when the instance publishes other data.
+    /// The follower picks no instance without valid data.
     ///
     /// # Errors
     /// Returns the same errors as [`Discovery::follow`].

@@ -46,8 +46,8 @@ impl Lock {
         acquire(&self.client, &self.line, Rule::Among(1), self.trust, &Bytes::new()).await
     }
 
-    /// Waits for the lock like [`Lock::acquire`], but at most for `limit`. Returns `None` if this process does not obtain
-    /// the lock in this time.
+    /// Waits for the lock like [`Lock::acquire`], but at most for `limit`. Returns `None` if this process does not
+    /// obtain the lock in this time.
     ///
     /// # Errors
     /// Returns the same errors as [`Lock::acquire`].
@@ -55,8 +55,8 @@ impl Lock {
         self.client.runtime().timeout(limit, self.acquire()).await.transpose()
     }
 
-    /// Acquires the lock if nobody holds it or waits for it, and returns `None` otherwise. Another attempt at the same time
-    /// counts as well, so two attempts may both return `None`. Waits only for responses of the engine.
+    /// Acquires the lock if no process holds it or waits for it, and returns `None` otherwise. Another attempt at the
+    /// same time counts as well, so two attempts may both return `None`. Waits only for responses of the engine.
     ///
     /// # Errors
     /// Returns the same errors as [`Lock::acquire`].

@@ -2,14 +2,14 @@
 //! the clock of its machine.
 //!
 //! The engine ends a session when the timeout has passed since the *engine* received the last request or ping. This
-//! process ends the session earlier, four fifths of the timeout after it *sent* the last request that got a response. The
-//! session therefore always ends in the process first, unless the clock of this machine is slower than the engine's clock
-//! by a fifth.
+//! process ends the session earlier, four fifths of the timeout after it *sent* the last request that got a response.
+//! The session therefore always ends in the process first, unless the clock of this machine is slower than the engine's
+//! clock by a fifth.
 //!
-//! On ZooKeeper, this margin of a fifth of the timeout is not certain if the timeout is shorter than two and a half ticks.
-//! ZooKeeper's minimum is two ticks. A ZooKeeper follower reports sessions to its leader only every half tick. If the
-//! follower dies just before a report, the leader may end the session up to half a tick too early. With a longer timeout,
-//! a part of the margin remains.
+//! On ZooKeeper, this margin of a fifth of the timeout is not certain if the timeout is shorter than two and a half
+//! ticks. ZooKeeper's minimum is two ticks. A ZooKeeper follower reports sessions to its leader only every half tick.
+//! If the follower dies just before a report, the leader may end the session up to half a tick too early. With a longer
+//! timeout, a part of the margin remains.
 //!
 //! Invariants: an ended session never becomes valid again. After [`Session::is_valid`] has returned false, it never
 //! returns true.
@@ -134,8 +134,8 @@ impl Session {
         }
     }
 
-    /// Records that the engine has renewed the session on a request that this process sent at `sent`. The state stays the
-    /// same until a response follows. Engines call this function.
+    /// Records that the engine has renewed the session on a request that this process sent at `sent`. The state stays
+    /// the same until a response follows. Engines call this function.
     pub fn renewed(&self, now: Monotonic, sent: Monotonic) {
         self.0.deadline.extend(now, deadline(sent, self.0.timeout));
     }

@@ -75,8 +75,9 @@ pub(crate) struct Owner {
     deferring: usize,
     /// Attempts that an earlier owner has in flight, with the instant by which each attempt must have ended.
     handed_over: BTreeMap<Occurrence, (EntryId, Timestamp)>,
-    /// Outcomes of handed-over attempts and positions that the owner has not sent to the outcome writer yet, because the
-    /// writer's queue was full. The owner never waits for the writer, because due keys would then wait for the disk.
+    /// Outcomes of handed-over attempts and positions that the owner has not sent to the outcome writer yet, because
+    /// the writer's queue was full. The owner never waits for the writer, because due keys would then wait for the
+    /// disk.
     unsent: VecDeque<PendingWrite>,
     next_period: Monotonic,
     expired: Vec<EntryId>,
@@ -184,8 +185,8 @@ impl Owner {
         }
     }
 
-    /// Reads both clocks. Records the latest reading of the wall clock, so that [`Owner::report_ahead`] detects each time
-    /// that the owner has used, even if the clock shows it for less than a period.
+    /// Reads both clocks. Records the latest reading of the wall clock, so that [`Owner::report_ahead`] detects each
+    /// time that the owner has used, even if the clock shows it for less than a period.
     fn read_clocks(&mut self) -> Now {
         let now = Now { wall: self.context.clock.now(), monotonic: self.context.runtime.monotonic() };
         self.latest = self.latest.max(now.wall);
@@ -250,8 +251,9 @@ impl Owner {
         for entry in expired.drain(..) {
             let Entry { key: DueKey { position, attempt, .. }, is_early, .. } = *self.window.entry(entry);
             if attempt > 1 && position > steady && !is_early {
-                // The clock has just leapt ahead, so the delay of the retry may not have passed. If the clock was behind
-                // before the leap, the retry is due now. The owner cannot know this until the steady clock follows.
+                // The clock has just leapt ahead, so the delay of the retry may not have passed. If the clock was
+                // behind before the leap, the retry is due now. The owner cannot know this until the steady clock
+                // follows.
                 self.window.wait_again(entry, now.wall + position.since(steady).min(LEAP_ACCEPTED_AFTER));
                 continue;
             }
@@ -336,8 +338,8 @@ impl Owner {
         }
     }
 
-    /// Remembers a deferred key, if the key can start before its new position. The backoff of a retry had passed when the
-    /// retry entered the dispatch queue, so a retry can start early too.
+    /// Remembers a deferred key, if the key can start before its new position. The backoff of a retry had passed when
+    /// the retry entered the dispatch queue, so a retry can start early too.
     fn remember(&mut self, entry: EntryId, why: Deferral, key: DueKey) {
         if why == Deferral::Waits && !self.window.is_released(entry) {
             let poller = self.window.entry(entry).poller;

@@ -116,8 +116,8 @@ struct Poller {
     /// read may have missed this row.
     written_during_read: Option<Timestamp>,
     /// Rows within the range of the current read that were overdue when the read began. Their entries of the insert log
-    /// arrived during the read. The window adds them after the read, so that they do not start before older rows. Contains
-    /// at most [`PAGE_KEYS`] rows.
+    /// arrived during the read. The window adds them after the read, so that they do not start before older rows.
+    /// Contains at most [`PAGE_KEYS`] rows.
     held: Vec<DueKey>,
     /// Position of the earliest row that the window could not add because it had no capacity for the row. The row lies
     /// at or before `read_to`.
@@ -340,8 +340,8 @@ impl Window {
         }
     }
 
-    /// Adds a deferred key, so that it starts at `now` and not at its position. If a later read returns the row of the key,
-    /// the window ignores it. Without capacity for the key, it starts at its position.
+    /// Adds a deferred key, so that it starts at `now` and not at its position. If a later read returns the row of the
+    /// key, the window ignores it. Without capacity for the key, it starts at its position.
     pub(crate) fn add_early(&mut self, index: PollerIndex, key: DueKey, now: Timestamp) {
         let Some(tenant) = self.pollers.get(&index).map(|poller| poller.id.tenant) else { return };
         if self.capacity(tenant) > 0 {

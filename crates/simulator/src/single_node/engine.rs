@@ -90,8 +90,8 @@ impl Engine {
         volume.set_capacity(volume.used_bytes() + self.sim.draw(|random| random.below(300 << 10)));
     }
 
-    /// Sometimes damages a block of due rows on the embedded store's disk. The member must be down, because its index reads the
-    /// file only when it starts.
+    /// Sometimes damages a block of due rows on the embedded store's disk. The member must be down, because its index
+    /// reads the file only when it starts.
     pub(super) fn damage_due_rows(&self) {
         if self.kind != EngineKind::Embedded || self.sim.draw(|random| random.below(2)) == 0 {
             return;

@@ -3,7 +3,8 @@
 //! Clients create, replace, cancel and redrive schedules. Some schedules have cron expressions in time zones, and three
 //! of four simulations start some seconds before a clock change of a time zone. A receiver accepts a callback, rejects
 //! it, times out or panics. The scenario kills the member, cuts its power, pauses it, makes its clock jump, makes its
-//! disk fail, and damages due rows of the embedded store. Then all faults end, and the [`History`] checks every promise.
+//! disk fail, and damages due rows of the embedded store. Then all faults end, and the [`History`] checks every
+//! promise.
 
 mod client;
 mod engine;
@@ -33,8 +34,8 @@ const MEMBER: &str = "a";
 /// Largest offset of the member's clock from true time after a small jump.
 const JUMP_MAX: Duration = Duration::from_millis(JUMP_MILLIS_MAX);
 const JUMP_MILLIS_MAX: u64 = 4_000;
-/// Largest time by which the member's clock is ahead or behind after a large jump, in milliseconds. A hardware clock that
-/// stores the local time can be wrong by such a time.
+/// Largest time by which the member's clock is ahead or behind after a large jump, in milliseconds. A hardware clock
+/// that stores the local time can be wrong by such a time.
 const FAR_JUMP_MILLIS_MAX: u64 = 3_600_000;
 
 /// Returns the time up to which the history expects every instant of a recurring schedule.
@@ -97,8 +98,8 @@ fn far_millis(random: &mut Random) -> i64 {
     if far % 3 == 0 { -far } else { far }
 }
 
-/// Injects random faults of all kinds until [`FAULT_TIME`] has passed. `clock_at_start` is the time by which the member's
-/// clock is ahead, in milliseconds.
+/// Injects random faults of all kinds until [`FAULT_TIME`] has passed. `clock_at_start` is the time by which the
+/// member's clock is ahead, in milliseconds.
 async fn inject_faults(sim: &Handle, engine: &Engine, clock_at_start: i64) {
     let outside = sim.outside();
     let mut ahead_millis = clock_at_start;
