@@ -64,7 +64,9 @@ fn checkers_detect_callback_of_an_old_revision_of_a_schedule() {
 
 #[test]
 fn checkers_detect_overdue_rows_that_wait_although_their_target_is_fast() {
-    assert_mutant_caught(Mutant::PutsOffOverdueRows, EngineKind::Atomic, "silent");
+    // Some seeds notice this bug only at the end of the run, because a callback is lost.
+    let mutant = Mutant::PutsOffOverdueRows;
+    assert_caught(mutant, "silent", 61..200, |sim| drop(run(sim, EngineKind::Atomic, Some(mutant))));
 }
 
 #[test]
