@@ -74,8 +74,9 @@ impl EmbeddedStore {
 /// Starts an epoch in the closed store in the folder `dir`. The new epoch is higher than the epoch `earlier`. The
 /// caller has copied the data of another store, whose epoch is `earlier`, to this store.
 ///
-/// # Errors Returns an [`OpenError`] if the folder does not contain a store that was closed regularly, or if another
-/// process uses it.
+/// # Errors
+/// Returns an [`OpenError`] if the folder does not contain a store that was closed regularly, or if another process
+/// uses it.
 pub async fn start_epoch(runtime: &Runtime, tasks: &TaskSet, dir: &Path, earlier: u64) -> Result<(), OpenError> {
     let options = Options::default();
     let opening = Opening { runtime, dir, options: &options };
