@@ -282,7 +282,8 @@ pub(super) async fn renewal_and_claim_at_the_end_of_a_lease_are_consistent(subje
             (Err(OwnershipError::Lost), true) => assert_eq!(holder, Some(b.id)),
             // The engine executed the claim before the end of the lease, and the renewal after the end.
             (Err(OwnershipError::Lost), false) => assert_eq!(holder, None),
-            (Err(error), _) => panic!("{error}"),
+            // The machine was busy, so the engine did not respond in time.
+            (Err(error), _) => assert!(error.is_retryable(), "{error}"),
         }
         *outcomes.entry(claimed[0]).or_insert(0) += 1;
         join(a.leave(), b.leave()).await;
