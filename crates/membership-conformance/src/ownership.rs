@@ -274,7 +274,16 @@ pub(super) async fn renewal_and_claim_at_the_end_of_a_lease_are_consistent(subje
         // By the local clock, the renewal and the claim start at most a few milliseconds before or after the end of the
         // lease.
         runtime.sleep_until(a.renewed + (lease - Duration::from_millis(6)) + Duration::from_millis(round)).await;
-        let (renewed, claimed) = join(a.ownership.renew(a.id, longer), b.claim(std::slice::from_ref(&name))).await;
+        // On a busy machine, the engine may not respond in time, so the member repeats the call.
+        let renewal = async {
+            loop {
+                match a.ownership.renew(a.id, longer).await {
+                    Err(error) if error.is_retryable() => runtime.sleep(Duration::from_millis(1)).await,
+                    renewed => return renewed,
+                }
+            }
+        };
+        let (renewed, claimed) = join(renewal, b.claim(std::slice::from_ref(&name))).await;
         let holder = b.holder(&name).await;
         match (renewed, claimed[0]) {
             (Ok(_), false) => assert_eq!(holder, Some(a.id)),
@@ -282,8 +291,7 @@ pub(super) async fn renewal_and_claim_at_the_end_of_a_lease_are_consistent(subje
             (Err(OwnershipError::Lost), true) => assert_eq!(holder, Some(b.id)),
             // The engine executed the claim before the end of the lease, and the renewal after the end.
             (Err(OwnershipError::Lost), false) => assert_eq!(holder, None),
-            // The machine was busy, so the engine did not respond in time.
-            (Err(error), _) => assert!(error.is_retryable(), "{error}"),
+            (Err(error), _) => panic!("{error}"),
         }
         *outcomes.entry(claimed[0]).or_insert(0) += 1;
         join(a.leave(), b.leave()).await;
