@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use coordination::Elector;
 use coordination::recipes::{Client, Form, TreeElector};
-use coordination::tree::{Acl, Credentials, NodePath, SessionOptions, Trees};
+use coordination::tree::{Credentials, NodePath, SessionOptions, Trees};
 use coordination_postgres::{GroupName, GroupNameError, PostgresElectors, PostgresTrees};
 use coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl, ZookeeperUrlError};
 use runtime::Runtime;
@@ -61,14 +61,6 @@ pub struct Options {
     /// Credentials of the members of one replica group on a tree. If they are set, other sessions cannot access the
     /// nodes of the replica group.
     pub credentials: Vec<Credentials>,
-}
-
-impl Options {
-    /// Returns the access list for the nodes that the replica group creates. If the options contain credentials,
-    /// sessions without these credentials cannot access the nodes.
-    fn acl(&self) -> Acl {
-        if self.credentials.is_empty() { Acl::Open } else { Acl::Creator }
-    }
 }
 
 impl fmt::Debug for Options {
@@ -153,9 +145,10 @@ pub async fn elector(
         return Ok(Arc::new(electors.elector(&group)));
     }
     let session = SessionOptions { timeout: lease * 2, credentials: options.credentials.clone() };
+    let acl = session.default_acl();
     let client = Client::new(runtime, trees(runtime, url, options.password.clone()).await?, session);
     let form = form.unwrap_or(Form::Watching);
-    Ok(Arc::new(TreeElector::new(&client, group.clone(), form, options.acl())))
+    Ok(Arc::new(TreeElector::new(&client, group.clone(), form, acl)))
 }
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ impl ZookeeperTrees {
 
     async fn connect(&self, options: SessionOptions) -> Result<ZookeeperTree, TreeError> {
         let root = self.url.root().cloned();
-        let root_acl = if options.credentials.is_empty() { Acl::Open } else { Acl::Creator };
+        let root_acl = options.default_acl();
         let settings = Settings { servers: self.url.servers().to_vec(), root: root.clone(), options };
         let client = Client::open(&self.runtime, settings).await?;
         let ephemerals = Ephemerals::new(root.as_ref());
@@ -191,9 +191,10 @@ impl Tree for ZookeeperTree {
                 self.create_root().await?;
                 return Err(TreeError::NodeExists);
             }
-            let request = Request::create(&self.full_new(&path, mode), &data, mode, &acls_of(&acl)?);
+            let (full, acl) = (self.full_new(&path, mode), acls_of(&acl)?);
             let reserved = self.ephemerals.reserve(&self.client, self.ephemerals.bytes_of(&path, mode)).await?;
-            let created = self.with_root(|| self.request(request.clone())).await;
+            let create = || self.request(Request::create(&full, &data, mode, &acl));
+            let created = self.with_root(create).await;
             reserved.confirm(&created);
             let mut reader = created?;
             let (path, stat) = (reader.text().map_err(malformed)?, take_stat(&mut reader).map_err(malformed)?);

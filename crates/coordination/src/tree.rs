@@ -81,6 +81,15 @@ pub struct SessionOptions {
     pub credentials: Vec<Credentials>,
 }
 
+impl SessionOptions {
+    /// Returns the access list for nodes whose creator names none: if the session has credentials, only sessions with
+    /// the same credentials have access, and otherwise every session has access.
+    #[must_use]
+    pub fn default_acl(&self) -> Acl {
+        if self.credentials.is_empty() { Acl::Open } else { Acl::Creator }
+    }
+}
+
 impl Default for SessionOptions {
     fn default() -> Self {
         SessionOptions { timeout: Duration::from_secs(10), credentials: Vec::new() }

@@ -158,8 +158,8 @@ impl PostgresEngine {
     }
 
     /// Opens the coordination engine for a member of the cluster whose data is in `store`. Waits while the engine is
-    /// unreachable. The leases of members have the length `lease`. If the engine is a tree, only
-    /// processes that know the cluster's secret can access the nodes that members create.
+    /// unreachable. The leases of members have the length `lease`. If the engine is a tree, only processes that know
+    /// the cluster's secret can access the nodes that members create.
     ///
     /// # Errors
     /// Returns an error if the engine cannot be opened, or if the members of the cluster use another engine.

@@ -64,11 +64,10 @@ impl Client {
         &self.0.runtime
     }
 
-    /// Returns the access list for nodes whose creator names none: if the client has credentials, only sessions with
-    /// the same credentials have access, and otherwise every session has access.
+    /// Returns the access list for nodes whose creator names none ([`SessionOptions::default_acl`]).
     #[must_use]
     pub fn default_acl(&self) -> Acl {
-        if self.0.options.credentials.is_empty() { Acl::Open } else { Acl::Creator }
+        self.0.options.default_acl()
     }
 
     /// Returns the present session. Opens another session if no session exists or the present session was lost.

@@ -1,4 +1,4 @@
-//! Tests of processes that start before their database.
+//! Tests of processes that start before their database or their ensemble.
 
 use std::process::{Child, Command, Stdio};
 
