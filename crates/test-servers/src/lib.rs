@@ -13,7 +13,7 @@
 #![expect(clippy::disallowed_methods, reason = "only tests, benchmarks and xtask use this crate")]
 
 mod cache;
-mod certificate;
+pub mod certificate;
 pub mod go;
 mod guard;
 pub mod http;

@@ -15,6 +15,7 @@ use rustix::process::{Pid, Signal};
 pub use bouncer::PgBouncer;
 use programs::Programs;
 
+use crate::certificate::Authority;
 use crate::guard::Guard;
 use crate::port::free_port;
 
@@ -91,7 +92,7 @@ impl Postgres {
         create(&programs, &folder)?;
         let mut settings = options.settings;
         if options.tls {
-            crate::certificate::write(&folder)?;
+            Authority::create(&folder)?.issue(&folder, "server")?;
             programs.set_owner(&folder)?;
             let path = |name: &str| folder.join(name).display().to_string();
             settings.push(("ssl".to_owned(), "on".to_owned()));

@@ -1,5 +1,7 @@
 //! ZooKeeper for tests: one server, or an ensemble of several servers.
 
+mod security;
+
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -14,6 +16,7 @@ use rustix::process::{Pid, Signal};
 use crate::guard::Guard;
 use crate::java;
 use crate::port::free_port;
+pub use security::{Security, USERS};
 
 /// Length of a tick, the unit of time of the servers. The timeout of a session is between two and 600 ticks.
 pub const TICK: Duration = Duration::from_millis(100);
@@ -34,6 +37,8 @@ pub struct Zookeeper {
 struct Server {
     folder: PathBuf,
     port: u16,
+    /// Port for TLS of a server with a [`Security`].
+    secure_port: Option<u16>,
     /// Process of the server. `None` while the server is stopped.
     process: Mutex<Option<Child>>,
 }
@@ -48,6 +53,18 @@ pub fn shared() -> &'static Zookeeper {
     SHARED.get_or_init(|| Zookeeper::start(1).expect("Java and Maven are installed, and ZooKeeper starts"))
 }
 
+/// Returns the shared single server of this process that requires a user of every client. The first caller starts the
+/// server.
+///
+/// # Panics
+/// Panics if the server does not start, because no test that needs the server can run.
+pub fn shared_secure() -> &'static Zookeeper {
+    static SHARED: OnceLock<Zookeeper> = OnceLock::new();
+    let security = Security { requires_user: true, ..Security::default() };
+    SHARED
+        .get_or_init(|| Zookeeper::start_secure(security).expect("Java and Maven are installed, and ZooKeeper starts"))
+}
+
 impl Zookeeper {
     /// Starts an ensemble of `count` servers. Returns when the ensemble serves requests.
     ///
@@ -55,21 +72,42 @@ impl Zookeeper {
     /// Returns an error if Java or Maven is not installed, or if ZooKeeper does not start. If a server does not start,
     /// the error contains its log.
     pub fn start(count: usize) -> anyhow::Result<Zookeeper> {
-        let pom = Path::new(env!("CARGO_MANIFEST_DIR")).join("java/zookeeper/pom.xml");
-        let jars = java::jars("zookeeper", &pom)?;
+        Zookeeper::start_of("zookeeper", count, None)
+    }
+
+    /// Starts one server with TLS and authentication.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Zookeeper::start`].
+    pub fn start_secure(security: Security) -> anyhow::Result<Zookeeper> {
+        Zookeeper::start_of("zookeeper", 1, Some(security))
+    }
+
+    /// Starts one server of version 3.5, which Reveille does not support.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Zookeeper::start`].
+    pub fn start_outdated() -> anyhow::Result<Zookeeper> {
+        Zookeeper::start_of("zookeeper-3.5", 1, None)
+    }
+
+    /// Starts `count` servers with the jars of the folder `java/NAME`.
+    fn start_of(name: &str, count: usize, security: Option<Security>) -> anyhow::Result<Zookeeper> {
+        let pom = Path::new(env!("CARGO_MANIFEST_DIR")).join("java").join(name).join("pom.xml");
+        let jars = java::jars(name, &pom)?;
         // Another process may take a port between the check of the port and the start of the server. In this case,
         // this function tries other ports.
         let mut attempts_left = 3;
         loop {
             attempts_left -= 1;
-            match Zookeeper::try_start(&jars, count) {
+            match Zookeeper::try_start(&jars, count, security) {
                 Err(error) if attempts_left > 0 && format!("{error:#}").contains("Address already in use") => {}
                 outcome => return outcome,
             }
         }
     }
 
-    fn try_start(jars: &Path, count: usize) -> anyhow::Result<Zookeeper> {
+    fn try_start(jars: &Path, count: usize, security: Option<Security>) -> anyhow::Result<Zookeeper> {
         let folder = tempfile::Builder::new().prefix("reveille-zookeeper-").tempdir()?.keep();
         let guard = Guard::start(&folder, GUARD)?;
         let mut ports = Vec::new();
@@ -87,8 +125,13 @@ impl Zookeeper {
             fs::create_dir_all(own.join("data"))?;
             fs::write(own.join("data/myid"), (at + 1).to_string())?;
             let members = if count > 1 { members.join("\n") } else { String::new() };
-            fs::write(own.join("zoo.cfg"), configuration(&own, *port, &members))?;
-            servers.push(Server { folder: own, port: *port, process: Mutex::default() });
+            let secure_port = security.map(|_| free_port()).transpose()?;
+            let secure = match (security, secure_port) {
+                (Some(security), Some(port)) => security.prepare(&own, port)?,
+                _ => String::new(),
+            };
+            fs::write(own.join("zoo.cfg"), configuration(&own, *port, &members) + &secure)?;
+            servers.push(Server { folder: own, port: *port, secure_port, process: Mutex::default() });
         }
         let zookeeper = Zookeeper { jars: jars.to_owned(), folder, servers, guard };
         zookeeper.servers.iter().try_for_each(|server| server.spawn(&zookeeper.jars))?;
@@ -113,6 +156,21 @@ impl Zookeeper {
     #[must_use]
     pub fn port(&self, at: usize) -> u16 {
         self.servers[at].port
+    }
+
+    /// Returns the port for TLS of a server with a [`Security`].
+    ///
+    /// # Panics
+    /// Panics if the servers have no TLS.
+    #[must_use]
+    pub fn secure_port(&self) -> u16 {
+        self.servers[0].secure_port.expect("the server was started with `start_secure`")
+    }
+
+    /// Returns the path of a file of a server with a [`Security`]: `root.crt`, `client.crt` or `client.key`.
+    #[must_use]
+    pub fn certificate(&self, name: &str) -> PathBuf {
+        self.servers[0].folder.join(name)
     }
 
     /// Returns the folder with all files of the servers.
@@ -200,6 +258,10 @@ impl Server {
         // With the option `checkIntervalMs`, the server looks for empty container nodes every 500 ms instead of once a
         // minute.
         command.args(["-Dznode.container.checkIntervalMs=500", "-Dzookeeper.admin.enableServer=false"]);
+        if self.secure_port.is_some() {
+            let users = self.folder.join("jaas.conf");
+            command.arg(format!("-Djava.security.auth.login.config={}", users.display()));
+        }
         command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(self.folder.join("zoo.cfg"));
         command.current_dir(&self.folder).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let process = command.spawn().context("cannot start java; install the package `default-jdk-headless`")?;
