@@ -10,7 +10,8 @@
 //! never overloads the servers, because this crate limits the total path length of the session's ephemeral nodes
 //! ([`EPHEMERAL_BYTES_MAX`]).
 //!
-//! docs/decisions/0222-speak-zookeepers-protocol.md gives the reasons for the design.
+//! docs/decisions/0222-speak-zookeepers-protocol.md gives the reasons for the design, and
+//! docs/decisions/0224-encrypt-zookeeper-connections-by-the-url.md those for TLS and users.
 
 #![warn(missing_docs)]
 
@@ -35,11 +36,11 @@ use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
 
-use client::protocol::{Request, code, error_of, op, take_acl, take_stat, take_steps};
+use client::protocol::{Request, WireAcl, code, error_of, op, take_acl, take_stat, take_steps};
 use client::{Client, OPEN_MAX, Reader, Receiver, Response, Settings, WatchKind, Watched};
 pub use limits::EPHEMERAL_BYTES_MAX;
 use limits::{Ephemerals, checked, malformed};
-use translate::{acls_of, created_of, done_of, grants_of, version_of};
+use translate::{acls_of, created_of, creator_acl, done_of, grants_of, version_of};
 pub use url::{ZookeeperUrl, ZookeeperUrlError};
 
 /// Engine that opens sessions on one server or on an ensemble.
@@ -57,12 +58,18 @@ impl ZookeeperTrees {
 
     async fn connect(&self, options: SessionOptions) -> Result<ZookeeperTree, TreeError> {
         let root = self.url.root().cloned();
-        let root_acl = options.default_acl();
-        let settings = Settings { servers: self.url.servers().to_vec(), root: root.clone(), options };
+        let (root_acl, creator) = (options.default_acl(), creator_acl(&options, self.url.identifies_client()));
+        let settings = Settings {
+            servers: self.url.servers().to_vec(),
+            root: root.clone(),
+            tls: self.url.tls().cloned(),
+            user: self.url.user()?,
+            options,
+        };
         let client = Client::open(&self.runtime, settings).await?;
         let ephemerals = Ephemerals::new(root.as_ref());
         let has_root = AtomicBool::new(root.is_none());
-        Ok(ZookeeperTree { client, root, root_acl, has_root, ephemerals })
+        Ok(ZookeeperTree { client, root, root_acl, creator, has_root, ephemerals })
     }
 }
 
@@ -85,6 +92,8 @@ struct ZookeeperTree {
     root: Option<NodePath>,
     /// Access list of the root, if this session creates it.
     root_acl: Acl,
+    /// Entries that stand for the creator of a node in an access list.
+    creator: Vec<WireAcl>,
     /// True after this session has seen or created the root.
     has_root: AtomicBool,
     ephemerals: Ephemerals,
@@ -121,7 +130,7 @@ impl ZookeeperTree {
         }
         let ends = root.as_str().match_indices('/').skip(1).map(|(at, _)| at).chain([root.as_str().len()]);
         for end in ends {
-            let acl = acls_of(if end == root.as_str().len() { &self.root_acl } else { &Acl::Open })?;
+            let acl = self.acls_of(if end == root.as_str().len() { &self.root_acl } else { &Acl::Open })?;
             let request = Request::create(&root.as_str()[..end], &[], CreateMode::Persistent, &acl);
             let response = self.client.send(request, None).await?;
             if response.code != code::NODE_EXISTS {
@@ -130,6 +139,10 @@ impl ZookeeperTree {
         }
         self.has_root.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn acls_of(&self, acl: &Acl) -> Result<Vec<WireAcl>, TreeError> {
+        acls_of(acl, &self.creator)
     }
 
     /// Returns the path that the server knows.
@@ -191,7 +204,7 @@ impl Tree for ZookeeperTree {
                 self.create_root().await?;
                 return Err(TreeError::NodeExists);
             }
-            let (full, acl) = (self.full_new(&path, mode), acls_of(&acl)?);
+            let (full, acl) = (self.full_new(&path, mode), self.acls_of(&acl)?);
             let reserved = self.ephemerals.reserve(&self.client, self.ephemerals.bytes_of(&path, mode)).await?;
             let create = || self.request(Request::create(&full, &data, mode, &acl));
             let created = self.with_root(create).await;
@@ -307,7 +320,7 @@ impl Tree for ZookeeperTree {
     fn set_acl(&self, path: &NodePath, acl: Acl) -> Answer<'_, Stat> {
         let path = self.full(path);
         Box::pin(async move {
-            let mut reader = self.request(Request::set_acl(&path, &acls_of(&acl)?)).await?;
+            let mut reader = self.request(Request::set_acl(&path, &self.acls_of(&acl)?)).await?;
             take_stat(&mut reader).map_err(malformed)
         })
     }
@@ -327,7 +340,7 @@ impl ZookeeperTree {
         Ok(match op {
             Op::Check { expected, .. } => Request::versioned(op::CHECK, &path, version_of(*expected)),
             Op::Create { path, data, mode, acl } => {
-                Request::create(&self.full_new(path, *mode), data, *mode, &acls_of(acl)?)
+                Request::create(&self.full_new(path, *mode), data, *mode, &self.acls_of(acl)?)
             }
             Op::Set { data, expected, .. } => Request::set(&path, data, version_of(*expected)),
             Op::Delete { expected, .. } => Request::versioned(op::DELETE, &path, version_of(*expected)),

@@ -1,6 +1,8 @@
 //! Conversions between the types of the port and those of ZooKeeper's protocol.
 
-use coordination::tree::{Acl, Created, Done, Expected, Grant, Identity, NodePath, Permissions, Stat, TreeError};
+use coordination::tree::{
+    Acl, Created, Done, Expected, Grant, Identity, NodePath, Permissions, SessionOptions, Stat, TreeError,
+};
 
 use crate::client::below_root;
 use crate::client::protocol::{ANY_VERSION, Step, WireAcl, error_of};
@@ -12,31 +14,45 @@ pub(crate) fn version_of(expected: Expected) -> i32 {
     }
 }
 
-/// Converts an access list of the port to an access list of ZooKeeper.
+/// Returns the entries that stand for the creator of a node in an access list. There are none if the session has no
+/// credentials.
+///
+/// ZooKeeper's scheme `auth` stands for all identities of the connection. If the server also knows the client by a user
+/// or a certificate, this function lists the credentials instead, because other groups may use the same user or
+/// certificate. Otherwise the scheme `auth` also works with servers that have another digest than SHA-1
+/// (`DigestAuthenticationProvider.digestAlg`).
+pub(crate) fn creator_acl(options: &SessionOptions, identifies_client: bool) -> Vec<WireAcl> {
+    match &options.credentials[..] {
+        [] => Vec::new(),
+        credentials if identifies_client => {
+            credentials.iter().map(|each| entry(&each.identity(), Permissions::ALL)).collect()
+        }
+        _ => vec![WireAcl { permissions: bits_of(Permissions::ALL), scheme: "auth".to_owned(), id: String::new() }],
+    }
+}
+
+/// Converts an access list of the port to an access list of ZooKeeper. `creator` is the value of [`creator_acl`].
 ///
 /// # Errors
-/// Returns [`TreeError::InvalidAcl`] if the list grants nothing.
-pub(crate) fn acls_of(acl: &Acl) -> Result<Vec<WireAcl>, TreeError> {
-    let entry = |permissions: Permissions, scheme: &str, id: &str| WireAcl {
-        permissions: bits_of(permissions),
-        scheme: scheme.to_owned(),
-        id: id.to_owned(),
+/// Returns [`TreeError::InvalidAcl`] if the list grants nothing, or if it needs the creator's identities and the
+/// creator has none.
+pub(crate) fn acls_of(acl: &Acl, creator: &[WireAcl]) -> Result<Vec<WireAcl>, TreeError> {
+    match acl {
+        Acl::Open => Ok(vec![entry(&Identity::Anyone, Permissions::ALL)]),
+        Acl::Creator | Acl::CreatorReadable if creator.is_empty() => Err(TreeError::InvalidAcl),
+        Acl::Creator => Ok(creator.to_vec()),
+        Acl::CreatorReadable => Ok([creator, &[entry(&Identity::Anyone, Permissions::READ)]].concat()),
+        Acl::Grants(grants) if grants.is_empty() => Err(TreeError::InvalidAcl),
+        Acl::Grants(grants) => Ok(grants.iter().map(|grant| entry(&grant.to, grant.permissions)).collect()),
+    }
+}
+
+fn entry(to: &Identity, permissions: Permissions) -> WireAcl {
+    let (scheme, id) = match to {
+        Identity::Anyone => ("world", "anyone"),
+        Identity::Digest(id) => ("digest", id.as_str()),
     };
-    let creator = || entry(Permissions::ALL, "auth", "");
-    let anyone = |permissions| entry(permissions, "world", "anyone");
-    Ok(match acl {
-        Acl::Open => vec![anyone(Permissions::ALL)],
-        Acl::Creator => vec![creator()],
-        Acl::CreatorReadable => vec![creator(), anyone(Permissions::READ)],
-        Acl::Grants(grants) if grants.is_empty() => return Err(TreeError::InvalidAcl),
-        Acl::Grants(grants) => grants
-            .iter()
-            .map(|Grant { to, permissions }| match to {
-                Identity::Anyone => anyone(*permissions),
-                Identity::Digest(id) => entry(*permissions, "digest", id),
-            })
-            .collect(),
-    })
+    WireAcl { permissions: bits_of(permissions), scheme: scheme.to_owned(), id: id.to_owned() }
 }
 
 /// Permissions of the port and their bits in ZooKeeper's protocol (`ZooDefs.Perms`).

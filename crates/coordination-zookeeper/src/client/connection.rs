@@ -1,4 +1,4 @@
-//! Connection to one server: addresses, TCP, and messages with their length in front.
+//! Connection to one server: addresses, TCP, TLS, and messages with their length in front.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,10 +9,14 @@ use runtime::Runtime;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadHalf, WriteHalf, split};
 use tokio::net::{TcpStream, lookup_host};
 
+use super::tls::{Tls, TlsError};
+
 /// Largest message of a server, in bytes. A list of a million children fits into it.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// Number of bytes that one read can receive at least.
 const READ_BYTES: usize = 8 << 10;
+/// First bytes of a TLS alert. No message of ZooKeeper is so long that its length starts with these bytes.
+const TLS_ALERT: [u8; 2] = [21, 3];
 /// Number of bytes in front of a message that contain its length.
 const LENGTH_BYTES: usize = 4;
 
@@ -45,9 +49,25 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects to one of the addresses of `server`, within `limit`. Begins with a random address, so that repeated
-    /// attempts try all servers behind one name.
-    pub(crate) async fn open(runtime: &Runtime, server: &Server, limit: Duration) -> io::Result<Self> {
+    /// Connects to `server`, and encrypts the connection if `tls` is set. The TCP connection takes at most `limit`.
+    pub(super) async fn open(
+        runtime: &Runtime,
+        server: &Server,
+        tls: Option<&Tls>,
+        limit: Duration,
+    ) -> Result<Self, TlsError> {
+        let stream = Self::connect(runtime, server, limit).await.map_err(TlsError::Io)?;
+        let stream: Box<dyn Stream> = match tls {
+            None => Box::new(stream),
+            Some(tls) => Box::new(tls.handshake(stream, &server.host).await?),
+        };
+        let (reader, writer) = split(stream);
+        Ok(Connection { reader, writer, received: BytesMut::new(), queued: BytesMut::new(), is_unflushed: false })
+    }
+
+    /// Connects to one of the addresses of `server`. Begins with a random address, so that repeated attempts try all
+    /// servers behind one name.
+    async fn connect(runtime: &Runtime, server: &Server, limit: Duration) -> io::Result<TcpStream> {
         let connecting = async {
             let found = lookup_host((server.host.as_str(), server.port)).await;
             let found = found.map_err(|error| io::Error::other(format!("the host name does not resolve: {error}")))?;
@@ -71,8 +91,7 @@ impl Connection {
         let no_response = || io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {limit:?}"));
         let stream = runtime.timeout(limit, connecting).await.ok_or_else(no_response)??;
         stream.set_nodelay(true)?;
-        let (reader, writer) = split(Box::new(stream) as Box<dyn Stream>);
-        Ok(Connection { reader, writer, received: BytesMut::new(), queued: BytesMut::new(), is_unflushed: false })
+        Ok(stream)
     }
 
     /// Queues a message with its length in front.
@@ -119,6 +138,10 @@ fn take_message(received: &mut BytesMut) -> io::Result<Option<Bytes>> {
     let Some(length) = received.first_chunk::<LENGTH_BYTES>().map(|length| i32::from_be_bytes(*length)) else {
         return Ok(None);
     };
+    if received.starts_with(&TLS_ALERT) {
+        let cause = "the server expects TLS; use a URL that starts with zookeeper+tls://, or a port without TLS";
+        return Err(io::Error::other(cause));
+    }
     let length = usize::try_from(length).ok().filter(|length| *length <= MESSAGE_BYTES_MAX).ok_or_else(|| {
         io::Error::other(format!("the server sent a message of {length} bytes; is this address a ZooKeeper server?"))
     })?;
@@ -155,5 +178,7 @@ mod tests {
             let error = take_message(&mut BytesMut::from(&length.to_be_bytes()[..])).unwrap_err();
             assert!(error.to_string().contains("is this address a ZooKeeper server?"), "{error}");
         }
+        let error = take_message(&mut BytesMut::from(&[21, 3, 3, 0, 2, 2, 10][..])).unwrap_err();
+        assert!(error.to_string().contains("zookeeper+tls://"), "{error}");
     }
 }

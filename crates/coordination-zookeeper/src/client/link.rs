@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use bytes::Bytes;
 use coordination::tree::session::{Session, SessionId};
 use coordination::tree::{Credentials, NodePath, SessionOptions, TreeError};
 use runtime::Runtime;
@@ -10,6 +11,8 @@ use runtime::Runtime;
 use super::connection::{Connection, Server};
 use super::jute::{Malformed, Reader};
 use super::protocol::{self, Connect, Connected, EventKind, Header, Request, code, take_event, take_header, xid};
+use super::sasl::{self, User};
+use super::tls::{Tls, TlsError};
 use super::watches::Watches;
 
 /// Longest time for one attempt to connect to a server, including the response to the request for a session. In a
@@ -31,6 +34,10 @@ const OPEN_ROUNDS: u64 = 3;
 pub(crate) struct Settings {
     pub(crate) servers: Vec<Server>,
     pub(crate) root: Option<NodePath>,
+    /// TLS of the connections. `None` for connections without TLS.
+    pub(crate) tls: Option<Tls>,
+    /// User that each connection authenticates with SASL.
+    pub(crate) user: Option<User>,
     pub(crate) options: SessionOptions,
 }
 
@@ -51,6 +58,8 @@ pub(super) struct Link {
 enum Failed {
     /// Another attempt may succeed.
     Unreachable(String),
+    /// TLS with this server fails until an operator acts. Another server may accept the session.
+    Insecure(String),
     /// The server rejected the session for good.
     Rejected(TreeError),
 }
@@ -58,6 +67,15 @@ enum Failed {
 impl From<io::Error> for Failed {
     fn from(error: io::Error) -> Self {
         Failed::Unreachable(error.to_string())
+    }
+}
+
+impl From<TlsError> for Failed {
+    fn from(error: TlsError) -> Self {
+        match error {
+            TlsError::Io(error) => error.into(),
+            TlsError::Lasting(cause) => Failed::Insecure(cause),
+        }
     }
 }
 
@@ -87,6 +105,7 @@ impl Link {
                 self.wait_after(round, self.settings.options.timeout).await;
             }
             causes.clear();
+            let mut may_succeed = false;
             for _ in 0..self.server_count() {
                 let sent = self.runtime.monotonic();
                 let server = self.next_server();
@@ -97,8 +116,15 @@ impl Link {
                         return Ok((connection, Session::new(SessionId(self.connect.id), timeout, sent)));
                     }
                     Err(Failed::Rejected(error)) => return Err(error),
-                    Err(Failed::Unreachable(cause)) => causes.push(format!("{server}: {cause}")),
+                    Err(Failed::Unreachable(cause)) => {
+                        may_succeed = true;
+                        causes.push(format!("{server}: {cause}"));
+                    }
+                    Err(Failed::Insecure(cause)) => causes.push(format!("{server}: {cause}")),
                 }
+            }
+            if !may_succeed {
+                return Err(TreeError::Invalid(format!("cannot open a session on ZooKeeper: {}", causes.join("; "))));
             }
         }
         Err(TreeError::Disconnected(format!(
@@ -124,9 +150,17 @@ impl Link {
             (session.deadline().since(sent) / 2 / self.server_count()).clamp(CONNECT_MIN, CONNECT_MAX)
         });
         let connecting = async {
-            let mut connection = Connection::open(&runtime, server, limit).await?;
+            let tls = self.settings.tls.as_ref();
+            let mut connection = Connection::open(&runtime, server, tls, limit).await?;
             connection.queue(&self.connect.message());
-            Ok::<_, Failed>((Connected::decode(connection.exchange().await?)?, connection))
+            let response = connection.exchange().await.map_err(|error| match tls {
+                Some(tls) => tls.explain(error).into(),
+                None if error.kind() == io::ErrorKind::UnexpectedEof => Failed::Unreachable(format!(
+                    "{error} without a response; if the port is for TLS, use a URL that starts with zookeeper+tls://"
+                )),
+                None => error.into(),
+            });
+            Ok::<_, Failed>((Connected::decode(response?)?, connection))
         };
         let connected = runtime.timeout(limit, connecting).await;
         let no_response = || Failed::Unreachable(format!("no response within {limit:?}"));
@@ -145,9 +179,13 @@ impl Link {
         Ok(connection)
     }
 
-    /// Sends the credentials and then the watches, and waits for the responses. A server that rejects credentials
-    /// closes the connection, so its response could be lost if the client sent more.
+    /// Authenticates the user, sends the credentials and then the watches, and waits for the response to each step. A
+    /// server that rejects a user or credentials closes the connection, so its response could be lost if the client
+    /// sent more.
     async fn prepare(&mut self, connection: &mut Connection, silence_max: Duration) -> Result<(), Failed> {
+        if let Some(user) = self.settings.user.clone() {
+            self.authenticate(connection, &user, silence_max).await?;
+        }
         let credentials = self.settings.options.credentials.iter().map(|Credentials { name, password }| {
             Request::auth("digest", format!("{name}:{password}").as_bytes()).message(xid::AUTH)
         });
@@ -160,7 +198,46 @@ impl Link {
         Ok(())
     }
 
-    /// Sends the messages and waits for the responses. Fails if no message arrives for `silence_max`.
+    /// Authenticates the user with SASL.
+    async fn authenticate(
+        &mut self,
+        connection: &mut Connection,
+        user: &User,
+        silence_max: Duration,
+    ) -> Result<(), Failed> {
+        let rejected = |reason: &str| Failed::Rejected(TreeError::Invalid(reason.to_owned()));
+        let nonce = format!("{:032x}", self.runtime.random_u128());
+        let challenge = self.sasl(connection, &[], silence_max).await?;
+        let response = sasl::respond(&challenge, user, &nonce).ok_or_else(|| rejected(NO_SASL))?;
+        let proof = self.sasl(connection, &response.message, silence_max).await?;
+        // A server that keeps clients in spite of a wrong password responds with an empty message
+        // (`zookeeper.allowSaslFailedClients`).
+        match &proof[..] {
+            proof if *proof == *response.expected_proof.as_bytes() => Ok(()),
+            [] => Err(rejected(WRONG_PASSWORD)),
+            _ => Err(rejected(NO_PROOF)),
+        }
+    }
+
+    /// Sends a message of SASL and returns the server's message.
+    async fn sasl(
+        &mut self,
+        connection: &mut Connection,
+        token: &[u8],
+        silence_max: Duration,
+    ) -> Result<Bytes, Failed> {
+        connection.queue(&Request::sasl(token).message(xid::SASL));
+        let (header, mut reader) = self.response(connection, silence_max).await?;
+        match header.code {
+            code::OK => Ok(reader.buffer()?),
+            code::AUTH_FAILED | code::AUTHENTICATION_REQUIRED => {
+                Err(Failed::Rejected(TreeError::Invalid(WRONG_PASSWORD.to_owned())))
+            }
+            code => Err(failed(code)),
+        }
+    }
+
+    /// Sends the messages and waits for the responses.
     async fn confirm(
         &mut self,
         connection: &mut Connection,
@@ -168,25 +245,32 @@ impl Link {
         silence_max: Duration,
     ) -> Result<(), Failed> {
         messages.iter().for_each(|message| connection.queue(message));
-        let mut waits = messages.len();
-        while waits > 0 {
+        for _ in messages {
+            let (header, _) = self.response(connection, silence_max).await?;
+            if header.code != code::OK {
+                return Err(failed(header.code));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the next response. Fails if no message arrives for `silence_max`.
+    async fn response(
+        &mut self,
+        connection: &mut Connection,
+        silence_max: Duration,
+    ) -> Result<(Header, Reader), Failed> {
+        loop {
             let message = self.runtime.timeout(silence_max, connection.exchange()).await;
             let no_response = || Failed::Unreachable(format!("no response within {silence_max:?}"));
             let mut reader = Reader::new(message.ok_or_else(no_response)??);
             let header = take_header(&mut reader)?;
-            match header {
-                // The streams get a gap afterwards, so they get none of the events before it.
-                Header { xid: xid::EVENT, .. } => self.report(&mut reader, Watches::fire)?,
-                Header { code: code::OK, .. } => waits -= 1,
-                Header { code: code::AUTH_FAILED | code::UNIMPLEMENTED | code::SESSION_EXPIRED, .. } => {
-                    return Err(Failed::Rejected(protocol::error_of(header.code)));
-                }
-                Header { code, .. } => {
-                    return Err(Failed::Unreachable(format!("the server responded with error {code}")));
-                }
+            if header.xid != xid::EVENT {
+                return Ok((header, reader));
             }
+            // The streams get a gap afterwards, so they get none of the events before it.
+            self.report(&mut reader, Watches::fire)?;
         }
-        Ok(())
     }
 
     /// Passes a watch event on to `report`. The change that caused the event may cause further events, so the number of
@@ -235,11 +319,29 @@ impl Link {
                         return None;
                     }
                     Err(Failed::Unreachable(cause)) => tracing::debug!(%server, cause, "cannot connect to ZooKeeper"),
+                    Err(Failed::Insecure(cause)) => tracing::warn!(%server, cause, "cannot connect to ZooKeeper"),
                 }
             }
         }
     }
 }
+
+/// Returns the reason for an error number of a server that does not accept the session.
+fn failed(number: i32) -> Failed {
+    match number {
+        code::AUTH_FAILED | code::AUTHENTICATION_REQUIRED | code::UNIMPLEMENTED | code::SESSION_EXPIRED => {
+            Failed::Rejected(protocol::error_of(number))
+        }
+        number => Failed::Unreachable(format!("the server responded with error {number}")),
+    }
+}
+
+const NO_SASL: &str = "the ZooKeeper server does not authenticate users with DIGEST-MD5; remove the user from the URL, or \
+                       configure the server's JAAS file with DigestLoginModule";
+const WRONG_PASSWORD: &str = "the ZooKeeper server rejected the user in the URL or its password; check both, and the \
+                              section `Server` of the server's JAAS file";
+const NO_PROOF: &str = "the ZooKeeper server did not prove that it knows the user's password; check that the URL names \
+                        the right server";
 
 /// Converts a path of the server to a path below the root of the session. Returns `None` if the path is not valid.
 pub(crate) fn below_root(root: Option<&NodePath>, path: &str) -> Option<NodePath> {

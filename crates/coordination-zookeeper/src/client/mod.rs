@@ -7,14 +7,18 @@
 //! Every response moves the deadline of the session ([`Session::answered`]). If the task has sent nothing for a sixth
 //! of the timeout, it sends a ping. If it waits for a response and receives none for this time, it reports a
 //! suspension, and after twice this time it connects to another server. While it has no connection, it tries all
-//! servers in turn, with short waits between two rounds.
+//! servers in turn, with short waits between two rounds. Each connection authenticates the user of the URL and the
+//! session's credentials before it carries other requests.
 //!
-//! docs/decisions/0222-speak-zookeepers-protocol.md gives the reasons for the design.
+//! docs/decisions/0222-speak-zookeepers-protocol.md and
+//! docs/decisions/0224-encrypt-zookeeper-connections-by-the-url.md give the reasons for the design.
 
 mod connection;
 mod jute;
 mod link;
 pub(crate) mod protocol;
+mod sasl;
+mod tls;
 mod watches;
 
 use std::collections::VecDeque;
@@ -35,6 +39,8 @@ pub(crate) use jute::{Malformed, Reader};
 use link::Link;
 pub(crate) use link::{OPEN_MAX, Settings, below_root};
 use protocol::{Request, code, take_header, xid};
+pub(crate) use sasl::User;
+pub(crate) use tls::{FileError, Identity, Tls};
 use watches::Watches;
 pub(crate) use watches::{Receiver, WatchKind};
 

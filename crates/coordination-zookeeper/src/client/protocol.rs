@@ -24,6 +24,7 @@ pub(crate) mod op {
     pub(crate) const REMOVE_WATCHES: i32 = 18;
     pub(crate) const CREATE_CONTAINER: i32 = 19;
     pub(crate) const SET_AUTH: i32 = 100;
+    pub(crate) const SASL: i32 = 102;
     pub(crate) const GET_EPHEMERALS: i32 = 103;
     pub(crate) const SET_WATCHES: i32 = 105;
     pub(crate) const ADD_WATCH: i32 = 106;
@@ -37,6 +38,7 @@ pub(crate) mod xid {
     pub(crate) const PING: i32 = -2;
     pub(crate) const AUTH: i32 = -4;
     pub(crate) const SET_WATCHES: i32 = -8;
+    pub(crate) const SASL: i32 = 0;
 }
 
 /// Numbers of the errors (`KeeperException.Code`).
@@ -56,6 +58,7 @@ pub(crate) mod code {
     pub(crate) const INVALID_ACL: i32 = -114;
     pub(crate) const AUTH_FAILED: i32 = -115;
     pub(crate) const SESSION_MOVED: i32 = -118;
+    pub(crate) const AUTHENTICATION_REQUIRED: i32 = -124;
     pub(crate) const QUOTA_EXCEEDED: i32 = -125;
 }
 
@@ -128,6 +131,10 @@ impl Request {
 
     pub(crate) fn auth(scheme: &str, secret: &[u8]) -> Self {
         Request::new(op::SET_AUTH, Writer::default().int(0).text(scheme).buffer(secret))
+    }
+
+    pub(crate) fn sasl(token: &[u8]) -> Self {
+        Request::new(op::SASL, Writer::default().buffer(token))
     }
 
     pub(crate) fn multi(steps: &[Request]) -> Self {
@@ -320,6 +327,11 @@ pub(crate) fn error_of(number: i32) -> TreeError {
         code::UNIMPLEMENTED => TreeError::Invalid(TOO_OLD.to_owned()),
         code::AUTH_FAILED => TreeError::Invalid(
             "the ZooKeeper server rejected the credentials; check the credentials file and the server's authentication"
+                .to_owned(),
+        ),
+        code::AUTHENTICATION_REQUIRED => TreeError::Invalid(
+            "the ZooKeeper server requires authentication; add a user to the URL (zookeeper+tls://USER@HOST), and give \
+             its password"
                 .to_owned(),
         ),
         number => TreeError::Disconnected(format!("the ZooKeeper server responded with error {number}")),

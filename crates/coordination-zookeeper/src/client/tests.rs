@@ -38,7 +38,7 @@ impl Script {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let servers = vec![Server { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() }];
         let options = SessionOptions { timeout: TIMEOUT, credentials: Vec::new() };
-        Script { listener, settings: Settings { servers, root: None, options } }
+        Script { listener, settings: Settings { servers, root: None, tls: None, user: None, options } }
     }
 
     /// Opens a session of a client on this server.
@@ -158,6 +158,25 @@ async fn client_sends_nothing_after_its_credentials_until_the_server_accepts_the
     let (client, ()) = tokio::join!(open(settings), server);
     let error = client.err().expect("the server rejects the credentials").to_string();
     assert!(error.contains("rejected the credentials"), "{error}");
+}
+
+#[tokio::test]
+async fn client_sends_nothing_until_the_server_has_proved_that_it_knows_the_password() {
+    let Script { listener, mut settings } = Script::new().await;
+    settings.user = Some(User { name: "ann".to_owned(), password: "secret".to_owned() });
+    settings.options.credentials = vec![Credentials { name: "a".to_owned(), password: "b".to_owned() }];
+    let server = async {
+        let mut peer = Peer::accept(&listener, TIMEOUT).await.0;
+        for message in [&b"nonce=\"a\",algorithm=md5-sess,charset=utf-8"[..], b"rspauth=0123456789abcdef"] {
+            assert_eq!(peer.request().await.op, op::SASL);
+            assert!(within(Duration::from_millis(100), peer.next()).await.is_none(), "the server has not responded");
+            peer.send(Writer::default().int(xid::SASL).long(0).int(code::OK).buffer(message)).await;
+        }
+        assert!(peer.bytes().await.is_none(), "the client sent its credentials");
+    };
+    let (client, ()) = tokio::join!(open(settings), server);
+    let error = client.err().expect("the proof is wrong").to_string();
+    assert!(error.contains("did not prove"), "{error}");
 }
 
 #[tokio::test]

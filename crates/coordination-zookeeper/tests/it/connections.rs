@@ -10,26 +10,39 @@ use futures_util::StreamExt as _;
 use reveille_coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
 use test_servers::{Proxy, zookeeper};
 
-use crate::support::with_real_runtime;
+use crate::support::{secure_parameters, secure_scheme, with_real_runtime};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
 #[test]
 fn watches_and_event_streams_survive_a_lost_connection() {
+    let port = zookeeper::shared().port(0);
+    lose_connection(port, Duration::from_secs(15), |address, root| format!("zookeeper://{address}/{root}"));
+}
+
+#[test]
+fn watches_and_event_streams_survive_a_lost_connection_with_tls_and_a_user() {
+    let server = zookeeper::shared_secure();
+    lose_connection(server.secure_port(), Duration::from_secs(5), |address, root| {
+        format!("{}localhost:{}/{root}{}", secure_scheme(), address.port(), secure_parameters(server))
+    });
+}
+
+fn lose_connection(port: u16, timeout: Duration, url: impl Fn(std::net::SocketAddr, &str) -> String) {
     with_real_runtime(async |runtime| {
-        let server = ([127, 0, 0, 1], zookeeper::shared().port(0)).into();
+        let server = ([127, 0, 0, 1], port).into();
         let proxy = Proxy::start(server).unwrap();
         let root = format!("test-{:032x}", runtime.random_u128());
         let open = async |address: std::net::SocketAddr| {
-            let url = ZookeeperUrl::parse(&format!("zookeeper://{address}/{root}")).unwrap();
-            let options = SessionOptions { timeout: Duration::from_secs(15), ..SessionOptions::default() };
+            let url = ZookeeperUrl::parse(&url(address, &root)).unwrap();
+            let options = SessionOptions { timeout, ..SessionOptions::default() };
             ZookeeperTrees::new(runtime.clone(), url).open(options).await.unwrap()
         };
         let (tree, other) = (open(proxy.address()).await, open(server).await);
         let path = NodePath::new("/a").unwrap();
         let (_, watch) = tree.exists_and_watch(&path).await.unwrap();
         let mut events = tree.watch_all(&NodePath::root()).await.unwrap();
-        let mut state = tree.session().state();
+        let (mut state, id) = (tree.session().state(), tree.session().id());
 
         proxy.cut(true);
         other.create(&path, Bytes::new(), CreateMode::Persistent, Acl::Open).await.unwrap();
@@ -41,6 +54,7 @@ fn watches_and_event_streams_survive_a_lost_connection() {
         assert_eq!(runtime.timeout(LIMIT, events.next()).await, Some(Some(Event::Gap)));
         let connected = state.wait_for(|state| *state == SessionState::Connected);
         runtime.timeout(LIMIT, connected).await.unwrap().unwrap();
+        assert_eq!(tree.session().id(), id);
         // After the reconnect, the stream reports new events.
         other.delete(&path, Expected::Any).await.unwrap();
         let mut earlier = events.take_while(|event| std::future::ready(*event != Event::Deleted(path.clone())));
@@ -130,6 +144,18 @@ fn error_of_a_session_that_cannot_open_names_the_cause_for_each_server() {
             assert!(error.contains(cause), "{error} contains {cause}");
         }
         assert!(runtime.monotonic().since(began) < Duration::from_secs(10), "the error arrives in time");
+    });
+}
+
+#[test]
+fn error_of_a_server_before_version_3_6_names_the_version() {
+    let server = zookeeper::Zookeeper::start_outdated().unwrap();
+    with_real_runtime(async |runtime| {
+        let url = ZookeeperUrl::parse(&format!("zookeeper://{}", server.addresses())).unwrap();
+        let trees = ZookeeperTrees::new(runtime.clone(), url);
+        let opened = runtime.timeout(Duration::from_secs(2), trees.open(SessionOptions::default())).await;
+        let error = opened.expect("the error arrives in time").err().expect("the server is too old");
+        assert!(!error.is_retryable() && error.to_string().contains("older than version 3.6"), "{error}");
     });
 }
 

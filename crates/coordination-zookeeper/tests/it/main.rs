@@ -7,4 +7,5 @@ mod conformance;
 mod connections;
 mod many;
 mod mixed;
+mod secure;
 mod support;

@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use reveille_coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
 use runtime::{Runtime, TaskSet};
 use test_servers::Proxy;
-use test_servers::zookeeper::Zookeeper;
+use test_servers::zookeeper::{USERS, Zookeeper, shared_secure};
 use tokio::sync::OnceCell;
 
 /// Returns the ensemble of three servers that all tests of this process share.
@@ -23,8 +23,14 @@ pub(crate) fn ensemble() -> &'static Zookeeper {
 /// Engine whose trees lie below a root node that no other `Forest` uses.
 pub(crate) struct Forest {
     runtime: Runtime,
-    servers: &'static Zookeeper,
+    /// Start of the URLs, with a user.
+    scheme: String,
+    /// Host name in the URLs.
+    host: &'static str,
+    ports: Vec<u16>,
     root: String,
+    /// Parameters at the end of the URLs.
+    parameters: String,
     /// True if the root exists.
     has_root: OnceCell<()>,
     /// Number of processes that the test has opened. This number determines the server to which the next process
@@ -35,8 +41,29 @@ pub(crate) struct Forest {
 
 impl Forest {
     pub(crate) fn new(runtime: Runtime, servers: &'static Zookeeper) -> Self {
-        let root = format!("test-{:032x}", runtime.random_u128());
-        Forest { runtime, servers, root, has_root: OnceCell::new(), processes: AtomicUsize::new(0), is_roaming: false }
+        Forest {
+            scheme: "zookeeper://".to_owned(),
+            host: "127.0.0.1",
+            ports: (0..servers.count()).map(|at| servers.port(at)).collect(),
+            root: format!("test-{:032x}", runtime.random_u128()),
+            parameters: String::new(),
+            has_root: OnceCell::new(),
+            processes: AtomicUsize::new(0),
+            is_roaming: false,
+            runtime,
+        }
+    }
+
+    /// Creates a [`Forest`] on the server that requires a user. All connections use TLS and authenticate.
+    pub(crate) fn secure(runtime: Runtime) -> Self {
+        let servers = shared_secure();
+        Forest {
+            scheme: secure_scheme(),
+            host: "localhost",
+            ports: vec![servers.secure_port()],
+            parameters: secure_parameters(servers),
+            ..Forest::new(runtime, servers)
+        }
     }
 
     /// Lets each process connect to all servers. After a lost connection, the process may continue on another server.
@@ -50,12 +77,19 @@ impl Forest {
         Forest { root, ..Forest::new(runtime, servers) }
     }
 
+    /// Returns the URL of the servers at `ports`.
+    fn url(&self, ports: impl Iterator<Item = u16>, root: &str) -> ZookeeperUrl {
+        let servers: Vec<String> = ports.map(|port| format!("{}:{port}", self.host)).collect();
+        let url = format!("{}{}/{root}{}", self.scheme, servers.join(","), self.parameters);
+        ZookeeperUrl::parse(&url).unwrap()
+    }
+
     /// Creates the root, because the suite expects it before the first node. The response of each server shows that the
     /// server knows the root.
     async fn create_root(&self) {
         let root = NodePath::new(&format!("/{}", self.root)).unwrap();
-        for at in 0..self.servers.count() {
-            let url = ZookeeperUrl::parse(&format!("zookeeper://127.0.0.1:{}", self.servers.port(at))).unwrap();
+        for port in &self.ports {
+            let url = self.url([*port].into_iter(), "");
             let tree = ZookeeperTrees::new(self.runtime.clone(), url).open(SessionOptions::default()).await.unwrap();
             let created = tree.create(&root, Bytes::new(), CreateMode::Persistent, Acl::Open).await;
             assert!(created.is_ok() || created == Err(TreeError::NodeExists), "{created:?}");
@@ -64,18 +98,29 @@ impl Forest {
     }
 }
 
+/// Returns the start of a URL with TLS and a user of the tests' secure servers.
+pub(crate) fn secure_scheme() -> String {
+    let (user, password) = USERS[0];
+    format!("zookeeper+tls://{user}:{}@", password.replace(' ', "%20"))
+}
+
+/// Returns the parameters of a URL with a certificate for the client.
+pub(crate) fn secure_parameters(server: &Zookeeper) -> String {
+    let path = |name| server.certificate(name).display().to_string();
+    format!("?sslrootcert={}&sslcert={}&sslkey={}", path("root.crt"), path("client.crt"), path("client.key"))
+}
+
 impl Subject for Forest {
     fn runtime(&self) -> Runtime {
         self.runtime.clone()
     }
 
     fn process(&self) -> BoxFuture<'_, Arc<dyn Process>> {
-        let (first, count) = (self.processes.fetch_add(1, Ordering::Relaxed), self.servers.count());
+        let (first, count) = (self.processes.fetch_add(1, Ordering::Relaxed), self.ports.len());
         let known = if self.is_roaming { count } else { 1 };
-        let ports = (first..first + known).map(|at| self.servers.port(at % count));
+        let ports = (first..first + known).map(|at| self.ports[at % count]);
         let proxies: Vec<Proxy> = ports.map(|port| Proxy::start(([127, 0, 0, 1], port).into()).unwrap()).collect();
-        let addresses: Vec<String> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
-        let url = ZookeeperUrl::parse(&format!("zookeeper://{}/{}", addresses.join(","), self.root)).unwrap();
+        let url = self.url(proxies.iter().map(|proxy| proxy.address().port()), &self.root);
         let trees = ZookeeperTrees::new(self.runtime.clone(), url);
         async {
             self.has_root.get_or_init(|| self.create_root()).await;
