@@ -318,8 +318,9 @@ impl Link {
                         tracing::warn!(%server, %error, "ZooKeeper has ended the session");
                         return None;
                     }
-                    Err(Failed::Unreachable(cause)) => tracing::debug!(%server, cause, "cannot connect to ZooKeeper"),
-                    Err(Failed::Insecure(cause)) => tracing::warn!(%server, cause, "cannot connect to ZooKeeper"),
+                    Err(Failed::Unreachable(cause) | Failed::Insecure(cause)) => {
+                        tracing::debug!(%server, cause, "cannot connect to ZooKeeper");
+                    }
                 }
             }
         }
