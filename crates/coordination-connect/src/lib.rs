@@ -1,4 +1,4 @@
-//! Opens coordination engines by URL, `zookeeper://…` or `postgres://…`. A program that uses this crate names no engine
+//! Opens coordination engines by URL, `zookeeper://…`, `zookeeper+tls://…` or `postgres://…`. A program that uses this crate names no engine
 //! in its code. It switches to another engine when its user configures another URL.
 //!
 //! This crate has no state and does not retry requests. The `Client` of the recipes stores the session and retries
@@ -26,11 +26,12 @@ pub enum OpenError {
     /// The URL has an unknown scheme or no scheme. The error text does not contain the URL, because the URL may contain
     /// a password.
     #[error(
-        "unknown or missing scheme of the coordination URL; use zookeeper://HOST:PORT,HOST:PORT/ROOT, or \
-         postgres://USER:PASSWORD@HOST:PORT/DATABASE with a database that `reveille store migrate` has prepared"
+        "unknown or missing scheme of the coordination URL; use zookeeper://HOST:PORT,HOST:PORT/ROOT, \
+         zookeeper+tls:// with the same parts for TLS, or postgres://USER:PASSWORD@HOST:PORT/DATABASE with a database that `reveille store migrate` has prepared"
     )]
     Unknown,
-    /// The URL starts with `zookeeper://` but is not a valid ZooKeeper URL.
+    /// The URL starts with `zookeeper://` or `zookeeper+tls://`, but is not a valid ZooKeeper URL, or a file that it
+    /// names cannot be used.
     #[error(transparent)]
     Zookeeper(#[from] ZookeeperUrlError),
     /// The PostgreSQL URL is invalid, the server failed, or the schema does not match this build.
@@ -56,7 +57,7 @@ impl OpenError {
 /// Settings that the URL does not contain.
 #[derive(Clone, Default)]
 pub struct Options {
-    /// Password of the database. It replaces a password in the URL.
+    /// Password of the database, or of the user in a ZooKeeper URL. It replaces a password in the URL.
     pub password: Option<String>,
     /// Credentials of the members of one replica group on a tree. If they are set, other sessions cannot access the
     /// nodes of the replica group.
@@ -83,7 +84,7 @@ impl Engine {
     /// # Errors
     /// Returns an error if the URL names an unknown engine.
     pub fn of(url: &str) -> Result<Self, OpenError> {
-        if url.starts_with(ZookeeperUrl::SCHEME) {
+        if url.starts_with(ZookeeperUrl::SCHEME) || url.starts_with(ZookeeperUrl::TLS_SCHEME) {
             return Ok(Engine::Zookeeper(ZookeeperUrl::parse(url)?));
         }
         let is_postgres = url.starts_with("postgres://") || url.starts_with("postgresql://");
@@ -92,13 +93,14 @@ impl Engine {
 }
 
 /// Opens the tree at `url`. For PostgreSQL, the function connects at once. For ZooKeeper, the returned object connects
-/// when the caller opens a session. `password` is the password of the database.
+/// when the caller opens a session. `password` is the password of the database, or of the user in a ZooKeeper URL. It
+/// replaces a password in the URL.
 ///
 /// # Errors
 /// Returns an error if the URL is invalid or this build cannot use the database.
 pub async fn trees(runtime: &Runtime, url: &str, password: Option<String>) -> Result<Arc<dyn Trees>, OpenError> {
     Ok(match Engine::of(url)? {
-        Engine::Zookeeper(url) => Arc::new(ZookeeperTrees::new(runtime.clone(), url)),
+        Engine::Zookeeper(url) => Arc::new(ZookeeperTrees::new(runtime.clone(), url.with_password(password))),
         Engine::Postgres => {
             let options = coordination_postgres::Options { password, ..coordination_postgres::Options::default() };
             Arc::new(PostgresTrees::open(runtime, url, &options).await?)
@@ -162,7 +164,10 @@ mod tests {
             assert!(error.contains("zookeeper://") && error.contains("postgres://"), "{error}");
             assert!(!error.contains("hunter2"), "{error}");
         }
-        assert!(matches!(Engine::of("zookeeper://ann:hunter2@a"), Err(OpenError::Zookeeper(_))));
+        let error = Engine::of("zookeeper://ann:hunter2@a:x").err().expect("the port is invalid");
+        assert!(matches!(error, OpenError::Zookeeper(_)) && !format!("{error} {error:?}").contains("hunter2"));
+        assert!(matches!(Engine::of("zookeeper://ann:hunter2@a"), Ok(Engine::Zookeeper(_))));
+        assert!(matches!(Engine::of("zookeeper+tls://a:2281/x"), Ok(Engine::Zookeeper(_))));
         assert!(matches!(Engine::of("postgresql://db/x"), Ok(Engine::Postgres)));
     }
 }

@@ -33,13 +33,17 @@ pub(crate) struct EngineArguments {
     /// folder
     #[arg(long, env = "REVEILLE_STORE", hide_env_values = true)]
     store: Option<Url>,
-    /// Coordination engine through which members find each other, postgres://USER:PASSWORD@HOST:PORT/DATABASE or
-    /// zookeeper://HOST:PORT,HOST:PORT/ROOT [default: the store's database]
+    /// Coordination engine through which members find each other, postgres://USER:PASSWORD@HOST:PORT/DATABASE,
+    /// zookeeper://HOST:PORT,HOST:PORT/ROOT, or with TLS zookeeper+tls://USER@HOST:PORT/ROOT?sslrootcert=FILE [default:
+    /// the store's database]
     #[arg(long, env = "REVEILLE_COORDINATION", hide_env_values = true)]
     coordination: Option<Url>,
     /// File with the password for both databases, as an alternative to a password in the URL
     #[arg(long, env = "REVEILLE_PASSWORD_FILE")]
     password_file: Option<PathBuf>,
+    /// File with the password for the coordination engine, if it differs from the password for the store
+    #[arg(long, env = "REVEILLE_COORDINATION_PASSWORD_FILE")]
+    coordination_password_file: Option<PathBuf>,
 }
 
 /// Storage engine that the arguments select.
@@ -57,6 +61,7 @@ pub(crate) struct PostgresEngine {
     pub(crate) store: Url,
     pub(crate) coordination: Url,
     pub(crate) password: Option<String>,
+    pub(crate) coordination_password: Option<String>,
 }
 
 impl fmt::Debug for PostgresEngine {
@@ -69,7 +74,7 @@ impl EngineArguments {
     /// Returns the engine that the arguments select.
     ///
     /// # Errors
-    /// Returns an error if the user sets `--coordination` without `--store`, or if the password file cannot be read.
+    /// Returns an error if the user sets `--coordination` without `--store`, or if a password file cannot be read.
     pub(crate) fn engine(&self) -> anyhow::Result<Engine> {
         match (&self.store, &self.coordination) {
             (None, None) => Ok(Engine::Embedded),
@@ -77,11 +82,16 @@ impl EngineArguments {
                 "an embedded store belongs to one process and needs no coordination: leave out --coordination, or keep \
                  the data in a database with --store postgres://…"
             ),
-            (Some(store), coordination) => Ok(Engine::Postgres(PostgresEngine {
-                store: store.clone(),
-                coordination: coordination.as_ref().unwrap_or(store).clone(),
-                password: self.password()?,
-            })),
+            (Some(store), coordination) => {
+                let read = |file: &Option<PathBuf>| file.as_deref().map(read_password).transpose();
+                let password = read(&self.password_file)?;
+                Ok(Engine::Postgres(PostgresEngine {
+                    store: store.clone(),
+                    coordination: coordination.as_ref().unwrap_or(store).clone(),
+                    coordination_password: read(&self.coordination_password_file)?.or_else(|| password.clone()),
+                    password,
+                }))
+            }
         }
     }
 
@@ -97,10 +107,6 @@ impl EngineArguments {
                  postgres://USER:PASSWORD@HOST:PORT/DATABASE"
             ),
         }
-    }
-
-    fn password(&self) -> anyhow::Result<Option<String>> {
-        self.password_file.as_deref().map(read_password).transpose()
     }
 }
 
@@ -214,7 +220,7 @@ impl PostgresEngine {
         credentials: Credentials,
         purpose: Purpose,
     ) -> Result<Coordination, ConnectError> {
-        let (url, password) = (self.coordination.as_str(), self.password.clone());
+        let (url, password) = (self.coordination.as_str(), self.coordination_password.clone());
         match coordination_connect::Engine::of(url)? {
             coordination_connect::Engine::Zookeeper(_) => {
                 let trees = coordination_connect::trees(runtime, url, password).await?;
@@ -257,7 +263,7 @@ mod tests {
 
     fn arguments(store: Option<&str>, coordination: Option<&str>) -> EngineArguments {
         let url = |text: Option<&str>| text.map(|text| text.parse().unwrap());
-        EngineArguments { store: url(store), coordination: url(coordination), password_file: None }
+        EngineArguments { store: url(store), coordination: url(coordination), ..EngineArguments::default() }
     }
 
     #[test]

@@ -57,11 +57,11 @@ const NO_SESSION: &str = "cannot open a session: check that the engine is runnin
 /// Options for the coordination engine and its credentials.
 #[derive(Args, Clone, Debug)]
 struct Engine {
-    /// URL of the coordination engine: zookeeper://HOST:PORT,HOST:PORT/ROOT or
-    /// postgres://USER:PASSWORD@HOST:PORT/DATABASE
+    /// URL of the coordination engine: zookeeper://HOST:PORT,HOST:PORT/ROOT, with TLS
+    /// zookeeper+tls://USER@HOST:PORT/ROOT?sslrootcert=FILE, or postgres://USER:PASSWORD@HOST:PORT/DATABASE
     #[arg(long, env = "REVEILLE_COORDINATION", hide_env_values = true)]
     coordination: Url,
-    /// File with the password of the database, as an alternative to a password in the URL
+    /// File with the password of the user in the URL, as an alternative to a password in the URL
     #[arg(long, env = "REVEILLE_PASSWORD_FILE")]
     password_file: Option<PathBuf>,
     /// File with credentials in lines NAME:PASSWORD, which `reveille credentials` creates; only clients with the same
