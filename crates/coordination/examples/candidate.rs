@@ -1,7 +1,7 @@
 //! Candidate for the leadership of a replica group. It writes its term while it leads, and it reports each step. The
 //! fault tests start, kill and pause this program, and cut its connection to the engine.
 //!
-//! `candidate URL GROUP ID SESSION_MILLIS SINK` stands for election in GROUP. While it leads, it writes its term
+//! `candidate URL GROUP ID SESSION_MILLIS SINK --credentials FILE` stands for election in GROUP. While it leads, it writes its term
 //! repeatedly to two targets. The first target is the node `/work`, and each write to it contains the fence of the
 //! guard. The second target is SINK, the socket of a service that rejects terms below the greatest term that it has
 //! received. After its leadership it tries both writes once more, like a program that does not check its leadership.
@@ -20,13 +20,18 @@
 //! late TERM TO refused the tree or the sink rejected a write after the end of the leadership
 //! ```
 
+#[path = "access/options.rs"]
+mod access;
+
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
+use clap::Parser;
 use reveille_coordination::recipes::{Candidate, Client, Held, LeaderSelector, Trust};
-use reveille_coordination::tree::{Acl, CreateMode, Done, Expected, NodePath, Op, SessionOptions, Tree, TreeError};
+use reveille_coordination::tree::{CreateMode, Done, Expected, NodePath, Op, SessionOptions, Tree, TreeError};
 use runtime::Runtime;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
@@ -34,24 +39,33 @@ use tokio::net::UnixStream;
 /// Time between two checks of the guard, and between two writes to the tree.
 const PERIOD: Duration = Duration::from_millis(5);
 
+#[derive(Parser)]
+struct Arguments {
+    /// Coordination engine
+    url: String,
+    group: String,
+    id: String,
+    session_millis: u64,
+    /// Unix socket of the service
+    sink: PathBuf,
+    #[command(flatten)]
+    access: access::Access,
+}
+
 #[tokio::main(worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [url, group, id, millis, sink] = &arguments[..] else {
-        anyhow::bail!("usage: candidate URL GROUP ID SESSION_MILLIS SINK");
-    };
+    let Arguments { url, group, id, session_millis, sink, access } = Arguments::parse();
     let runtime = Runtime::real();
-    let open = async || coordination_connect::trees(&runtime, url, None).await;
+    let open = async || coordination_connect::trees(&runtime, &url, None).await;
     let trees = runtime.open_when_reachable(open, coordination_connect::OpenError::is_retryable).await?;
-    let timeout =
-        Duration::from_millis(millis.parse().context("SESSION_MILLIS must be a whole number of milliseconds")?);
-    let client = Client::new(&runtime, trees, SessionOptions { timeout, credentials: Vec::new() });
+    let timeout = Duration::from_millis(session_millis);
+    let client = Client::new(&runtime, trees, SessionOptions { timeout, credentials: access.credentials()? });
     // With `Trust::UntilLost`, a guard remains valid for the longest time. The tests show that even such a guard ends
     // before the next leader leads.
-    let candidate = Candidate { trust: Trust::UntilLost, ..Candidate::new(id) };
-    let selector = LeaderSelector::new(&client, NodePath::new(group)?, candidate);
-    let stream =
-        UnixStream::connect(sink).await.with_context(|| format!("cannot connect to the Unix socket {sink}"))?;
+    let candidate = Candidate { trust: Trust::UntilLost, ..Candidate::new(&id) };
+    let selector = LeaderSelector::new(&client, NodePath::new(&group)?, candidate);
+    let stream = UnixStream::connect(&sink).await;
+    let stream = stream.with_context(|| format!("cannot connect to the Unix socket {}", sink.display()))?;
     let mut sink = Sink(BufReader::new(stream));
     loop {
         let held = selector.lead().await?;
@@ -64,11 +78,11 @@ async fn lead(runtime: &Runtime, client: &Client, held: &Held, sink: &mut Sink) 
     let term = held.term().0;
     report(format_args!("start {term} {}", nanos(runtime)));
     let tree = client.session().await?;
-    tokio::try_join!(check(runtime, held, sink), work(runtime, &tree, held))?;
+    tokio::try_join!(check(runtime, held, sink), work(client, &tree, held))?;
     report(format_args!("stop {term} {}", nanos(runtime)));
 
     let taken = |is_taken: bool| if is_taken { "taken" } else { "refused" };
-    let is_taken_by_old_session = matches!(write(&tree, held).await, Ok(Some(_)));
+    let is_taken_by_old_session = matches!(write(client, &tree, held).await, Ok(Some(_)));
     report(format_args!("late {term} session {}", taken(is_taken_by_old_session)));
     let is_taken_by_new_session = loop {
         match write_in_new_session(client, held).await {
@@ -82,7 +96,7 @@ async fn lead(runtime: &Runtime, client: &Client, held: &Held, sink: &mut Sink) 
 }
 
 async fn write_in_new_session(client: &Client, held: &Held) -> Result<Option<i64>, TreeError> {
-    write(&client.session().await?, held).await
+    write(client, &client.session().await?, held).await
 }
 
 /// Checks repeatedly whether the process still leads. While the process leads, the function reports the leadership and
@@ -104,23 +118,23 @@ async fn check(runtime: &Runtime, held: &Held, sink: &mut Sink) -> anyhow::Resul
     }
 }
 
-async fn work(runtime: &Runtime, tree: &Arc<dyn Tree>, held: &Held) -> anyhow::Result<()> {
+async fn work(client: &Client, tree: &Arc<dyn Tree>, held: &Held) -> anyhow::Result<()> {
     let term = held.term().0;
     while held.is_valid() {
-        match write(tree, held).await {
+        match write(client, tree, held).await {
             Ok(Some(zxid)) => report(format_args!("wrote {term} {zxid}")),
             Ok(None) => report(format_args!("refused {term} tree (reason: the fence rejected the write)")),
             // The tree may or may not have executed the write.
             Err(error) => report(format_args!("refused {term} tree (reason: {error})")),
         }
-        runtime.sleep(PERIOD).await;
+        client.runtime().sleep(PERIOD).await;
     }
     Ok(())
 }
 
 /// Writes the term to `/work`, in one change with the fence of the guard. Returns the zxid of the write, or `None` if
 /// the fence rejected the write.
-async fn write(tree: &Arc<dyn Tree>, held: &Held) -> Result<Option<i64>, TreeError> {
+async fn write(client: &Client, tree: &Arc<dyn Tree>, held: &Held) -> Result<Option<i64>, TreeError> {
     let path = NodePath::new("/work").expect("`/work` is a valid path");
     let data = Bytes::from(held.term().0.to_string());
     let set = Op::Set { path: path.clone(), data: data.clone(), expected: Expected::Any };
@@ -134,8 +148,8 @@ async fn write(tree: &Arc<dyn Tree>, held: &Held) -> Result<Option<i64>, TreeErr
         },
         Err(TreeError::Multi { at, .. }) if at < fence.len() => Ok(None),
         Err(TreeError::Multi { source, .. }) if *source == TreeError::NoNode => {
-            match tree.create(&path, Bytes::new(), CreateMode::Persistent, Acl::Open).await {
-                Ok(_) | Err(TreeError::NodeExists) => Box::pin(write(tree, held)).await,
+            match tree.create(&path, Bytes::new(), CreateMode::Persistent, client.default_acl()).await {
+                Ok(_) | Err(TreeError::NodeExists) => Box::pin(write(client, tree, held)).await,
                 Err(error) => Err(error),
             }
         }

@@ -2,7 +2,7 @@
 //! replica dies, another replica takes over. Start two or more replicas, and kill the leader:
 //!
 //! ```sh
-//! cargo run -p reveille-coordination --example cronulla -- zookeeper://127.0.0.1:2181 --call http://127.0.0.1:8080/clean-up
+//! cargo run -p reveille-coordination --example cronulla -- zookeeper://127.0.0.1:2181 --credentials shop.credentials --call http://127.0.0.1:8080/clean-up
 //! ```
 //!
 //! Promises: a firing is a pair (job, instant). The header `idempotency-key` identifies the firing, and the service
@@ -13,6 +13,9 @@
 //! call that arrives after a call of the next leader.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the example reports its progress")]
+
+#[path = "access/options.rs"]
+mod access;
 
 use std::time::Duration;
 
@@ -25,7 +28,7 @@ use http_body_util::Empty;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use reveille_coordination::recipes::{Candidate, Client, LeaderSelector, Leading};
-use reveille_coordination::tree::{Acl, CreateMode, Expected, NodePath, Op, SessionOptions, Tree, TreeError};
+use reveille_coordination::tree::{CreateMode, Expected, NodePath, Op, SessionOptions, Tree, TreeError};
 use runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
@@ -34,6 +37,8 @@ struct Arguments {
     /// Coordination engine of the replicas: zookeeper://HOST:PORT,HOST:PORT/ROOT or
     /// postgres://USER:PASSWORD@HOST:PORT/DATABASE
     coordination: String,
+    #[command(flatten)]
+    access: access::Access,
     /// URL that the leader calls by POST at each firing
     #[arg(long)]
     call: Uri,
@@ -64,8 +69,8 @@ async fn main() -> anyhow::Result<()> {
     // 1. Create the client from a connection string.
     let open = async || coordination_connect::trees(&runtime, &arguments.coordination, None).await;
     let trees = runtime.open_when_reachable(open, coordination_connect::OpenError::is_retryable).await?;
-    let session =
-        SessionOptions { timeout: Duration::from_millis(arguments.session_millis), ..SessionOptions::default() };
+    let timeout = Duration::from_millis(arguments.session_millis);
+    let session = SessionOptions { timeout, credentials: arguments.access.credentials()? };
     let client = Client::new(&runtime, trees, session);
     let opened = client.connect(Duration::from_secs(10)).await;
     opened
@@ -148,9 +153,9 @@ impl Scheduler {
     /// stores the present instant and returns it.
     async fn last(&self, tree: &dyn Tree, leading: &Leading) -> anyhow::Result<Timestamp> {
         let jobs = self.job.parent().expect("the path of a job has a parent");
-        self.client.ensure(&jobs, &Acl::Open).await?;
+        self.client.ensure(&jobs, &self.client.default_acl()).await?;
         let (path, data) = (self.job.clone(), text(self.runtime.now()));
-        let first = Op::Create { path, data, mode: CreateMode::Persistent, acl: Acl::Open };
+        let first = Op::Create { path, data, mode: CreateMode::Persistent, acl: self.client.default_acl() };
         match tree.multi([leading.fence.clone(), vec![first]].concat()).await {
             Err(TreeError::Multi { source, .. }) if *source == TreeError::NodeExists => {}
             created => drop(created.context("cannot create the job's node")?),

@@ -10,14 +10,16 @@ use std::sync::Arc;
 use reveille_coordination::memory::{MemoryOptions, MemoryTrees};
 use reveille_coordination::recipes::{Client, Lock};
 use reveille_coordination::runtime::Runtime;
-use reveille_coordination::tree::{Acl, NodePath, SessionOptions};
+use reveille_coordination::tree::{Acl, Credentials, NodePath, SessionOptions};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let runtime = Runtime::real();
     let trees = Arc::new(MemoryTrees::new(runtime.clone(), MemoryOptions::default()));
-    let client = Client::new(&runtime, trees, SessionOptions::default());
-    let lock = Lock::new(&client, NodePath::new("/locks/report")?, Acl::Open);
+    // Only clients with the same credentials can access the nodes of the lock.
+    let credentials = vec![Credentials { name: "report".to_owned(), password: "secret".to_owned() }];
+    let client = Client::new(&runtime, trees, SessionOptions { credentials, ..SessionOptions::default() });
+    let lock = Lock::new(&client, NodePath::new("/locks/report")?, Acl::Creator);
     let held = lock.acquire().await?;
     println!("the lock is valid: {}", held.is_valid());
     held.release().await;

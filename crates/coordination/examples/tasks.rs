@@ -2,9 +2,9 @@
 //! back the tasks of dead replicas. Start some replicas and add tasks. A task is a shell command:
 //!
 //! ```sh
-//! cargo run -p reveille-coordination --example tasks -- zookeeper://127.0.0.1:2181 work
-//! cargo run -p reveille-coordination --example tasks -- zookeeper://127.0.0.1:2181 add 'sleep 1; echo one' 'echo two'
-//! cargo run -p reveille-coordination --example tasks -- zookeeper://127.0.0.1:2181 list
+//! cargo run -p reveille-coordination --example tasks -- zookeeper://127.0.0.1:2181 --credentials shop.credentials work
+//! cargo run -p reveille-coordination --example tasks -- zookeeper://127.0.0.1:2181 --credentials shop.credentials add 'sleep 1; echo one' 'echo two'
+//! cargo run -p reveille-coordination --example tasks -- zookeeper://127.0.0.1:2181 --credentials shop.credentials list
 //! ```
 //!
 //! A task is a node. At any time the node is in one place: below `waiting`, below `given/REPLICA`, or below `done`. A
@@ -18,6 +18,9 @@
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the example reports its progress")]
 
+#[path = "access/options.rs"]
+mod access;
+
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +30,7 @@ use anyhow::{Context as _, ensure};
 use bytes::Bytes;
 use clap::{Parser, Subcommand, ValueEnum};
 use reveille_coordination::recipes::{Client, Form};
-use reveille_coordination::tree::{Acl, CreateMode, Expected, NodePath, Op, SessionOptions, TreeError};
+use reveille_coordination::tree::{CreateMode, Expected, NodePath, Op, SessionOptions, TreeError};
 use reveille_coordination::{Elector, Follower};
 use runtime::{Monotonic, Runtime};
 use tokio::process;
@@ -43,6 +46,8 @@ struct Arguments {
     /// Coordination engine of the replicas: zookeeper://HOST:PORT,HOST:PORT/ROOT or
     /// postgres://USER:PASSWORD@HOST:PORT/DATABASE
     coordination: String,
+    #[command(flatten)]
+    access: access::Access,
     #[command(subcommand)]
     command: Command,
 }
@@ -83,11 +88,13 @@ enum ElectorForm {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let Arguments { coordination: url, command } = Arguments::parse();
+    let Arguments { coordination: url, access, command } = Arguments::parse();
+    let credentials = access.credentials()?;
     let runtime = Runtime::real();
     let open = async || coordination_connect::trees(&runtime, &url, None).await;
     let trees = runtime.open_when_reachable(open, coordination_connect::OpenError::is_retryable).await?;
-    let client = Client::new(&runtime, trees, SessionOptions::default());
+    let session = SessionOptions { credentials: credentials.clone(), ..SessionOptions::default() };
+    let client = Client::new(&runtime, trees, session);
     let opened = client.connect(Duration::from_secs(10)).await;
     opened
         .context("cannot open a session; check that the coordination engine runs and is reachable from this machine")?;
@@ -109,13 +116,13 @@ async fn main() -> anyhow::Result<()> {
                 ElectorForm::Polling => Form::Polling,
                 ElectorForm::Watching => Form::Watching,
             });
-            let options = coordination_connect::Options::default();
+            let options = coordination_connect::Options { credentials, password: None };
             let elector = coordination_connect::elector(&runtime, &url, &group, lease, form, &options).await?;
             let name = replica.unwrap_or_else(|| format!("replica-{:032x}", runtime.random_u128()));
             ensure!(!name.contains('/'), "--replica: the name {name:?} must not contain `/`");
             // The program creates the parent node of the replica's tasks before the replica joins. The leader can then
             // assign tasks to the replica at once.
-            client.ensure(&tasks.given.join(&name).context("--replica")?, &Acl::Open).await?;
+            client.ensure(&tasks.given.join(&name).context("--replica")?, &client.default_acl()).await?;
             let replica = Replica { runtime, tasks, elector, name, lease, followed: Cell::default() };
             tokio::select! {
                 ended = replica.lead() => ended?,
@@ -213,7 +220,7 @@ impl Tasks {
         let [waiting, given, done] = ["/tasks/waiting", "/tasks/given", "/tasks/done"].map(NodePath::new);
         let tasks = Tasks { client, waiting: waiting?, given: given?, done: done? };
         for place in [&tasks.waiting, &tasks.given, &tasks.done] {
-            tasks.client.ensure(place, &Acl::Open).await?;
+            tasks.client.ensure(place, &tasks.client.default_acl()).await?;
         }
         Ok(tasks)
     }
@@ -221,7 +228,8 @@ impl Tasks {
     /// Adds a task and returns its name.
     async fn add(&self, command: String) -> anyhow::Result<String> {
         let (tree, path) = (self.client.session().await?, self.waiting.join("task")?);
-        let added = tree.create(&path, command.into(), CreateMode::PersistentSequential, Acl::Open).await;
+        let (mode, acl) = (CreateMode::PersistentSequential, self.client.default_acl());
+        let added = tree.create(&path, command.into(), mode, acl).await;
         let added =
             added.context("cannot confirm that the task was added; run the command `list` before you add it again")?;
         Ok(added.path.name().to_owned())
@@ -284,7 +292,7 @@ impl Tasks {
         let (tree, place) = (self.client.session().await?, self.given.join(replica)?);
         let (given, change) = match tree.children_and_watch(&place).await {
             // A leader considered this replica dead, moved all of its tasks away and deleted the node `given/REPLICA`.
-            Err(TreeError::NoNode) => return Ok(self.client.ensure(&place, &Acl::Open).await?),
+            Err(TreeError::NoNode) => return Ok(self.client.ensure(&place, &self.client.default_acl()).await?),
             listed => listed?,
         };
         if given.names.is_empty() {
@@ -324,7 +332,7 @@ impl Tasks {
     /// Moves a task from the place `from` to the place `to`. Returns false if the task is no longer in the place
     /// `from`.
     async fn move_to(&self, from: &NodePath, to: &NodePath, task: &str, data: Bytes) -> anyhow::Result<bool> {
-        let (path, mode, acl) = (to.join(task)?, CreateMode::Persistent, Acl::Open);
+        let (path, mode, acl) = (to.join(task)?, CreateMode::Persistent, self.client.default_acl());
         let steps =
             vec![Op::Delete { path: from.join(task)?, expected: Expected::Any }, Op::Create { path, data, mode, acl }];
         match self.client.session().await?.multi(steps).await {

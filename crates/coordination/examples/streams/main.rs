@@ -5,10 +5,10 @@
 //! Start some processes, give each model shards, and feed observations:
 //!
 //! ```sh
-//! cargo run -p reveille-coordination --example streams -- zookeeper://127.0.0.1:2181 work
-//! cargo run -p reveille-coordination --example streams -- zookeeper://127.0.0.1:2181 shard 4
-//! cargo run -p reveille-coordination --example streams -- zookeeper://127.0.0.1:2181 feed --count 1000 --per-second 50
-//! cargo run -p reveille-coordination --example streams -- zookeeper://127.0.0.1:2181 shard 8
+//! cargo run -p reveille-coordination --example streams -- zookeeper://127.0.0.1:2181 --credentials shop.credentials work
+//! cargo run -p reveille-coordination --example streams -- zookeeper://127.0.0.1:2181 --credentials shop.credentials shard 4
+//! cargo run -p reveille-coordination --example streams -- zookeeper://127.0.0.1:2181 --credentials shop.credentials feed --count 1000 --per-second 50
+//! cargo run -p reveille-coordination --example streams -- zookeeper://127.0.0.1:2181 --credentials shop.credentials shard 8
 //! ```
 //!
 //! Promises: if the command `feed` succeeds in adding an observation, the observation changes the parameters of each
@@ -20,6 +20,8 @@
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the example reports its progress")]
 
+#[path = "../access/options.rs"]
+mod access;
 mod model;
 mod process;
 
@@ -29,7 +31,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use clap::{Parser, Subcommand};
 use reveille_coordination::recipes::{Client, Lock};
-use reveille_coordination::tree::{Acl, CreateMode, Op, SessionOptions};
+use reveille_coordination::tree::{CreateMode, Op, SessionOptions};
 use runtime::Runtime;
 
 use model::{Model, Shard};
@@ -40,6 +42,8 @@ struct Arguments {
     /// Coordination engine of the processes: zookeeper://HOST:PORT,HOST:PORT/ROOT or
     /// postgres://USER:PASSWORD@HOST:PORT/DATABASE
     coordination: String,
+    #[command(flatten)]
+    access: access::Access,
     /// Milliseconds without contact with the engine after which a process loses its shards and its subscriptions
     #[arg(long, default_value_t = 10_000)]
     session_millis: u64,
@@ -82,11 +86,12 @@ struct Work {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let Arguments { coordination, session_millis, command } = Arguments::parse();
+    let Arguments { coordination, access, session_millis, command } = Arguments::parse();
     let runtime = Runtime::real();
     let open = async || coordination_connect::trees(&runtime, &coordination, None).await;
     let trees = runtime.open_when_reachable(open, coordination_connect::OpenError::is_retryable).await?;
-    let session = SessionOptions { timeout: Duration::from_millis(session_millis), ..SessionOptions::default() };
+    let timeout = Duration::from_millis(session_millis);
+    let session = SessionOptions { timeout, credentials: access.credentials()? };
     let client = Client::new(&runtime, trees, session);
     let opened = client.connect(Duration::from_secs(10)).await;
     opened
@@ -117,7 +122,7 @@ async fn main() -> anyhow::Result<()> {
 /// adds the missing shards. Shards of different counts therefore never exist at the same time. A process may safely
 /// repeat the call, for example after another process has died during such a call.
 async fn shard(client: &Client, model: &Model, count: u64) -> anyhow::Result<()> {
-    let lock = Lock::new(client, model.path.join("sharding")?, Acl::Open).acquire().await?;
+    let lock = Lock::new(client, model.path.join("sharding")?, client.default_acl()).acquire().await?;
     // The function checks the lock before each change. A process that is paused between the check and the change may
     // make its change while another process holds the lock. This late change does no harm: a holder learns each
     // observation in one change with the fence of its shard, so the model neither loses an observation nor counts it
@@ -157,7 +162,7 @@ async fn feed(
         let (student, item) = (format!("student-{}", runtime.random() % 16), format!("item-{}", runtime.random() % 16));
         let text = format!("{student} {item} {}", runtime.random() % 2);
         let [one, other] = [(&models[0], &student), (&models[1], &item)].map(|(model, key)| {
-            let (mode, acl) = (CreateMode::PersistentSequential, Acl::Open);
+            let (mode, acl) = (CreateMode::PersistentSequential, client.default_acl());
             Ok::<_, anyhow::Error>(Op::Create {
                 path: model.inbox.join(&format!("{key}."))?,
                 data: text.clone().into(),

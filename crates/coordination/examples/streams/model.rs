@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::Context as _;
 use bytes::Bytes;
 use reveille_coordination::recipes::{Bag, Client, Job, RoleMatch};
-use reveille_coordination::tree::{Acl, CreateMode, Expected, NodePath, Op, TreeError};
+use reveille_coordination::tree::{CreateMode, Expected, NodePath, Op, TreeError};
 
 /// Learning rate: the factor by which the model multiplies the error of a prediction to change a parameter.
 const STEP: f64 = 0.1;
@@ -50,13 +50,13 @@ impl Model {
             inbox: path.join("inbox")?,
             done: path.join("done")?,
             parameters: path.join("parameters")?,
-            shards: RoleMatch::new(client, &path.join("shards")?, Acl::Open)?,
-            subscribers: Bag::new(client, &path.join("subscribers")?, Acl::Open)?,
+            shards: RoleMatch::new(client, &path.join("shards")?, client.default_acl())?,
+            subscribers: Bag::new(client, &path.join("subscribers")?, client.default_acl())?,
             path,
             client: client.clone(),
         };
         for node in [&model.inbox, &model.done, &model.parameters] {
-            client.ensure(node, &Acl::Open).await?;
+            client.ensure(node, &client.default_acl()).await?;
         }
         Ok(model)
     }
@@ -100,7 +100,8 @@ impl Model {
         let known = before.as_ref().map_or(Ok(Parameter::default()), |node| Parameter::parse(&node.data))?;
         let learnt = self.after(known, std::str::from_utf8(&observation)?, other).context("invalid observation")?;
 
-        let create = |path, data| Op::Create { path, data, mode: CreateMode::Persistent, acl: Acl::Open };
+        let acl = self.client.default_acl();
+        let create = |path, data| Op::Create { path, data, mode: CreateMode::Persistent, acl: acl.clone() };
         let record = format!("{} {} {by}", String::from_utf8_lossy(&job.description), job.leading.term.0);
         let mut steps = job.leading.fence.clone();
         steps.push(Op::Delete { path: waiting, expected: Expected::Any });

@@ -10,11 +10,12 @@ mod tasks;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use reveille_coordination::recipes::Client;
-use reveille_coordination::tree::{Node, NodePath, SessionOptions, TreeError};
+use reveille_coordination::tree::{Credentials, Node, NodePath, SessionOptions, TreeError};
 use runtime::Runtime;
 use rustix::process::{Pid, Signal};
 
@@ -69,7 +70,9 @@ struct Nodes {
 impl Nodes {
     async fn open(runtime: &Runtime, url: &str) -> Self {
         let trees = coordination_connect::trees(runtime, url, None).await.unwrap();
-        Nodes { client: Client::new(runtime, trees, SessionOptions::default()) }
+        let (name, password) = CREDENTIALS.split_once(':').unwrap();
+        let credentials = vec![Credentials { name: name.to_owned(), password: password.to_owned() }];
+        Nodes { client: Client::new(runtime, trees, SessionOptions { credentials, ..SessionOptions::default() }) }
     }
 
     /// Returns the names of the node's children, or an empty list if the node does not exist.
@@ -105,8 +108,22 @@ fn program(name: &str) -> PathBuf {
     tests.parent().unwrap().parent().unwrap().join("examples").join(name)
 }
 
+/// Credentials of all examples in these tests.
+const CREDENTIALS: &str = "examples:secret";
+
+/// Returns the path of a file with the credentials.
+fn credentials_file() -> &'static Path {
+    static FILE: OnceLock<PathBuf> = OnceLock::new();
+    FILE.get_or_init(|| {
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("examples.credentials");
+        std::fs::write(&file, CREDENTIALS).unwrap();
+        file
+    })
+}
+
 fn example(name: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(program(name));
+    command.arg("--credentials").arg(credentials_file());
     command.args(arguments).env_remove("RUST_LOG").stdin(Stdio::null());
     command
 }
@@ -180,4 +197,22 @@ impl Drop for Process {
             eprintln!("--- {}\n{}", self.output.display(), self.output());
         }
     }
+}
+
+#[test]
+fn examples_require_credentials_or_an_open_group() {
+    for (name, arguments) in [("cronulla", &["--call", "http://127.0.0.1/"][..]), ("tasks", &["list"])] {
+        let url = zookeeper();
+        let without = Command::new(program(name)).arg(&url).args(arguments).output().unwrap();
+        let error = String::from_utf8(without.stderr).unwrap();
+        assert!(!without.status.success() && error.contains("--credentials <FILE>|--open"), "{error}");
+    }
+    let url = zookeeper();
+    let open = Command::new(program("tasks")).args([&url, "--open", "add", "true"]).status().unwrap();
+    assert!(open.success());
+    assert_eq!(stdout_of_success("tasks", &[&url, "list"]), "task0000000000  is waiting\n");
+    let closed = zookeeper();
+    stdout_of_success("tasks", &[&closed, "add", "true"]);
+    let denied = Command::new(program("tasks")).args([&closed, "--open", "list"]).output().unwrap();
+    assert!(!denied.status.success(), "a process without the credentials read the nodes");
 }
