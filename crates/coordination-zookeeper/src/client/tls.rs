@@ -141,7 +141,9 @@ fn explain_certificate(reason: &CertificateError) -> String {
                 .to_owned()
         }
         CertificateError::NotValidForNameContext { expected, presented } => {
-            let names = if presented.is_empty() { "no host name".to_owned() } else { presented.join(", ") };
+            // The library shows a name as `DnsName("localhost")`.
+            let names: Vec<&str> = presented.iter().map(|name| name.split('"').nth(1).unwrap_or(name)).collect();
+            let names = if names.is_empty() { "no host name".to_owned() } else { names.join(", ") };
             format!(
                 "the server's certificate is not valid for the host name {}: its subjectAltName contains {names}; use \
                  a name from the certificate in the URL, or issue a certificate for this name",

@@ -36,11 +36,9 @@ mod secure {
     cases! { coordination_conformance::tree::case;
         node_is_read_as_created
         failed_multi_changes_nothing_and_names_its_step
-        ephemerals_are_deleted_after_their_process_dies
         ephemeral_remains_while_its_process_lives
         data_watch_fires_on_set_and_delete
         events_below_a_node_arrive_in_order
-        watches_fire_when_a_process_dies
         creators_node_is_closed_to_others
         readable_node_is_changed_only_by_its_creator
         creator_access_requires_credentials
