@@ -82,7 +82,7 @@ impl Engine {
     /// Parses a URL and returns its engine.
     ///
     /// # Errors
-    /// Returns an error if the URL names an unknown engine.
+    /// Returns an error if the URL names an unknown engine, or if a ZooKeeper URL cannot be used.
     pub fn of(url: &str) -> Result<Self, OpenError> {
         if url.starts_with(ZookeeperUrl::SCHEME) || url.starts_with(ZookeeperUrl::TLS_SCHEME) {
             return Ok(Engine::Zookeeper(ZookeeperUrl::parse(url)?));

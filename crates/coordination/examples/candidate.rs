@@ -1,11 +1,11 @@
 //! Candidate for the leadership of a replica group. It writes its term while it leads, and it reports each step. The
 //! fault tests start, kill and pause this program, and cut its connection to the engine.
 //!
-//! `candidate URL GROUP ID SESSION_MILLIS SINK --credentials FILE` stands for election in GROUP. While it leads, it writes its term
-//! repeatedly to two targets. The first target is the node `/work`, and each write to it contains the fence of the
-//! guard. The second target is SINK, the socket of a service that rejects terms below the greatest term that it has
-//! received. After its leadership it tries both writes once more, like a program that does not check its leadership.
-//! Then it stands for election again.
+//! `candidate URL GROUP ID SESSION_MILLIS SINK --credentials FILE` stands for election in GROUP. While it leads, it
+//! writes its term repeatedly to two targets. The first target is the node `/work`, and each write to it contains the
+//! fence of the guard. The second target is SINK, the socket of a service that rejects terms below the greatest term
+//! that it has received. After its leadership it tries both writes once more, like a program that does not check its
+//! leadership. Then it stands for election again.
 //!
 //! The program writes events to its standard output. Times are nanoseconds of `CLOCK_BOOTTIME`, which all processes of
 //! a machine share:

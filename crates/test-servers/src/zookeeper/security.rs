@@ -47,7 +47,7 @@ impl Security {
             if self.requires_certificate { "need" } else { "want" },
         );
         for (store, file) in [("keyStore", "server.pem"), ("trustStore", "root.crt")] {
-            // ZooKeeper reads the type PEM only from the file ending `.pem` or from the setting `type`.
+            // Without the type, ZooKeeper would read `root.crt` as a Java keystore.
             writeln!(lines, "ssl.{store}.location={}\nssl.{store}.type=PEM", folder.join(file).display())?;
         }
         Ok(lines)
