@@ -48,6 +48,7 @@ use domain::{
     Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term, Timestamp,
 };
 use journal::Journal;
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use store::{
@@ -85,6 +86,10 @@ pub struct EmbeddedStore {
     readers: Readers,
     /// Reader thread for listings, which scan many rows. Reads of due rows do not wait for this thread.
     scanner: Readers,
+    /// Reader threads that load rows ahead of their use, while the disk is busy. Other look-ups do not wait for them.
+    preloaders: Readers,
+    /// Number of schedules that the preloaders have read.
+    preloaded: Counter,
     seal_requests: mpsc::Sender<SealRequest>,
     /// Channel that closes when the last task ends.
     tasks_alive: tokio::sync::Mutex<mpsc::Receiver<()>>,
@@ -106,6 +111,8 @@ pub struct Stats {
     pub sealed: usize,
     /// Number of index parts on disk that wait for a merge.
     pub unmerged: usize,
+    /// Number of schedules that the store read some time before they were due, because the disk was busy.
+    pub preloaded: u64,
 }
 
 impl EmbeddedStore {
@@ -126,6 +133,8 @@ impl EmbeddedStore {
         let floor = ConstGauge::new(i64::try_from(self.shared.options.free_bytes_floor).unwrap_or(i64::MAX));
         let help = "Number of free bytes on the disk below which the store rejects new schedules";
         registry.register("reveille_store_free_floor_bytes", help, floor);
+        let help = "Schedules that the store read some time before they were due, because the disk was busy";
+        registry.register("reveille_store_preloaded_schedules", help, self.preloaded.clone());
         self.shared.damage.register(registry);
     }
 
@@ -137,6 +146,7 @@ impl EmbeddedStore {
             synced: self.shared.checkpoint.borrow().synced,
             sealed: pressure.sealed,
             unmerged: pressure.unmerged,
+            preloaded: self.preloaded.get(),
         }
     }
 
@@ -265,6 +275,24 @@ impl EmbeddedStore {
         }
         let found = self.check_open().and_then(|()| look_up(&self.rows));
         Box::pin(std::future::ready(found))
+    }
+
+    /// Loads the schedules of due rows into memory while the disk is busy. An owner reads due rows some time before they
+    /// are due, so a slow read of a schedule ends before the owner needs the schedule.
+    fn load_ahead(&self, pages: &[DuePage]) {
+        if !self.shared.is_disk_busy() {
+            return;
+        }
+        for keys in pages.iter().flat_map(|page| page.keys.chunks(PEEK_MAX)) {
+            let (rows, keys, preloaded) = (self.rows.clone(), keys.to_vec(), self.preloaded.clone());
+            self.preloaders.load_ahead(move || {
+                for key in keys {
+                    // If this look-up fails, the later look-up by the owner fails, too, and reports the error.
+                    let _ignored = rows.schedule(key.occurrence.incarnation);
+                    preloaded.inc();
+                }
+            });
+        }
     }
 
     fn read_memory<'a, T: Send + 'a>(&self, read: impl FnOnce(&mut Memory) -> T) -> store::Answer<'a, T> {
@@ -433,6 +461,7 @@ impl Store for EmbeddedStore {
                 .await?;
             // The store limits `done` before the owner receives the page that lacks rows.
             self.shared.damage.report(skipped);
+            self.load_ahead(&pages);
             Ok(pages)
         })
     }

@@ -9,6 +9,7 @@ use domain::Term;
 use domain::id::new_epoch;
 use futures_util::future::BoxFuture;
 use journal::{Journal, Opened, ReadError};
+use prometheus_client::metrics::counter::Counter;
 use runtime::{Runtime, TaskSet};
 use store::StoreError;
 use tokio::sync::{mpsc, watch};
@@ -29,6 +30,9 @@ use crate::{EmbeddedStore, IndexKind, OpenError, Options};
 
 pub(crate) const JOURNAL_DIR: &str = "journal";
 pub(crate) const INDEX_DIR: &str = "index";
+
+/// Number of threads that load rows ahead of their use.
+const PRELOADERS: usize = 2;
 
 struct Opening<'a> {
     runtime: &'a Runtime,
@@ -162,9 +166,12 @@ fn start(
     task("store history", Box::pin(history::forget(shared.clone(), memory.clone(), rows.clone(), journal.clone())));
     let rebuild = rebuild::run(shared.clone(), memory.clone(), rows.clone(), journal.clone());
     background("store rebuild", Box::pin(rebuild));
-    let (readers, scanner) = (Readers::new(), Readers::new());
+    let (readers, scanner, preloaders) = (Readers::new(), Readers::new(), Readers::new());
     for _ in 0..shared.options.readers {
         task("store reader", Box::pin(readers.clone().run(shared.closed.clone())));
+    }
+    for _ in 0..PRELOADERS {
+        task("store preloader", Box::pin(preloaders.clone().run(shared.closed.clone())));
     }
     background("store scanner", Box::pin(scanner.clone().run(shared.closed.clone())));
     EmbeddedStore {
@@ -174,6 +181,8 @@ fn start(
         memory,
         readers,
         scanner,
+        preloaders,
+        preloaded: Counter::default(),
         seal_requests,
         tasks_alive: tokio::sync::Mutex::new(tasks_alive),
     }

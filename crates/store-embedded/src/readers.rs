@@ -74,13 +74,26 @@ impl Readers {
         });
         let closed = || StoreError::Unavailable("the store is closed".to_owned());
         self.0.free.acquire().await.map_err(|_| closed())?.forget();
+        self.push(job);
+        receiver.await.map_err(|_| closed())?
+    }
+
+    /// Starts a look-up that loads rows into memory, and does not wait for it. Does nothing if the queue is full or the
+    /// store is closed.
+    pub(crate) fn load_ahead(&self, look_up: impl FnOnce() + Send + 'static) {
+        if let Ok(permit) = self.0.free.try_acquire() {
+            permit.forget();
+            self.push(Box::new(look_up));
+        }
+    }
+
+    fn push(&self, job: Job) {
         self.queue().push_back(job);
         self.0.waiting.add_permits(1);
         if self.0.free.is_closed() {
             // The reader threads may have ended before they saw this look-up.
             self.queue().clear();
         }
-        receiver.await.map_err(|_| closed())?
     }
 
     fn queue(&self) -> MutexGuard<'_, VecDeque<Job>> {
@@ -131,6 +144,21 @@ mod tests {
         assert_eq!(readers.read(|| Ok(7)).await.unwrap(), 7);
         closed.cancel();
         tasks.join().await;
+    }
+
+    #[tokio::test]
+    async fn load_ahead_runs_only_if_the_queue_has_space() {
+        let (readers, closed) = (Readers::new(), CancellationToken::new());
+        let (count, counted) = mpsc::channel();
+        for _ in 0..=JOBS_MAX {
+            let count = count.clone();
+            readers.load_ahead(move || count.send(()).unwrap());
+        }
+        drop(count);
+        closed.cancel();
+        start(&readers, &closed, 1).join().await;
+        assert_eq!(counted.iter().count(), JOBS_MAX);
+        readers.load_ahead(|| panic!("the readers have ended"));
     }
 
     #[tokio::test]

@@ -81,9 +81,9 @@ fn store_opens_if_no_journal_entry_wrote_a_row() {
     });
 }
 
-/// A look-up that waits for a busy disk would stop the thread that sends callbacks.
+/// A look-up that waits for a busy disk would stop the thread that sends callbacks, and delay the callback.
 #[test]
-fn look_ups_leave_the_thread_of_their_caller_while_the_disk_is_busy() {
+fn look_ups_leave_their_caller_and_due_schedules_load_ahead_while_the_disk_is_busy() {
     let sim = simulator::Simulation::new(1);
     sim.run_until(async {
         let runtime = sim.member("a");
@@ -99,9 +99,15 @@ fn look_ups_leave_the_thread_of_their_caller_while_the_disk_is_busy() {
         let mut looking = look_up();
         assert!((&mut looking).now_or_never().is_none(), "a reader thread looks up the row");
         assert_eq!(looking.await.unwrap(), [Some(insert(1).schedule)]);
+        home.store.due(vec![EVERYTHING]).await.unwrap();
+        runtime.sleep(Duration::from_millis(1)).await;
+        assert_eq!(home.store.stats().preloaded, 2, "the schedules of both due rows");
 
         runtime.sleep(Duration::from_secs(11)).await;
         assert!(look_up().now_or_never().is_some(), "the disk is no longer busy");
+        home.store.due(vec![EVERYTHING]).await.unwrap();
+        runtime.sleep(Duration::from_millis(1)).await;
+        assert_eq!(home.store.stats().preloaded, 2);
         home.close().await;
     });
 }
