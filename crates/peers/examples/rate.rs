@@ -2,7 +2,7 @@
 //! comparison, the same run measures requests to a bare hyper echo server.
 //!
 //! Run the example with `cargo run --profile dist -p peers --example rate`. The client and the server share the cores
-//! of one machine. The echo server computes no MACs.
+//! of one machine. The echo server uses no TLS.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
@@ -20,7 +20,7 @@ use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioIo;
 use membership::{Member, MemberId};
-use peers::{ClusterSecret, HttpPeers, Listener, ListenerOptions, PeersOptions};
+use peers::{Authority, HttpPeers, Identity, Listener, ListenerOptions, PeersOptions};
 use runtime::Runtime;
 use scheduler::Peers;
 use tokio::net::TcpListener;
@@ -33,10 +33,11 @@ type Once = Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
 #[tokio::main]
 async fn main() {
     let runtime = Runtime::real();
-    let to = start_member(&runtime).await;
+    let identity = Identity::new(&runtime, Authority::generate().unwrap(), &[]).unwrap();
+    let to = start_member(&runtime, identity.clone()).await;
     let echo = echo(&runtime).await;
-    let peers = Arc::new(HttpPeers::new(&runtime, ClusterSecret::new(&[7; 32]), "rate", PeersOptions::default()));
-    let proved = |bytes: usize| -> Once {
+    let peers = Arc::new(HttpPeers::new(&runtime, identity.clone(), "rate", PeersOptions::default()));
+    let sent = |bytes: usize| -> Once {
         let (peers, to, body) = (peers.clone(), to.clone(), Bytes::from(vec![b'x'; bytes]));
         Arc::new(move || {
             let requesting = peers.request(&to, "operation", body.clone());
@@ -55,9 +56,9 @@ async fn main() {
     println!("| case | tasks | requests per second | mean duration | p50 | p99 |\n|---|---|---|---|---|---|");
     for tasks in [1, 16, 64] {
         measure(&runtime, "bare echo, 3 bytes", tasks, &bare(3)).await;
-        measure(&runtime, "request, 3 bytes", tasks, &proved(3)).await;
+        measure(&runtime, "request, 3 bytes", tasks, &sent(3)).await;
         measure(&runtime, "bare echo, 1 KB", tasks, &bare(1_150)).await;
-        measure(&runtime, "request, 1 KB", tasks, &proved(1_150)).await;
+        measure(&runtime, "request, 1 KB", tasks, &sent(1_150)).await;
     }
 }
 
@@ -93,7 +94,7 @@ fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000, 3).unwrap()
 }
 
-async fn start_member(runtime: &Runtime) -> Member {
+async fn start_member(runtime: &Runtime, identity: Identity) -> Member {
     let options = ListenerOptions::default();
     let listener = Listener::bind(runtime, "127.0.0.1:0".parse().unwrap(), options).await.unwrap();
     let member = Member {
@@ -104,9 +105,8 @@ async fn start_member(runtime: &Runtime) -> Member {
         build: String::new(),
     };
     let handler: peers::Handler = Arc::new(|_, _| Box::pin(async { Ok(Bytes::from_static(b"abc")) }));
-    let secret = ClusterSecret::new(&[7; 32]);
     let stop = std::future::pending::<()>();
-    drop(runtime.spawn("listener", listener.serve_until(secret, Arc::new(|_| true), handler, stop)));
+    drop(runtime.spawn("listener", listener.serve_until(identity, Arc::new(|_| true), handler, stop)));
     member
 }
 

@@ -9,20 +9,21 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::uri::Authority;
-use http::{Method, Request, Response, StatusCode, Uri};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client as Pool;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioTimer;
-use membership::Member;
+use membership::{Member, MemberId};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use runtime::Runtime;
+use rustls::AlertDescription;
 use scheduler::{PeerError, Peers, REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX};
 use tokio::sync::Semaphore;
 
-use crate::proof::{self, Head, PATH, Sender};
-use crate::secret::{ClusterSecret, sha256};
-use crate::{Executor, HEAD_BYTES_MAX};
+use crate::connector::Connector;
+use crate::identity::{Identity, Rejection};
+use crate::{CHECK, Executor, FROM, HEAD_BYTES_MAX, OPERATION, PATH, causes};
 
 /// Maximum number of characters that the client copies from the reason of a rejection into its error.
 const REASON_CHARS_MAX: usize = 300;
@@ -30,7 +31,7 @@ const REASON_CHARS_MAX: usize = 300;
 /// Limits of requests. Each default suits most clusters.
 #[derive(Clone, Debug)]
 pub struct PeersOptions {
-    /// Time limit for connecting to a member. Default 1 s, because the network latency between members is low. If the
+    /// Time limit for connecting to a member, including the TLS handshake. Default 1 s, because the network latency between members is low. If the
     /// limit is too short, requests fail while the network is slow. If it is too long, requests to a dead machine fail
     /// late.
     pub connect_timeout: Duration,
@@ -67,10 +68,8 @@ pub struct HttpPeers {
 impl HttpPeers {
     /// Creates a client. `name` identifies the sender in the other members' logs.
     #[must_use]
-    pub fn new(runtime: &Runtime, secret: ClusterSecret, name: &str, options: PeersOptions) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(options.connect_timeout));
-        connector.set_nodelay(true);
+    pub fn new(runtime: &Runtime, identity: Identity, name: &str, options: PeersOptions) -> Self {
+        let connector = Connector::new(runtime, identity, options.connect_timeout);
         let pool = Pool::builder(Executor(runtime.clone()))
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(options.idle_timeout)
@@ -79,13 +78,21 @@ impl HttpPeers {
             .build(connector);
         let client = Client {
             runtime: runtime.clone(),
-            secret,
-            from: Sender::new(name),
+            from: HeaderValue::from_str(&utf8_percent_encode(name, NON_ALPHANUMERIC).to_string())
+                .expect("percent-encoded text is a valid header value"),
             pool,
             slots: Mutex::new(HashMap::new()),
             options,
         };
         HttpPeers { client: Arc::new(client) }
+    }
+
+    /// Checks that the member `to` responds, and that both sides trust each other's certificates.
+    ///
+    /// # Errors
+    /// Returns an error if the member does not respond, or if one side rejects the other.
+    pub async fn check(&self, to: &Member) -> Result<(), PeerError> {
+        self.request(to, CHECK, Bytes::new()).await.map(|_| ())
     }
 }
 
@@ -106,9 +113,11 @@ impl Peers for HttpPeers {
 
 struct Client {
     runtime: Runtime,
-    secret: ClusterSecret,
-    from: Sender,
-    pool: Pool<HttpConnector, Full<Bytes>>,
+    /// Percent-encoded name of this member.
+    from: HeaderValue,
+    /// Connections to other members. Its keys are the authorities of the URIs, so each connection belongs to an address
+    /// and to the id of a session.
+    pool: Pool<Connector, Full<Bytes>>,
     /// Semaphores that limit the requests in flight to an address. The key is the address of a member. When the client
     /// creates a semaphore, it removes the unused semaphores.
     slots: Mutex<HashMap<String, Weak<Semaphore>>>,
@@ -119,15 +128,15 @@ struct Client {
 type Reason = String;
 
 impl Client {
-    async fn exchange(&self, to: &Member, operation: &str, body: Bytes) -> Result<Bytes, Reason> {
+    async fn exchange(&self, to: &Member, operation: &'static str, body: Bytes) -> Result<Bytes, Reason> {
         if body.len() > REQUEST_BYTES_MAX {
             return Err(format!("the request has {} bytes; the limit is {REQUEST_BYTES_MAX}", body.len()));
         }
-        let uri = uri(&to.address)?;
+        let uri = uri(to.id, &to.address)?;
         let sending = Box::pin(async {
             let slots = self.slots(&to.address);
             let _slot = slots.acquire().await.expect("the semaphore is never closed");
-            self.send(to, uri, operation, body).await
+            self.send(uri, operation, body).await
         });
         self.runtime
             .timeout(self.options.request_timeout, sending)
@@ -135,43 +144,14 @@ impl Client {
             .unwrap_or_else(|| Err(format!("no response within {:?}", self.options.request_timeout)))
     }
 
-    async fn send(&self, to: &Member, uri: Uri, operation: &str, body: Bytes) -> Result<Bytes, Reason> {
-        let head = Head {
-            operation: operation.to_owned(),
-            from: self.from.clone(),
-            to: to.id,
-            nonce: self.runtime.random_u128(),
-            sent_at: self.runtime.now(),
-            body: sha256(&body),
-        };
+    async fn send(&self, uri: Uri, operation: &'static str, body: Bytes) -> Result<Bytes, Reason> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = uri;
-        head.write(&self.secret, request.headers_mut());
+        request.headers_mut().insert(OPERATION, HeaderValue::from_static(operation));
+        request.headers_mut().insert(FROM, self.from.clone());
         let response = self.pool.request(request).await.map_err(|error| describe(&error))?;
-        self.read(head.nonce, response).await
-    }
-
-    /// Reads the response and returns its body. Returns an error if the MAC of the response is not valid, or if the
-    /// member rejected the request.
-    async fn read(&self, nonce: u128, response: Response<Incoming>) -> Result<Bytes, Reason> {
-        let (head, body) = response.into_parts();
-        let status = head.status;
-        let Some(mac) = proof::response_mac(&head.headers) else { return Err(unauthenticated(status)) };
-        let body = Limited::new(body, RESPONSE_BYTES_MAX).collect().await.map_err(|error| {
-            if error.is::<LengthLimitError>() {
-                return format!("the response exceeds the limit of {RESPONSE_BYTES_MAX} bytes");
-            }
-            describe(&*error)
-        })?;
-        let body = body.to_bytes();
-        if !proof::is_response_authentic(&self.secret, nonce, status, &sha256(&body), &mac) {
-            return Err("the MAC of the response is not valid for this cluster's secret".to_owned());
-        }
-        if status != StatusCode::OK {
-            return Err(format!("the member rejected the request ({}): {}", status.as_u16(), shortened(&body)));
-        }
-        Ok(body)
+        read(response).await
     }
 
     fn slots(&self, address: &str) -> Arc<Semaphore> {
@@ -186,27 +166,35 @@ impl Client {
     }
 }
 
-fn uri(address: &str) -> Result<Uri, Reason> {
+/// Reads the response and returns its body.
+async fn read(response: Response<Incoming>) -> Result<Bytes, Reason> {
+    let (head, body) = response.into_parts();
+    let body = Limited::new(body, RESPONSE_BYTES_MAX).collect().await.map_err(|error| {
+        if error.is::<LengthLimitError>() {
+            return format!("the response exceeds the limit of {RESPONSE_BYTES_MAX} bytes");
+        }
+        describe(&*error)
+    })?;
+    let body = body.to_bytes();
+    if head.status != StatusCode::OK {
+        return Err(format!("the member rejected the request ({}): {}", head.status.as_u16(), shortened(&body)));
+    }
+    Ok(body)
+}
+
+/// Returns the URI of a request to the session `id`. The user part of the URI is the id, so that the pool does not use a
+/// connection to an earlier session.
+fn uri(id: MemberId, address: &str) -> Result<Uri, Reason> {
     let authority: Option<Authority> = address.parse().ok();
     let authority = authority.filter(|found| found.port_u16().is_some() && !address.contains('@'));
     let authority =
         authority.ok_or_else(|| format!("the member's peer address {address:?} does not have the form HOST:PORT"))?;
     Uri::builder()
-        .scheme("http")
-        .authority(authority)
+        .scheme("https")
+        .authority(format!("{id}@{authority}"))
         .path_and_query(PATH)
         .build()
         .map_err(|_| format!("the member's peer address {address:?} is invalid"))
-}
-
-/// Returns the reason why the client rejects a response without a MAC, as text for operators. Any process may have sent
-/// this response.
-fn unauthenticated(status: StatusCode) -> Reason {
-    if status == StatusCode::UNAUTHORIZED {
-        return "the member rejected this cluster's secret (401); check whether the member belongs to another cluster"
-            .to_owned();
-    }
-    format!("the process at this address is not an authenticated member of this cluster (status {})", status.as_u16())
 }
 
 fn shortened(text: &[u8]) -> String {
@@ -216,22 +204,27 @@ fn shortened(text: &[u8]) -> String {
 
 /// Returns a text for the first known cause in the error's chain of sources.
 fn describe(error: &(dyn Error + 'static)) -> Reason {
-    let mut cause = Some(error);
-    let mut last = error;
-    while let Some(error) = cause {
-        let named =
-            error.downcast_ref::<io::Error>().and_then(name_io).or_else(|| error.downcast_ref().and_then(name_hyper));
-        if let Some(name) = named {
-            return name.to_owned();
-        }
-        last = error;
-        let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        cause = match inner {
-            Some(inner) => Some(inner),
-            None => error.source(),
-        };
+    let name = |cause: &(dyn Error + 'static)| {
+        let known = cause.downcast_ref().and_then(name_io).or_else(|| cause.downcast_ref().and_then(name_hyper));
+        known.map(str::to_owned).or_else(|| cause.downcast_ref().map(describe_tls))
+    };
+    let last = || causes(error).last().unwrap_or(error).to_string();
+    causes(error).find_map(name).unwrap_or_else(|| shortened(last().as_bytes()))
+}
+
+fn describe_tls(error: &rustls::Error) -> Reason {
+    if let Some(rejection) = Rejection::of(error) {
+        return rejection.text().to_owned();
     }
-    shortened(last.to_string().as_bytes())
+    match error {
+        rustls::Error::AlertReceived(AlertDescription::AccessDenied) => {
+            "the member at this address has another session, because it restarted or lost its session".to_owned()
+        }
+        rustls::Error::InvalidMessage(_) => {
+            "the process at this address does not use TLS; check the member's peer address".to_owned()
+        }
+        other => shortened(other.to_string().as_bytes()),
+    }
 }
 
 const INCOMPLETE_RESPONSE: &str = "connection closed before the response was complete";

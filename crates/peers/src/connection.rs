@@ -1,35 +1,53 @@
-//! HTTP/1.1 connection from a peer.
+//! TLS connection from a peer, with requests in HTTP/1.1.
 //!
-//! Invariant: if a connection carries no authenticated request, the listener closes the connection after the first
-//! response, or at about the end of the read timeout.
+//! Invariants: the service receives a request only after a TLS handshake in which the peer presented the certificate of
+//! a member. A connection ends when the listener's authorities change, or when it is too old. So a peer cannot use a
+//! certificate long after its expiry, or after the cluster has dropped the authority of the certificate.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::{HeaderValue, Request, header};
 use hyper::body::Incoming;
 use listener::{Activity, IdleTimeout, Slot};
+use membership::MemberId;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
-use crate::HEAD_BYTES_MAX;
+use crate::identity::id_of;
 use crate::service::Service;
+use crate::{HEAD_BYTES_MAX, causes};
 
 const HEADERS_MAX: usize = 32;
+
+/// Time for which the listener reads from a rejected peer, so that the peer can read the reason. If the listener closed
+/// the connection before it had read all bytes, the kernel would reset the connection, and the reason would be lost.
+const LINGER: Duration = Duration::from_millis(200);
 
 /// Serves the requests of a connection until the peer closes the connection, the idle timeout passes, or the listener
 /// stops.
 pub(crate) async fn serve(service: Arc<Service>, stream: TcpStream, slot: Slot) {
     let parts = &service.parts;
+    let generation = parts.identity.generation();
+    let Some((stream, to)) = parts.shutdown.drain.run_until_cancelled(handshake(&service, stream)).await.flatten()
+    else {
+        return;
+    };
     let (read_timeout, idle_timeout) = (parts.options.read_timeout, parts.options.idle_timeout);
+    let opened_at = parts.runtime.monotonic();
     let respond = |request: Request<Incoming>, activity: Arc<Activity>| {
         let service = service.clone();
         async move {
-            let (mut response, is_member) = service.respond(request).await;
-            if is_member {
-                activity.trust();
-            } else {
+            activity.trust();
+            activity.set_idle_timeout(idle_timeout);
+            let mut response = service.respond(to, request).await;
+            let parts = &service.parts;
+            let age = parts.runtime.monotonic().since(opened_at);
+            if age > parts.options.connection_age_max || parts.identity.generation() != generation {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
-            activity.set_idle_timeout(if is_member { idle_timeout } else { read_timeout });
             response
         }
     };
@@ -40,4 +58,34 @@ pub(crate) async fn serve(service: Arc<Service>, stream: TcpStream, slot: Slot) 
     if let Err(error) = listener::serve_http(&parts.runtime, &builder, stream, slot, timeout, drain, respond).await {
         tracing::debug!(%error, "peer connection ended");
     }
+}
+
+/// Performs the TLS handshake. Returns the stream, and the id of the session to which the peer wants to connect. Returns
+/// `None` if the handshake fails.
+async fn handshake(service: &Service, mut stream: TcpStream) -> Option<(TlsStream<TcpStream>, MemberId)> {
+    let parts = &service.parts;
+    let address = stream.peer_addr().map_or_else(|_| String::new(), |address| address.to_string());
+    let acceptor = TlsAcceptor::from(parts.identity.server_config(parts.is_me.clone()));
+    let accepting = async {
+        let accepted = acceptor.accept(stream).into_fallible().await;
+        match accepted {
+            Ok(secured) => {
+                let to = secured.get_ref().1.server_name().and_then(id_of)?;
+                return Some((secured, to));
+            }
+            Err((error, rejected)) => {
+                match causes(&error).find_map(|cause| cause.downcast_ref()) {
+                    Some(error) => parts.identity.report(&address, error),
+                    None => tracing::debug!(address, %error, "TLS handshake with a peer failed"),
+                }
+                stream = rejected;
+            }
+        }
+        // The peer may have closed the connection already.
+        let _ignored = stream.shutdown().await;
+        let rest = async { while matches!(stream.read(&mut [0; 1_024]).await, Ok(1..)) {} };
+        let _timed_out = parts.runtime.timeout(LINGER, rest).await;
+        None
+    };
+    parts.runtime.timeout(parts.options.read_timeout, accepting).await.flatten()
 }

@@ -10,9 +10,9 @@ use runtime::Runtime;
 use tokio::net::TcpListener;
 
 use crate::connection;
+use crate::identity::{Identity, IsCurrentSession};
 use crate::metrics::RequestCounter;
-use crate::secret::ClusterSecret;
-use crate::service::{Handler, IsCurrentSession, ListenerOptions, Parts, Service};
+use crate::service::{Handler, ListenerOptions, Parts, Service};
 
 /// Number of connections that the kernel queues while the listener cannot accept connections.
 const BACKLOG: u32 = 1_024;
@@ -52,7 +52,7 @@ impl Listener {
     /// connection is open and no handler runs.
     pub async fn serve_until(
         self,
-        secret: ClusterSecret,
+        identity: Identity,
         is_me: IsCurrentSession,
         handler: Handler,
         stop: impl Future<Output = ()>,
@@ -69,7 +69,7 @@ impl Listener {
         };
         let parts = Parts {
             runtime: runtime.clone(),
-            secret,
+            identity,
             is_me,
             handler,
             options,

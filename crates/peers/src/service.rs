@@ -1,16 +1,13 @@
-//! Handles one request: verifies its sender, runs the operation and responds.
+//! Handles one request of a member: checks that it is for this member's current session, runs the operation and
+//! responds.
 //!
-//! The service first checks the head of the request: its MAC, its receiver, its time and its nonce, in this order. Then
-//! the service reads the body up to a limit, compares the hash of the body with the hash in the head, and passes the
-//! body to the handler. Invariants: For a request without a valid MAC, the service decodes no body, stores nothing and
-//! waits for nothing. Every response to a request with a valid MAC also has a MAC.
+//! The service first checks the head of the request. Then it reads the body up to a limit, and passes the body to the
+//! handler.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use domain::Timestamp;
 use futures_util::future::BoxFuture;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
@@ -21,21 +18,13 @@ use runtime::Runtime;
 use scheduler::{InvalidRequest, REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
+use crate::identity::{Identity, IsCurrentSession};
 use crate::metrics::RequestCounter;
-use crate::nonces::{Nonces, Noted};
-use crate::proof::{self, Head, PATH};
-use crate::secret::{ClusterSecret, sha256};
-
-/// Minimum interval between two warnings that processes outside the cluster can cause.
-const WARNING_PERIOD: Duration = Duration::from_secs(5);
+use crate::{CHECK, FROM, OPERATION, PATH};
 
 /// Function that handles a request for an operation, such as `Scheduler::handle`. The operation continues if the peer
 /// stops waiting for the response.
 pub type Handler = Arc<dyn Fn(String, Bytes) -> BoxFuture<'static, Result<Bytes, InvalidRequest>> + Send + Sync>;
-
-/// Function that returns true if this member's current session has the given id. The service rejects requests for other
-/// sessions.
-pub type IsCurrentSession = Arc<dyn Fn(MemberId) -> bool + Send + Sync>;
 
 /// Limits of the listener. Each default suits most clusters.
 #[derive(Clone, Debug)]
@@ -46,8 +35,7 @@ pub struct ListenerOptions {
     /// `read_timeout`. Default 256. Each request may occupy [`scheduler::REQUEST_BYTES_MAX`] bytes of memory, and about
     /// twice as much while the handler decodes it.
     pub requests_max: usize,
-    /// Time within which the service must receive the body of a request, or the first head on a new connection. Default
-    /// 5 s.
+    /// Time limit of the TLS handshake, of the body of a request, and of the first head on a new connection. Default 5 s.
     pub read_timeout: Duration,
     /// Time limit of the handler. Default 30 s, which exceeds the timeout of every client. Without the limit, a hanging
     /// store would block requests forever. After the timeout, parts of the operation may have taken effect.
@@ -56,12 +44,9 @@ pub struct ListenerOptions {
     /// idle timeout of the client (`PeersOptions::idle_timeout`), so that the listener does not close a connection
     /// while a request is in transit.
     pub idle_timeout: Duration,
-    /// Largest difference between this member's clock and a sender's clock that the service accepts, in either
-    /// direction. Default 30 s. The listener remembers each nonce for about this time.
-    pub clock_offset_max: Duration,
-    /// Maximum number of remembered nonces. The service rejects requests beyond this number. Default 1,048,576. With
-    /// the default `clock_offset_max`, this number allows 35,000 requests per second and takes about 70 MB of memory.
-    pub nonces_max: usize,
+    /// Longest time for which the listener uses a connection. Default 1 h. The members then open a new connection, and
+    /// check each other's certificates again.
+    pub connection_age_max: Duration,
     /// Longest time for which a stopping listener waits for the requests in progress. Default 10 s.
     pub drain_timeout: Duration,
 }
@@ -74,8 +59,7 @@ impl Default for ListenerOptions {
             read_timeout: Duration::from_secs(5),
             handler_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(60),
-            clock_offset_max: Duration::from_secs(30),
-            nonces_max: 1 << 20,
+            connection_age_max: Duration::from_secs(3_600),
             drain_timeout: Duration::from_secs(10),
         }
     }
@@ -84,7 +68,7 @@ impl Default for ListenerOptions {
 /// Values that the caller passes to a new [`Service`].
 pub(crate) struct Parts {
     pub(crate) runtime: Runtime,
-    pub(crate) secret: ClusterSecret,
+    pub(crate) identity: Identity,
     pub(crate) is_me: IsCurrentSession,
     pub(crate) handler: Handler,
     pub(crate) options: ListenerOptions,
@@ -98,10 +82,6 @@ pub(crate) struct Service {
     pub(crate) parts: Parts,
     /// Permits for requests. The service needs one permit while it reads or handles a request.
     request_permits: Arc<Semaphore>,
-    nonces: Mutex<Nonces>,
-    /// Time of the last line that [`Service::warn`] logged, in milliseconds of the monotonic clock; 0 if it logged no
-    /// line.
-    warned_millis: AtomicU64,
 }
 
 /// Status and reason of a rejected request.
@@ -116,69 +96,40 @@ fn rejected(status: StatusCode, reason: impl Into<String>) -> Rejected {
 
 impl Service {
     pub(crate) fn new(parts: Parts) -> Self {
-        let nonces = Mutex::new(Nonces::new(parts.options.nonces_max));
         let request_permits = Arc::new(Semaphore::new(parts.options.requests_max.clamp(1, 1 << 20)));
-        Service { parts, request_permits, nonces, warned_millis: AtomicU64::new(0) }
+        Service { parts, request_permits }
     }
 
-    /// Returns the response, and true if the request's sender knows the secret.
-    pub(crate) async fn respond(self: &Arc<Self>, request: Request<Incoming>) -> (Response<Full<Bytes>>, bool) {
-        let head = match self.authenticate(&request) {
-            Ok(head) => head,
-            Err(status) => return (self.response(status, Bytes::new()), false),
-        };
-        let (status, body): (_, Bytes) = match self.process(&head, request).await {
+    /// Returns the response to a request from a member, which the member sent to the session `to`.
+    pub(crate) async fn respond(self: &Arc<Self>, to: MemberId, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        let from = request.headers().get(FROM).cloned();
+        let (status, body): (_, Bytes) = match self.process(to, request).await {
             Ok(response_body) => (StatusCode::OK, response_body),
             Err(Rejected { status, reason }) => {
-                tracing::debug!(from = head.from.as_str(), status = status.as_u16(), reason, "request rejected");
+                tracing::debug!(?from, status = status.as_u16(), reason, "request rejected");
                 (status, reason.into())
             }
         };
-        let hash = sha256(&body);
-        let mut response = self.response(status, body);
-        proof::sign_response(&self.parts.secret, head.nonce, status, &hash, response.headers_mut());
-        (response, true)
-    }
-
-    fn response(&self, status: StatusCode, body: Bytes) -> Response<Full<Bytes>> {
         self.parts.request_counter.count(status);
         let mut response = Response::new(Full::new(body));
         *response.status_mut() = status;
         response
     }
 
-    /// Returns the head if the request's sender knows the secret. Otherwise returns the status of the response, which
-    /// has no body.
-    fn authenticate(&self, request: &Request<Incoming>) -> Result<Head, StatusCode> {
-        if request.uri().path() != PATH || request.uri().query().is_some() {
-            return Err(StatusCode::NOT_FOUND);
+    async fn process(self: &Arc<Self>, to: MemberId, request: Request<Incoming>) -> Result<Bytes, Rejected> {
+        let operation = operation(&request)?;
+        if !(self.parts.is_me)(to) {
+            return Err(rejected(
+                StatusCode::MISDIRECTED_REQUEST,
+                "the request is for an earlier session of this member",
+            ));
         }
-        if request.method() != Method::POST {
-            return Err(StatusCode::METHOD_NOT_ALLOWED);
+        if operation == CHECK {
+            return Ok(Bytes::new());
         }
-        let Some(unverified) = Head::read(request.headers()) else {
-            tracing::debug!("request without complete authentication headers rejected");
-            return Err(StatusCode::UNAUTHORIZED);
-        };
-        unverified.verified(&self.parts.secret).ok_or_else(|| {
-            self.warn(|| {
-                tracing::warn!(
-                    "request with an invalid MAC rejected; check whether its sender uses another cluster's secret or \
-                     database"
-                );
-            });
-            StatusCode::UNAUTHORIZED
-        })
-    }
-
-    async fn process(self: &Arc<Self>, head: &Head, request: Request<Incoming>) -> Result<Bytes, Rejected> {
-        self.check(head)?;
         let permit = self.permit(request.headers().get(header::CONTENT_LENGTH)).await?;
         let body = self.body(request).await?;
-        if sha256(&body) != head.body {
-            return Err(rejected(StatusCode::BAD_REQUEST, "the request's body does not match the hash in its headers"));
-        }
-        let response_body = self.handle(head.operation.clone(), body, permit).await?.map_err(|error| {
+        let response_body = self.handle(operation, body, permit).await?.map_err(|error| {
             let status = match error {
                 InvalidRequest::UnknownOperation => StatusCode::NOT_FOUND,
                 InvalidRequest::Malformed(_) => StatusCode::BAD_REQUEST,
@@ -193,52 +144,6 @@ impl Service {
             return Err(rejected(StatusCode::INTERNAL_SERVER_ERROR, reason));
         }
         Ok(response_body)
-    }
-
-    fn check(&self, head: &Head) -> Result<(), Rejected> {
-        if !(self.parts.is_me)(head.to) {
-            return Err(rejected(
-                StatusCode::MISDIRECTED_REQUEST,
-                "the request is for another member or for an earlier session of this member",
-            ));
-        }
-        let now = self.parts.runtime.now();
-        let limit = self.parts.options.clock_offset_max;
-        if head.sent_at.since(now) > limit || now.since(head.sent_at) > limit {
-            let (from, sent_at) = (head.from.as_str(), head.sent_at);
-            self.warn(|| {
-                tracing::warn!(
-                    from, %sent_at, %now,
-                    "request rejected because the clocks of its sender and this member differ; synchronize them"
-                );
-            });
-            return Err(rejected(StatusCode::FORBIDDEN, clocks_differ(sent_at, now, limit)));
-        }
-        // The listener remembers the nonce for an extra millisecond, because the age check still accepts a request
-        // whose age equals the limit.
-        let left = (head.sent_at + limit).since(now) + Duration::from_millis(1);
-        self.note(head, left)
-    }
-
-    /// Rejects a repeated request. For this check, the listener remembers the nonce for the duration `left`. After this
-    /// time, the age check rejects the request.
-    fn note(&self, head: &Head, left: Duration) -> Result<(), Rejected> {
-        let now = self.parts.runtime.monotonic();
-        let noted = self.nonces.lock().expect("no holder of this lock panics").note(head.nonce, now, now + left);
-        match noted {
-            Noted::New => Ok(()),
-            Noted::Precondition => {
-                let from = head.from.as_str();
-                self.warn(|| {
-                    tracing::warn!(from, "repeated request rejected; another process may have recorded and resent it")
-                });
-                Err(rejected(StatusCode::CONFLICT, "this member already received this request"))
-            }
-            Noted::Full => Err(rejected(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "this member received too many requests in a short time; try again later",
-            )),
-        }
     }
 
     async fn permit(&self, content_length: Option<&http::HeaderValue>) -> Result<OwnedSemaphorePermit, Rejected> {
@@ -302,27 +207,22 @@ impl Service {
             )),
         }
     }
+}
 
-    /// Logs a line at most once per [`WARNING_PERIOD`], because any process on the network can cause such a line.
-    fn warn(&self, log: impl FnOnce()) {
-        let now = u64::try_from(self.parts.runtime.monotonic().since_start().as_millis()).unwrap_or(u64::MAX);
-        let last = self.warned_millis.load(Ordering::Relaxed);
-        let period = u64::try_from(WARNING_PERIOD.as_millis()).unwrap_or(u64::MAX);
-        let is_due = last == 0 || now.saturating_sub(last) >= period;
-        if is_due && self.warned_millis.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            log();
-        }
+/// Returns the operation that the head of a request names.
+fn operation(request: &Request<Incoming>) -> Result<String, Rejected> {
+    if request.uri().path() != PATH || request.uri().query().is_some() {
+        return Err(rejected(StatusCode::NOT_FOUND, "unknown path; the members have different builds"));
     }
+    if request.method() != Method::POST {
+        return Err(rejected(StatusCode::METHOD_NOT_ALLOWED, "the method is not POST"));
+    }
+    let operation = request.headers().get(OPERATION).and_then(|operation| operation.to_str().ok());
+    let missing = || rejected(StatusCode::BAD_REQUEST, "the request names no operation");
+    operation.map(str::to_owned).ok_or_else(missing)
 }
 
 fn too_large() -> Rejected {
     let reason = format!("the request's body exceeds the limit of {REQUEST_BYTES_MAX} bytes");
     rejected(StatusCode::PAYLOAD_TOO_LARGE, reason)
-}
-
-fn clocks_differ(sent_at: Timestamp, now: Timestamp, limit: Duration) -> String {
-    format!(
-        "the sender's clock showed {sent_at}, and this member's clock shows {now}; the largest allowed difference is \
-         {limit:?}; synchronize the clocks"
-    )
 }

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -13,11 +12,13 @@ use domain::egress::Class;
 use domain::id::SHARDS;
 use domain::{Egress, PollerId, ShardId, Term, Timestamp};
 use membership::{MemberId, View};
-use runtime::{Runtime, TaskSet};
+use runtime::Runtime;
 use serde::Serialize;
 use store::{DueBound, DueRead, Store};
 use store_postgres::PostgresStore;
 
+use crate::authority::{self, RotateArguments};
+use crate::cluster::with_store;
 use crate::engine::{EngineArguments, PostgresEngine};
 use crate::store_key::StoreKeyArguments;
 use crate::{data_folder, header_binding, identity, store_key};
@@ -55,6 +56,8 @@ pub(crate) struct MigrateArguments {
 pub(crate) enum ClusterCommand {
     /// Show the members, their shards, and the lag of their callbacks
     Status(StatusArguments),
+    /// Replace the certificate authority with which the members authenticate each other, while they run
+    Rotate(RotateArguments),
 }
 
 #[derive(Args, Debug)]
@@ -82,6 +85,7 @@ pub(crate) async fn store(runtime: &Runtime, command: &StoreCommand) -> anyhow::
 pub(crate) async fn cluster(runtime: &Runtime, command: &ClusterCommand) -> anyhow::Result<()> {
     match command {
         ClusterCommand::Status(arguments) => status(runtime, arguments).await,
+        ClusterCommand::Rotate(arguments) => authority::rotate(runtime, arguments).await,
     }
 }
 
@@ -114,6 +118,7 @@ async fn migrate(runtime: &Runtime, arguments: &MigrateArguments) -> anyhow::Res
             let key = identity::admin_key_path(data);
             console::line(&format!("created the tenant `default`; its admin key is in the file {}", key.display()))?;
         }
+        authority::ensure(runtime, store, &unlocked.keyring).await?;
         if !created.operator && !header_binding::is_complete(&*unlocked.store, &unlocked.keyring).await? {
             ensure_no_members(runtime, &engine, store).await?;
         }
@@ -195,20 +200,6 @@ pub(crate) async fn migrate_schema(runtime: &Runtime, engine: &PostgresEngine) -
         )?;
     }
     Ok(())
-}
-
-pub(crate) async fn with_store<T>(
-    runtime: &Runtime,
-    engine: &PostgresEngine,
-    work: impl AsyncFnOnce(&Arc<PostgresStore>) -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
-    let tasks = TaskSet::new(runtime);
-    let opened = PostgresStore::open(runtime, &tasks, engine.store.as_str(), engine.store_options()).await;
-    let store = Arc::new(opened.context("cannot open the store")?);
-    let done = work(&store).await;
-    store.close();
-    tasks.join().await;
-    done
 }
 
 /// JSON output of `reveille cluster status`, for scripts. Durations are in milliseconds.

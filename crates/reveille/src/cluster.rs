@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use membership::Profile;
-use peers::{ClusterSecret, HttpPeers, Listener, ListenerOptions, PeersOptions};
+use peers::{HttpPeers, Identity, Listener, ListenerOptions, PeersOptions};
 use runtime::{Runtime, TaskSet};
 use scheduler::{Deliver, Peering, Registry, Scheduler};
 use store::{EncryptedStore, Store};
@@ -151,10 +151,31 @@ pub(crate) struct Member {
     pub(crate) listener: Listener,
 }
 
-/// Two interfaces to the store in the database. `postgres` does not encrypt secrets, and `encrypted` encrypts secrets.
-pub(crate) struct Stores<'a> {
-    pub(crate) postgres: &'a PostgresStore,
+/// Opens the store in the database for a command, runs `work` with the store, and closes it.
+///
+/// # Errors
+/// Returns an error if the store cannot be opened, or if `work` fails.
+pub(crate) async fn with_store<T>(
+    runtime: &Runtime,
+    engine: &PostgresEngine,
+    work: impl AsyncFnOnce(&Arc<PostgresStore>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let tasks = TaskSet::new(runtime);
+    let opened = PostgresStore::open(runtime, &tasks, engine.store.as_str(), engine.store_options()).await;
+    let store = Arc::new(opened.context("cannot open the store")?);
+    let done = work(&store).await;
+    store.close();
+    tasks.join().await;
+    done
+}
+
+/// Parts of a member that exist before it joins the cluster.
+pub(crate) struct Parts<'a> {
+    pub(crate) store: &'a PostgresStore,
+    /// The same store, which encrypts secrets.
     pub(crate) encrypted: Arc<EncryptedStore>,
+    pub(crate) identity: Identity,
+    pub(crate) deliver: Arc<dyn Deliver>,
 }
 
 /// Joins the cluster as a member.
@@ -165,18 +186,16 @@ pub(crate) async fn join(
     runtime: &Runtime,
     engine: &PostgresEngine,
     arguments: &MemberArguments,
-    stores: Stores<'_>,
-    deliver: Arc<dyn Deliver>,
+    parts: Parts<'_>,
     options: scheduler::Options,
     mut registry: Registry,
 ) -> anyhow::Result<Member> {
-    let Stores { postgres: store, encrypted } = stores;
-    let secret = secret(store)?;
+    let Parts { store, encrypted, identity, deliver } = parts;
     let listener = Listener::bind(runtime, arguments.peer_listen, ListenerOptions::default()).await?;
     let profile = arguments.profile(listener.local_addr())?;
     let coordination = engine.coordination(runtime, arguments.lease(), store).await?;
     tracing::info!(member = profile.name, peers = profile.address, cluster = store.cluster().id, "joining the cluster");
-    let peers = HttpPeers::new(runtime, secret, &profile.name, PeersOptions::default());
+    let peers = HttpPeers::new(runtime, identity, &profile.name, PeersOptions::default());
     store.register(&mut registry);
     listener.register(&mut registry);
     let peering = Peering {
@@ -189,19 +208,4 @@ pub(crate) async fn join(
     let options = scheduler::Options { history: arguments.history(), ..options };
     let joined = Scheduler::join(runtime, encrypted, deliver, options, peering).await;
     Ok(Member { scheduler: joined.context("cannot join the cluster")?, listener })
-}
-
-/// Returns the secret with which the members of the cluster authenticate to each other.
-///
-/// # Errors
-/// Returns an error if the secret in the database does not have 32 bytes.
-pub(crate) fn secret(store: &PostgresStore) -> anyhow::Result<ClusterSecret> {
-    let bytes = store.cluster().peer_secret.0.as_slice();
-    let bytes = bytes.try_into().with_context(|| {
-        format!(
-            "the cluster's secret in reveille.meta has {} bytes instead of 32; restore the row from a backup",
-            bytes.len()
-        )
-    })?;
-    Ok(ClusterSecret::new(bytes))
 }

@@ -4,6 +4,7 @@
 //! This is the only crate that depends on concrete storage engines.
 
 mod admin;
+mod authority;
 mod cli;
 mod cluster;
 mod configuration;

@@ -14,7 +14,7 @@ use anyhow::{Context, ensure};
 use callback::HttpDeliver;
 use domain::Egress;
 use domain::egress::Class;
-use peers::{ClusterSecret, Listener};
+use peers::{Identity, Listener};
 use prometheus_client::metrics::info::Info;
 use runtime::{DiskLock, LowPriorityThreads, Runtime, TaskSet};
 use scheduler::{Registry, Scheduler};
@@ -24,7 +24,8 @@ use store_postgres::PostgresStore;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::{self, MemberArguments, Role, Stores};
+use crate::authority::{self, FollowingIdentity};
+use crate::cluster::{self, MemberArguments, Parts, Role};
 use crate::data_folder::{explain_open, make_private, store_path};
 use crate::engine::{Engine, PostgresEngine};
 use crate::store_key::{StoreKeyArguments, Unlocked};
@@ -145,14 +146,20 @@ impl Service {
             "the headers in this store are not bound to their targets yet: stop all members, and run `reveille store \
              migrate --store …`"
         );
+        authority::ensure(runtime, &store, &unlocked.keyring).await?;
+        let following = FollowingIdentity::read(runtime, &store, &unlocked.keyring).await?;
+        let identity = following.identity.clone();
         let deliver = Arc::new(deliver(runtime, options, &unlocked, &mut registry)?);
-        let stores = Stores { postgres: &store, encrypted: unlocked.store };
-        let joined =
-            cluster::join(runtime, engine, &options.member, stores, deliver, options.scheduler.clone(), registry);
+        let parts = Parts { store: &store, encrypted: unlocked.store, identity: identity.clone(), deliver };
+        let joined = cluster::join(runtime, engine, &options.member, parts, options.scheduler.clone(), registry);
         let cluster::Member { scheduler, listener } = joined.await?;
         let stop_peers = CancellationToken::new();
-        let secret = cluster::secret(&store)?;
-        tasks.spawn("peers", serve_peers(listener, secret, scheduler.clone(), stop_peers.clone()));
+        tasks.spawn("peers", serve_peers(listener, identity, scheduler.clone(), stop_peers.clone()));
+        let follow = following.follow(runtime.clone(), store.clone(), unlocked.keyring);
+        let stop = stop_peers.clone();
+        tasks.spawn("authorities", async move {
+            stop.run_until_cancelled(follow).await;
+        });
         let front = Front::bind(&scheduler, options).await?;
         let limits = options.server.limits.clone();
         let (mover, inbox) = (scheduler.clone(), store.clone());
@@ -255,14 +262,14 @@ async fn watch_folder(
     }
 }
 
-async fn serve_peers(listener: Listener, secret: ClusterSecret, scheduler: Scheduler, stop: CancellationToken) {
+async fn serve_peers(listener: Listener, tls: Identity, scheduler: Scheduler, stop: CancellationToken) {
     let identity = scheduler.clone();
     let is_me: peers::IsCurrentSession = Arc::new(move |id| identity.is_member(id));
     let handler: peers::Handler = Arc::new(move |operation, request| {
         let scheduler = scheduler.clone();
         Box::pin(async move { scheduler.handle(&operation, &request).await })
     });
-    listener.serve_until(secret, is_me, handler, async move { stop.cancelled().await }).await;
+    listener.serve_until(tls, is_me, handler, async move { stop.cancelled().await }).await;
 }
 
 /// Creates a registry of metrics that contains a metric with the version of the build.

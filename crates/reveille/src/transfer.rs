@@ -32,6 +32,7 @@ use store_embedded::EmbeddedStore;
 use store_postgres::PostgresStore;
 
 use crate::admin;
+use crate::cluster::with_store;
 use crate::data_folder::{explain_open, make_private, store_path};
 use crate::engine::{EngineArguments, PostgresEngine};
 use crate::progress::Progress;
@@ -136,7 +137,7 @@ async fn on_both(
     let tasks = TaskSet::new(runtime);
     let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), store_embedded::Options::default()).await;
     let embedded = opened.map_err(|error| explain_open(error, data))?;
-    let copied = admin::with_store(runtime, engine, async |postgres| {
+    let copied = with_store(runtime, engine, async |postgres| {
         admin::ensure_no_members(runtime, engine, postgres).await?;
         work(&embedded, postgres).await
     });

@@ -37,7 +37,7 @@ const FULL_FOR: Duration = Duration::from_secs(5);
 
 /// Store on PostgreSQL.
 pub struct PostgresStore {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
     stop: CancellationToken,
 }
 

@@ -21,6 +21,7 @@
 //! connection of a call ends, the call fails with [`store::StoreError::Unavailable`] and may have taken effect. The
 //! store opens lost connections again without an action of the caller.
 
+mod authority;
 mod cancel;
 mod cancellations;
 mod connections;
@@ -43,6 +44,7 @@ mod rows;
 mod schema;
 mod write;
 
+pub use authority::StoredAuthority;
 pub use engine::PostgresStore;
 pub use error::OpenError;
 pub use options::Options;

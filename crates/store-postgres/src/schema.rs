@@ -24,6 +24,7 @@ const SCHEMA: Schema = Schema {
         include_str!("../migrations/0008-bound-headers.sql"),
         include_str!("../migrations/0009-inbox.sql"),
         include_str!("../migrations/0010-epochs.sql"),
+        include_str!("../migrations/0011-authorities.sql"),
     ],
     lock: "x'52657665696c6c65'::bigint",
 };
@@ -114,7 +115,7 @@ pub async fn start_epoch(runtime: &Runtime, url: &str, options: &Options, earlie
 pub struct Cluster {
     /// Id of the cluster. The first migration creates the id, and the id never changes.
     pub id: String,
-    /// Secret of 32 bytes that members use to authenticate each other.
+    /// Secret of 32 bytes. Members derive from it the password of their nodes in the coordination engine.
     pub peer_secret: SecretBytes,
     /// Id of the coordination service that the members use. `None` if no member had joined before this store was
     /// opened.
@@ -168,6 +169,6 @@ mod tests {
             SCHEMA.migrations.iter().map(|migration| domain::id::fnv1a(migration.as_bytes())).collect();
         let first = [4_224_502_875, 4_031_461_419, 3_603_038_693, 1_248_121_497, 2_406_174_216, 3_091_802_326];
         assert_eq!(digests[..6], first);
-        assert_eq!(digests[6..], [709_879_593, 3_904_843_749, 545_978_333, 1_324_711_996]);
+        assert_eq!(digests[6..], [709_879_593, 3_904_843_749, 545_978_333, 1_324_711_996, 3_271_168_767]);
     }
 }

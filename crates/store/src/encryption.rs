@@ -31,7 +31,7 @@ use runtime::Runtime;
 
 /// Form of signing secrets, and of the headers that earlier builds encrypted without the origin.
 const FORM_1: u8 = 1;
-/// Form of bound headers, and of the record of header binding.
+/// Form of bound headers, of the record of header binding, and of the keys of authorities.
 const FORM_2: u8 = 2;
 const KEY_LEN: usize = 32;
 const KEY_ID_LEN: usize = KeyId::LEN;
@@ -56,6 +56,8 @@ pub enum Place<'a> {
     Header { tenant: TenantId, schedule: &'a ScheduleId, name: &'a str, origin: &'a str },
     /// Secret that signs a tenant's callbacks.
     SigningSecret { tenant: TenantId, id: &'a str },
+    /// Key of the cluster's certificate authority with this number.
+    AuthorityKey { number: u64 },
     /// Record in the operator tenant that states whether every header of the store is bound.
     HeaderBinding,
 }
@@ -69,13 +71,14 @@ impl Place<'_> {
                 place_bytes(3, *tenant, &[schedule.as_str(), name, origin])
             }
             Place::HeaderBinding => place_bytes(4, Tenant::OPERATOR, &[]),
+            Place::AuthorityKey { number } => place_bytes(5, Tenant::OPERATOR, &[&number.to_string()]),
         }
     }
 
     fn form(&self) -> u8 {
         match self {
             Place::SigningSecret { .. } => FORM_1,
-            Place::Header { .. } | Place::HeaderBinding => FORM_2,
+            Place::Header { .. } | Place::HeaderBinding | Place::AuthorityKey { .. } => FORM_2,
         }
     }
 }
@@ -223,6 +226,14 @@ impl Keyring {
     pub fn new(keys: Vec<StoreKey>) -> Self {
         assert!(!keys.is_empty(), "encryption requires at least one key");
         Keyring { keys }
+    }
+
+    /// Returns true if the first key encrypted `secret`.
+    #[must_use]
+    pub fn is_current(&self, secret: &Secret) -> bool {
+        let Secret::Encrypted(encrypted) = secret else { return false };
+        let id = encrypted.get(1..=KEY_ID_LEN);
+        self.keys.first().is_some_and(|key| id == Some(&key.id.0))
     }
 
     /// Returns the ids of the keys. The first id belongs to the key that encrypts new values.

@@ -6,11 +6,11 @@ use membership::Member;
 use peers::{HttpPeers, ListenerOptions, PeersOptions};
 use runtime::Runtime;
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::{
-    Setup, TestMember, answer_once, client, client_with_timeout, echo, intercepted, member, nudge, nudged,
-    read_message, reason, secret, sent_raw_bytes,
+    HEAD, Setup, TestMember, accepted, answer_once, client, client_with_timeout, connected, echo, identity, member,
+    nudge, nudged, read_message, reason,
 };
 
 #[tokio::test]
@@ -18,10 +18,10 @@ async fn request_to_hanging_member_fails_after_the_timeout() {
     let hanging = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = member(hanging.local_addr().unwrap());
     let peers = client_with_timeout(Duration::from_millis(500));
-    let (mut stream, response) = tokio::join!(async { hanging.accept().await.unwrap().0 }, nudge(&peers, &to));
+    let (mut stream, response) = tokio::join!(accepted(&hanging), nudge(&peers, &to));
     assert_eq!(reason(response), "no response within 500ms");
     // At the timeout, the client closes the connection, so the member receives no bytes after the request.
-    assert!(read_message(&mut stream).await.starts_with(b"POST /peer/v2/request HTTP/1.1\r\n"));
+    assert!(read_message(&mut stream).await.starts_with(b"POST /peer/v3/request HTTP/1.1\r\n"));
     assert!(read_message(&mut stream).await.is_empty());
 }
 
@@ -29,19 +29,18 @@ async fn request_to_hanging_member_fails_after_the_timeout() {
 async fn request_fails_at_once_after_a_truncated_or_invalid_response() {
     let breaking = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = member(breaking.local_addr().unwrap());
-    let proof = "ab".repeat(32);
-    let half = format!("HTTP/1.1 200 OK\r\nreveille-peer-proof: {proof}\r\ncontent-length: 3\r\n\r\nx");
+    let half = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nx";
     let endless = format!("HTTP/1.1 200 OK\r\nx: {}\r\n\r\n", "a".repeat(64 * 1024));
     let cases = [
         ("", "connection closed before the response was complete"),
         ("HTTP/1.1 200", "connection closed before the response was complete"),
-        (half.as_str(), "connection closed before the response was complete"),
+        (half, "connection closed before the response was complete"),
         ("220 smtp.example.org\r\n\r\n", "the response is not HTTP; check the member's peer address"),
         (endless.as_str(), "the response's head is too large"),
     ];
     for (answer, expected) in cases {
         let peers = client();
-        let (_request, response) = tokio::join!(answer_once(&breaking, answer.as_bytes()), nudge(&peers, &to));
+        let ((), response) = tokio::join!(answer_once(&breaking, answer.as_bytes()), nudge(&peers, &to));
         assert_eq!(reason(response), expected, "{answer:.60}");
     }
 }
@@ -54,13 +53,13 @@ async fn client_accepts_a_slow_response_only_within_the_timeout() {
     let trickle = |pause: Duration| {
         let (between, address) = (&between, server.address);
         async move {
-            let (mut stream, _) = between.accept().await.unwrap();
-            let request = read_message(&mut stream).await;
-            let mut there = tokio::net::TcpStream::connect(address).await.unwrap();
+            let mut here = accepted(between).await;
+            let request = read_message(&mut here).await;
+            let mut there = connected(address).await;
             there.write_all(&request).await.unwrap();
             for byte in read_message(&mut there).await {
                 Runtime::real().sleep(pause).await;
-                if stream.write_all(&[byte]).await.is_err() {
+                if here.write_all(&[byte]).await.is_err() {
                     return;
                 }
             }
@@ -96,10 +95,12 @@ async fn requests_succeed_after_the_member_closes_an_idle_connection() {
     let peers = client();
     let carry = async {
         loop {
-            // The test forwards only one request per connection, although the client may try to reuse the connection.
-            let (mut here, _) = between.accept().await.unwrap();
-            let answer = sent_raw_bytes(server.address, &read_message(&mut here).await).await;
-            here.write_all(&answer).await.unwrap();
+            // The proxy carries only one request per connection, although the client may try to reuse the connection.
+            let mut here = accepted(&between).await;
+            let request = read_message(&mut here).await;
+            let mut there = connected(server.address).await;
+            there.write_all(&request).await.unwrap();
+            here.write_all(&read_message(&mut there).await).await.unwrap();
         }
     };
     let requests = async {
@@ -116,9 +117,8 @@ async fn listener_closes_idle_peer_connection() {
     let options = ListenerOptions { idle_timeout: Duration::from_millis(50), ..ListenerOptions::default() };
     let server = TestMember::start(Setup { options, ..Setup::default() }, echo);
     let server = server.await;
-    let request = intercepted(&client(), &member(server.address)).await;
-    let mut stream = tokio::net::TcpStream::connect(server.address).await.unwrap();
-    stream.write_all(&request).await.unwrap();
+    let mut stream = connected(server.address).await;
+    stream.write_all(format!("{HEAD}content-length: 3\r\n\r\nnow").as_bytes()).await.unwrap();
     assert!(read_message(&mut stream).await.starts_with(b"HTTP/1.1 200 OK"));
     assert!(read_message(&mut stream).await.is_empty());
 }
@@ -136,7 +136,7 @@ async fn sequential_requests_share_one_connection() {
     };
     let carry = async {
         let (mut here, _) = between.accept().await.unwrap();
-        let mut there = tokio::net::TcpStream::connect(server.address).await.unwrap();
+        let mut there = TcpStream::connect(server.address).await.unwrap();
         let _ends = tokio::io::copy_bidirectional(&mut here, &mut there).await;
     };
     // The test serves only one connection, so a request on a second connection would never receive a response.
@@ -160,11 +160,11 @@ async fn connection_attempt_fails_after_the_connect_timeout() {
     let full = socket.listen(1).unwrap();
     let address = full.local_addr().unwrap();
     let mut waiting = Vec::new();
-    let connect = || tokio::net::TcpStream::connect(address);
+    let connect = || TcpStream::connect(address);
     while let Some(stream) = Runtime::real().timeout(Duration::from_millis(100), connect()).await {
         waiting.push(stream.unwrap());
     }
     let options = PeersOptions { connect_timeout: Duration::from_millis(100), ..PeersOptions::default() };
-    let peers = HttpPeers::new(&Runtime::real(), secret(), "sender", options);
+    let peers = HttpPeers::new(&Runtime::real(), identity(), "sender", options);
     assert_eq!(reason(nudge(&peers, &member(address)).await), "connection timed out");
 }

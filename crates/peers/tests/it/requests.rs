@@ -5,18 +5,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use membership::{Member, MemberId};
 use peers::{Handler, Listener, ListenerOptions};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use runtime::Runtime;
-use scheduler::{Peers, REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX};
+use scheduler::{InvalidRequest, Peers, REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
 use crate::support::{
-    Handling, NUDGE, Setup, TestMember, client, client_with_timeout, echo, echo_of, member, nudge, nudged, reason,
-    secret,
+    Handling, NUDGE, Setup, TestMember, client, client_with_timeout, echo, echo_of, identity, member, nudge, nudged,
+    reason,
 };
 
 #[tokio::test]
@@ -187,17 +186,21 @@ async fn metric_counts_peer_requests_by_response_status() {
     listener.register(&mut registry);
     let to = member(listener.local_addr());
     let me = to.id;
-    let handler: Handler = Arc::new(echo);
+    let handler: Handler = Arc::new(|operation, _| {
+        Box::pin(
+            async move { if operation == NUDGE { Ok(Bytes::new()) } else { Err(InvalidRequest::UnknownOperation) } },
+        )
+    });
     let stop = std::future::pending::<()>();
-    drop(runtime.spawn("listener", listener.serve_until(secret(), Arc::new(move |id| id == me), handler, stop)));
-    assert_eq!(nudge(&peers, &to).await, nudged());
-    assert_eq!(nudge(&peers, &to).await, nudged());
-    assert!(nudge(&peers, &Member { id: MemberId(0), ..to }).await.is_err());
+    drop(runtime.spawn("listener", listener.serve_until(identity(), Arc::new(move |id| id == me), handler, stop)));
+    assert!(nudge(&peers, &to).await.is_ok());
+    assert!(nudge(&peers, &to).await.is_ok());
+    assert!(peers.request(&to, "dance", Bytes::new()).await.is_err());
     let mut text = String::new();
     encode(&mut text, &registry).unwrap();
     let mut lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
     lines.sort_unstable();
-    let expected = ["reveille_peer_requests_total{status=\"200\"} 2", "reveille_peer_requests_total{status=\"421\"} 1"];
+    let expected = ["reveille_peer_requests_total{status=\"200\"} 2", "reveille_peer_requests_total{status=\"404\"} 1"];
     assert_eq!(lines, expected);
 }
 

@@ -1,27 +1,41 @@
-//! Support for the tests: a member that responds, a client, and functions that intercept and resend the client's
-//! requests.
+//! Support for the tests: a member that responds, a client, and functions that send and receive raw bytes over TLS.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use domain::Timestamp;
 use futures_util::future::BoxFuture;
 use membership::{Member, MemberId};
-use peers::{ClusterSecret, Handler, HttpPeers, Listener, ListenerOptions, PeersOptions};
+use peers::{Authority, Handler, HttpPeers, Identity, Listener, ListenerOptions, PeersOptions, server_name};
 use runtime::{Disk, Monotonic, Place, Runtime, TaskHandle, World};
+use rustls::pki_types::ServerName;
 use scheduler::{InvalidRequest, PeerError, Peers};
 use test_servers::http::AsyncConnection;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) const SECRET: [u8; 32] = [7; 32];
+/// Keys of two authorities. The first one is the authority of the tests' cluster.
+pub(crate) static KEYS: LazyLock<[Vec<u8>; 2]> =
+    LazyLock::new(|| [(); 2].map(|()| Authority::generate().unwrap().key().to_vec()));
 
-pub(crate) fn secret() -> ClusterSecret {
-    ClusterSecret::new(&SECRET)
+pub(crate) fn authority(number: usize) -> Authority {
+    Authority::from_key(&KEYS[number]).unwrap()
+}
+
+/// Returns the identity of a member of the tests' cluster.
+pub(crate) fn identity() -> Identity {
+    identity_of(&Runtime::real(), 0, &[])
+}
+
+/// Returns an identity whose certificates are from the authority `issuer`. It also trusts the authorities `others`.
+pub(crate) fn identity_of(runtime: &Runtime, issuer: usize, others: &[usize]) -> Identity {
+    let others: Vec<Authority> = others.iter().map(|number| authority(*number)).collect();
+    Identity::new(runtime, authority(issuer), &others).unwrap()
 }
 
 pub(crate) fn member(address: SocketAddr) -> Member {
@@ -46,14 +60,14 @@ pub(crate) struct TestMember {
 pub(crate) struct Setup {
     pub(crate) runtime: Runtime,
     pub(crate) address: SocketAddr,
-    pub(crate) secret: [u8; 32],
+    pub(crate) identity: Identity,
     pub(crate) options: ListenerOptions,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         let address = "127.0.0.1:0".parse().unwrap();
-        Setup { runtime: Runtime::real(), address, secret: SECRET, options: ListenerOptions::default() }
+        Setup { runtime: Runtime::real(), address, identity: identity(), options: ListenerOptions::default() }
     }
 }
 
@@ -71,9 +85,8 @@ impl TestMember {
             count.fetch_add(1, Ordering::SeqCst);
             handler(operation, request)
         });
-        let secret = ClusterSecret::new(&setup.secret);
-        let serving =
-            listener.serve_until(secret, Arc::new(move |id| id == me), handler, stop.clone().cancelled_owned());
+        let is_me: peers::IsCurrentSession = Arc::new(move |id| id == me);
+        let serving = listener.serve_until(setup.identity, is_me, handler, stop.clone().cancelled_owned());
         let ended = Runtime::real().spawn("listener", serving).end;
         TestMember { address, stop, handled, ended }
     }
@@ -100,12 +113,16 @@ impl TestMember {
 }
 
 pub(crate) fn client() -> HttpPeers {
-    HttpPeers::new(&Runtime::real(), secret(), "sender", PeersOptions::default())
+    client_of(identity())
+}
+
+pub(crate) fn client_of(identity: Identity) -> HttpPeers {
+    HttpPeers::new(&Runtime::real(), identity, "sender", PeersOptions::default())
 }
 
 pub(crate) fn client_with_timeout(request_timeout: Duration) -> HttpPeers {
     let options = PeersOptions { request_timeout, ..PeersOptions::default() };
-    HttpPeers::new(&Runtime::real(), secret(), "sender", options)
+    HttpPeers::new(&Runtime::real(), identity(), "sender", options)
 }
 
 pub(crate) fn reason(answer: Result<Bytes, PeerError>) -> String {
@@ -143,55 +160,61 @@ pub(crate) fn echo(operation: String, request: Bytes) -> Handling {
     Box::pin(async move { Ok(echo_of(&operation, &request)) })
 }
 
-/// Accepts one connection, reads one whole request, responds with `answer`, and closes the connection. Returns the
-/// request's bytes.
-pub(crate) async fn answer_once(listener: &TcpListener, answer: &[u8]) -> Vec<u8> {
-    let (mut stream, _) = listener.accept().await.unwrap();
-    let request = read_message(&mut stream).await;
+/// Head of a request for the operation [`NUDGE`], without its end.
+pub(crate) const HEAD: &str = "POST /peer/v3/request HTTP/1.1\r\nhost: a\r\nreveille-peer-operation: nudge\r\n";
+
+/// Accepts one connection as a member of the cluster, whatever its session is.
+pub(crate) async fn accepted(listener: &TcpListener) -> TlsStream<TcpStream> {
+    let (stream, _) = listener.accept().await.unwrap();
+    TlsAcceptor::from(identity().server_config(Arc::new(|_| true))).accept(stream).await.unwrap().into()
+}
+
+/// Connects as a member of the cluster.
+pub(crate) async fn connected(address: SocketAddr) -> TlsStream<TcpStream> {
+    let name = ServerName::try_from(server_name(member(address).id)).unwrap();
+    let connector = TlsConnector::from(identity().client_config().unwrap());
+    connector.connect(name, TcpStream::connect(address).await.unwrap()).await.unwrap().into()
+}
+
+/// Accepts one connection as a member, reads one whole request, responds with `answer`, and closes the connection.
+pub(crate) async fn answer_once(listener: &TcpListener, answer: &[u8]) {
+    let mut stream = accepted(listener).await;
+    read_message(&mut stream).await;
     // The client may close the connection before it has read the whole response.
     let _may_fail = stream.write_all(answer).await;
-    request
+    let _may_fail = stream.shutdown().await;
 }
 
 /// Reads a head and a body of the declared length. Returns fewer bytes if the other end closes the connection.
-pub(crate) async fn read_message(stream: &mut TcpStream) -> Vec<u8> {
+pub(crate) async fn read_message(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Vec<u8> {
     AsyncConnection::new(stream).read_bytes().await
 }
 
-/// Sends the given bytes and returns the response as text.
-pub(crate) async fn sent_raw(address: SocketAddr, request: &[u8]) -> String {
-    String::from_utf8_lossy(&sent_raw_bytes(address, request).await).into_owned()
-}
-
-pub(crate) async fn sent_raw_bytes(address: SocketAddr, request: &[u8]) -> Vec<u8> {
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    stream.write_all(request).await.unwrap();
-    read_message(&mut stream).await
-}
-
-/// Returns the bytes of a genuine request for the member `to`. The request does not reach this member.
-pub(crate) async fn intercepted(peers: &HttpPeers, to: &Member) -> Vec<u8> {
-    let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let detour = Member { address: between.local_addr().unwrap().to_string(), ..to.clone() };
-    let (request, answer) =
-        tokio::join!(answer_once(&between, b"HTTP/1.1 502 Bad Gateway\r\n\r\n"), nudge(peers, &detour));
-    assert!(reason(answer).contains("502"));
-    request
+/// Sends the given bytes as a member of the cluster, and returns the response as text.
+pub(crate) async fn sent_raw(address: SocketAddr, request: &str) -> String {
+    let mut stream = connected(address).await;
+    stream.write_all(request.as_bytes()).await.unwrap();
+    String::from_utf8_lossy(&read_message(&mut stream).await).into_owned()
 }
 
 /// Returns a runtime whose wall clock is `millis` milliseconds ahead of the real clock.
 pub(crate) fn with_clock_off(millis: i64) -> Runtime {
-    Runtime::new(Arc::new(Off { world: Runtime::real().world().clone(), millis }))
+    with_clock(&Arc::new(AtomicI64::new(millis)))
+}
+
+/// Returns a runtime whose wall clock is ahead of the real clock by a number of milliseconds that the test may change.
+pub(crate) fn with_clock(millis: &Arc<AtomicI64>) -> Runtime {
+    Runtime::new(Arc::new(Off { world: Runtime::real().world().clone(), millis: millis.clone() }))
 }
 
 struct Off {
     world: Arc<dyn World>,
-    millis: i64,
+    millis: Arc<AtomicI64>,
 }
 
 impl World for Off {
     fn now(&self) -> Timestamp {
-        Timestamp::from_millis(self.world.now().as_millis() + self.millis)
+        Timestamp::from_millis(self.world.now().as_millis() + self.millis.load(Ordering::SeqCst))
     }
 
     fn monotonic(&self) -> Monotonic {

@@ -2,6 +2,7 @@
 //! ensemble for coordination.
 
 mod epochs;
+mod tls;
 mod waiting;
 mod zookeeper;
 

@@ -66,12 +66,16 @@ fn keyring_decrypts_a_secret_only_in_its_original_place() {
         header(1, &a, "x-other"),
         Place::Header { tenant: TenantId(1), schedule: &a, name: "x-token", origin: "https://example.com:8443" },
         Place::SigningSecret { tenant: TenantId(1), id: "a" },
+        Place::AuthorityKey { number: 1 },
+        Place::AuthorityKey { number: 2 },
         Place::HeaderBinding,
     ];
     for other in others {
         assert_eq!(keyring.open(other, &encrypted), Err(OpenError::Forged), "{other:?}");
     }
     assert_eq!(keyring.open(place, &encrypted), Ok("secret".into()));
+    let authority = keyring.encrypt(&real_runtime(), Place::AuthorityKey { number: 1 }, &"key".into());
+    assert_eq!(keyring.open(Place::AuthorityKey { number: 2 }, &authority), Err(OpenError::Forged));
 }
 
 #[test]
@@ -85,6 +89,7 @@ fn keyring_encrypts_with_its_first_key_and_decrypts_with_every_key() {
     assert_eq!(after.open(place, &of_old), Ok("1".into()));
     assert_eq!(after.open(place, &of_new), Ok("2".into()));
     assert_eq!(before.open(place, &of_new), Err(OpenError::UnknownKey(new.id())));
+    assert!(after.is_current(&of_new) && !after.is_current(&of_old) && !after.is_current(&"1".into()));
     assert_eq!(Keyring::NONE.open(place, &of_old), Err(OpenError::UnknownKey(old.id())));
 }
 

@@ -1,0 +1,71 @@
+//! Opens the TLS connections to other members.
+
+use std::error::Error;
+use std::io;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use http::Uri;
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, MaybeHttpsStream};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioIo;
+use runtime::Runtime;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tower::Service;
+
+use crate::causes;
+use crate::identity::{Identity, server_name};
+
+type BoxError = Box<dyn Error + Send + Sync>;
+
+/// Opens a connection to the session that the user part of the URI names. The TLS handshake fails if the process at the
+/// address does not prove that it is this session.
+#[derive(Clone)]
+pub(crate) struct Connector {
+    runtime: Runtime,
+    tcp: HttpConnector,
+    identity: Identity,
+    timeout: Duration,
+}
+
+impl Connector {
+    pub(crate) fn new(runtime: &Runtime, identity: Identity, timeout: Duration) -> Self {
+        let mut tcp = HttpConnector::new();
+        tcp.set_nodelay(true);
+        tcp.enforce_http(false);
+        Connector { runtime: runtime.clone(), tcp, identity, timeout }
+    }
+}
+
+impl Service<Uri> for Connector {
+    type Response = MaybeHttpsStream<TokioIo<TcpStream>>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let Connector { runtime, tcp, identity, timeout } = self.clone();
+        Box::pin(async move {
+            let authority = uri.authority().map_or("", |authority| authority.as_str());
+            let (id, address) = authority.split_once('@').ok_or("the URI contains no id of a session")?;
+            let id = u128::from_str_radix(id, 16).map_err(|_| "the id of the session is invalid")?;
+            let name = ServerName::try_from(server_name(membership::MemberId(id)))?;
+            let name = Arc::new(FixedServerNameResolver::new(name));
+            let mut tls = HttpsConnector::new(tcp, identity.client_config()?, true, name);
+            let connecting = tls.call(format!("https://{address}").parse()?);
+            let connected = runtime.timeout(timeout, connecting).await;
+            let connected = connected.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::TimedOut).into()));
+            connected.inspect_err(|error| {
+                if let Some(error) = causes(&**error).find_map(|cause| cause.downcast_ref()) {
+                    identity.report(address, error);
+                }
+            })
+        })
+    }
+}
