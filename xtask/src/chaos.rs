@@ -23,6 +23,7 @@ mod network;
 mod plan;
 mod random;
 mod receiver;
+mod rotation;
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -47,6 +48,8 @@ use network::Network;
 use plan::{GUEST, MEMBERS, Plan};
 use random::Random;
 use receiver::Receiver;
+use rotation::{rotate_at_the_end, rotate_repeatedly};
+use test_servers::zookeeper::Zookeeper;
 
 #[derive(Args, Debug)]
 pub(crate) struct ChaosArguments {
@@ -59,6 +62,9 @@ pub(crate) struct ChaosArguments {
     /// Requests per second of all clients together
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rate: u32,
+    /// Engine that holds the members and their claims
+    #[arg(long, value_enum, default_value_t = Coordination::Postgres)]
+    coordination: Coordination,
     /// Existing binary to use instead of a build of this checkout
     #[arg(long, conflicts_with = "mutant")]
     binary: Option<PathBuf>,
@@ -71,6 +77,14 @@ pub(crate) struct ChaosArguments {
     /// Folder with the logs of an earlier run to check again, without a new run
     #[arg(long)]
     judge: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Coordination {
+    /// The database of the store
+    Postgres,
+    /// A ZooKeeper ensemble, which is subject to faults, too
+    Zookeeper,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -94,6 +108,8 @@ const OUTCOME_TIMEOUT: Duration = Duration::from_secs(60);
 const QUIET: Duration = Duration::from_secs(10);
 /// Maximum number of schedules whose runs the command queries after the load.
 const QUESTIONS_MAX: usize = 2_000;
+/// Time between two rotations of the certificate authority.
+const ROTATION_PERIOD: Duration = Duration::from_secs(60);
 /// Time without faults before the first fault and after the last fault.
 const CALM: Duration = Duration::from_secs(5);
 
@@ -105,9 +121,13 @@ pub(crate) fn run(arguments: &ChaosArguments) -> anyhow::Result<ExitCode> {
     }
     let seed = arguments.seed.unwrap_or_else(log::now_millis);
     let (minutes, rate) = (arguments.minutes, arguments.rate);
+    let coordination = match arguments.coordination {
+        Coordination::Postgres => "postgres",
+        Coordination::Zookeeper => "zookeeper",
+    };
     eprintln!(
         "chaos: seed {seed}, {minutes} minutes, {rate} requests per second; repeat the test with --seed {seed} \
-         --minutes {minutes}"
+         --minutes {minutes} --coordination {coordination}"
     );
     let binary = match &arguments.binary {
         Some(binary) => binary.canonicalize().with_context(|| format!("cannot find {}", binary.display()))?,
@@ -159,6 +179,11 @@ fn run_cluster(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &
     let names: Vec<&'static str> = MEMBERS.into_iter().chain([GUEST]).collect();
     let network = Network::create(&names)?;
     let database = Database::start(&network)?;
+    let ensemble = match arguments.coordination {
+        Coordination::Postgres => None,
+        Coordination::Zookeeper => Some(Zookeeper::start_on(network.ensemble(), 1)?),
+    };
+    let coordination = ensemble.as_ref().map(|ensemble| format!("zookeeper://{}/chaos", ensemble.addresses()));
     let key = member::migrate(&binary, &database.url(), folder)?;
     let callbacks = Log::create(&folder.join(log::CALLBACKS))?;
     let receiver = Receiver::start(network.receiver(), callbacks, random.fork())?;
@@ -174,11 +199,13 @@ fn run_cluster(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &
         failovers: AtomicU64::new(0),
     });
     let member_url = database.member_url();
-    let member_config = Arc::new(MemberConfig { binary, folder: folder.to_owned(), database: member_url, network });
+    let member_config = MemberConfig { binary, folder: folder.to_owned(), database: member_url, coordination, network };
+    let member_config = Arc::new(member_config);
     let members: Vec<Member> =
         names.into_iter().enumerate().map(|(index, name)| Member::new(&member_config, name, index)).collect();
     let cluster = Cluster {
         database,
+        ensemble,
         members,
         workload: workload.clone(),
         log: Log::create(&folder.join(log::FAULTS))?,
@@ -192,11 +219,18 @@ fn run_cluster(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &
     }
     let clients = start_clients(&workload, arguments.rate, &mut random);
     let mut application = Application::new(&workload, &cluster.database, random.fork())?;
-    thread::scope(|scope| {
+    let mut plan = Plan::new(random.fork(), hurry, cluster.ensemble.is_some());
+    let period = if hurry { Duration::from_secs(10) } else { ROTATION_PERIOD };
+    let rotate = || rotate_repeatedly(&cluster.database, &member_config, period, &workload.is_over);
+    let rotations = thread::scope(|scope| {
         scope.spawn(|| application.run(&cluster.database));
-        disturb(&cluster, &mut Plan::new(random.fork(), hurry), 60 * arguments.minutes, &receiver);
+        let rotating = scope.spawn(rotate);
+        disturb(&cluster, &mut plan, 60 * arguments.minutes, &receiver);
         workload.is_over.store(true, Ordering::Relaxed);
+        rotating.join()
     });
+    let rotations = rotations.map_err(|_| anyhow::anyhow!("the rotation of the authority panicked"))?;
+    eprintln!("{rotations} rotations of the certificate authority were complete");
     for client in clients {
         ensure!(client.join().is_ok(), "a client panicked");
     }
@@ -204,6 +238,9 @@ fn run_cluster(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &
     wait_for_callbacks(&cluster, folder, &receiver)?;
     query_runs(&cluster, folder)?;
     log_placements(&cluster.database, folder)?;
+    if let Err(error) = rotate_at_the_end(&cluster.database, &member_config) {
+        cluster.fail(format!("the last rotation of the certificate authority: {error:#}"));
+    }
     for member in &cluster.members[..MEMBERS.len()] {
         member.stop()?;
     }

@@ -4,7 +4,7 @@ mod security;
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -36,6 +36,8 @@ pub struct Zookeeper {
 #[derive(Debug)]
 struct Server {
     folder: PathBuf,
+    /// Address on which the server listens for clients.
+    address: Ipv4Addr,
     port: u16,
     /// Port for TLS of a server with a [`Security`].
     secure_port: Option<u16>,
@@ -72,7 +74,15 @@ impl Zookeeper {
     /// Returns an error if Java or Maven is not installed, or if ZooKeeper does not start. If a server does not start,
     /// the error contains its log.
     pub fn start(count: usize) -> anyhow::Result<Zookeeper> {
-        Zookeeper::start_of("zookeeper", count, None)
+        Zookeeper::start_on(Ipv4Addr::LOCALHOST, count)
+    }
+
+    /// Starts an ensemble whose servers listen for clients on `address`.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Zookeeper::start`].
+    pub fn start_on(address: Ipv4Addr, count: usize) -> anyhow::Result<Zookeeper> {
+        Zookeeper::start_of("zookeeper", address, count, None)
     }
 
     /// Starts one server with TLS and authentication.
@@ -80,7 +90,7 @@ impl Zookeeper {
     /// # Errors
     /// Returns the same errors as [`Zookeeper::start`].
     pub fn start_secure(security: Security) -> anyhow::Result<Zookeeper> {
-        Zookeeper::start_of("zookeeper", 1, Some(security))
+        Zookeeper::start_of("zookeeper", Ipv4Addr::LOCALHOST, 1, Some(security))
     }
 
     /// Starts one server of version 3.5, which Reveille does not support.
@@ -88,11 +98,11 @@ impl Zookeeper {
     /// # Errors
     /// Returns the same errors as [`Zookeeper::start`].
     pub fn start_outdated() -> anyhow::Result<Zookeeper> {
-        Zookeeper::start_of("zookeeper-3.5", 1, None)
+        Zookeeper::start_of("zookeeper-3.5", Ipv4Addr::LOCALHOST, 1, None)
     }
 
     /// Starts `count` servers with the jars of the folder `java/NAME`.
-    fn start_of(name: &str, count: usize, security: Option<Security>) -> anyhow::Result<Zookeeper> {
+    fn start_of(name: &str, address: Ipv4Addr, count: usize, security: Option<Security>) -> anyhow::Result<Zookeeper> {
         let pom = Path::new(env!("CARGO_MANIFEST_DIR")).join("java").join(name).join("pom.xml");
         let jars = java::jars(name, &pom)?;
         // Another process may take a port between the check of the port and the start of the server. In this case,
@@ -100,14 +110,19 @@ impl Zookeeper {
         let mut attempts_left = 3;
         loop {
             attempts_left -= 1;
-            match Zookeeper::try_start(&jars, count, security) {
+            match Zookeeper::try_start(&jars, address, count, security) {
                 Err(error) if attempts_left > 0 && format!("{error:#}").contains("Address already in use") => {}
                 outcome => return outcome,
             }
         }
     }
 
-    fn try_start(jars: &Path, count: usize, security: Option<Security>) -> anyhow::Result<Zookeeper> {
+    fn try_start(
+        jars: &Path,
+        address: Ipv4Addr,
+        count: usize,
+        security: Option<Security>,
+    ) -> anyhow::Result<Zookeeper> {
         let folder = tempfile::Builder::new().prefix("reveille-zookeeper-").tempdir()?.keep();
         let guard = Guard::start(&folder, GUARD)?;
         let mut ports = Vec::new();
@@ -130,8 +145,8 @@ impl Zookeeper {
                 (Some(security), Some(port)) => security.prepare(&own, port)?,
                 _ => String::new(),
             };
-            fs::write(own.join("zoo.cfg"), configuration(&own, *port, &members) + &secure)?;
-            servers.push(Server { folder: own, port: *port, secure_port, process: Mutex::default() });
+            fs::write(own.join("zoo.cfg"), configuration(&own, address, *port, &members) + &secure)?;
+            servers.push(Server { folder: own, address, port: *port, secure_port, process: Mutex::default() });
         }
         let zookeeper = Zookeeper { jars: jars.to_owned(), folder, servers, guard };
         zookeeper.servers.iter().try_for_each(|server| server.spawn(&zookeeper.jars))?;
@@ -142,7 +157,8 @@ impl Zookeeper {
     /// Returns the `HOST:PORT` of each server, separated by commas.
     #[must_use]
     pub fn addresses(&self) -> String {
-        let addresses: Vec<String> = self.servers.iter().map(|server| format!("127.0.0.1:{}", server.port)).collect();
+        let addresses: Vec<String> =
+            self.servers.iter().map(|server| format!("{}:{}", server.address, server.port)).collect();
         addresses.join(",")
     }
 
@@ -286,7 +302,7 @@ impl Server {
     }
 
     fn ask(&self, command: &str) -> anyhow::Result<String> {
-        let address = ([127, 0, 0, 1], self.port).into();
+        let address = (self.address, self.port).into();
         let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         stream.write_all(command.as_bytes())?;
@@ -316,10 +332,10 @@ impl Drop for Zookeeper {
     }
 }
 
-fn configuration(folder: &Path, port: u16, members: &str) -> String {
+fn configuration(folder: &Path, address: Ipv4Addr, port: u16, members: &str) -> String {
     format!(
         "tickTime={tick}\ninitLimit=100\nsyncLimit=50\nminSessionTimeout={least}\nmaxSessionTimeout={most}\n\
-         dataDir={data}\nclientPort={port}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\nadmin.enableServer=false\n\
+         dataDir={data}\nclientPort={port}\nclientPortAddress={address}\nmaxClientCnxns=0\nadmin.enableServer=false\n\
          4lw.commands.whitelist=*\n{members}\n",
         tick = TICK.as_millis(),
         least = 2 * TICK.as_millis(),

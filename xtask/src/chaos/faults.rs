@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use rustix::process::Signal;
+use test_servers::zookeeper::Zookeeper;
 
 use super::clients::Workload;
 use super::database::Database;
@@ -15,6 +17,8 @@ use super::plan::{GUEST, MEMBERS, Plan, Step};
 
 pub(super) struct Cluster {
     pub(super) database: Database,
+    /// Ensemble that holds the members and claims. `None` if the database holds them.
+    pub(super) ensemble: Option<Zookeeper>,
     /// Members of [`MEMBERS`], then [`GUEST`].
     pub(super) members: Vec<Member>,
     pub(super) workload: Arc<Workload>,
@@ -54,12 +58,13 @@ impl Cluster {
     fn inject(&self, step: &Step) {
         let number = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         let member = &self.members[if step.kind == Kind::JoinedAndLeft { MEMBERS.len() } else { step.member }];
-        let affected = if step.kind.is_of_database() { String::new() } else { format!(" {}", member.name) };
+        let affected = if step.kind.is_of_all() { String::new() } else { format!(" {}", member.name) };
         let at = self.began.elapsed().as_secs_f64();
         eprintln!("{at:7.1} s  fault {number}:{affected} {}, {} ms", step.kind.name(), step.lasts.as_millis());
         let start_ms = now_millis();
         let injected = match step.kind {
             kind if kind.is_of_database() => self.disturb_database(step),
+            kind if kind.is_of_ensemble() => self.disturb_ensemble(step).map(|end_ms| (end_ms, None)),
             _ => self.disturb_member(step, member).map(|end_ms| (end_ms, None)),
         };
         let healed_ms = now_millis();
@@ -67,11 +72,11 @@ impl Cluster {
             self.fail(format!("fault {number},{affected} {}: {error:#}", step.kind.name()));
             (healed_ms, None)
         });
-        let address = if step.kind.is_of_database() { String::new() } else { member.ip.to_string() };
+        let address = if step.kind.is_of_all() { String::new() } else { member.ip.to_string() };
         self.log.write(&Fault { number, kind: step.kind, member: address, start_ms, end_ms, healed_ms, lost });
     }
 
-    fn fail(&self, failure: String) {
+    pub(super) fn fail(&self, failure: String) {
         eprintln!("{failure}");
         self.failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
     }
@@ -99,9 +104,10 @@ impl Cluster {
                 thread::sleep(step.lasts);
                 network.rejoin(member.name)?;
             }
-            Kind::CutFromDatabase | Kind::CutFromPeers | Kind::CutFromReceiver => {
+            Kind::CutFromDatabase | Kind::CutFromEnsemble | Kind::CutFromPeers | Kind::CutFromReceiver => {
                 let from = match step.kind {
                     Kind::CutFromDatabase => network.databases().to_vec(),
+                    Kind::CutFromEnsemble => vec![network.ensemble()],
                     Kind::CutFromReceiver => vec![network.receiver()],
                     _ => self.members.iter().map(|other| other.ip).filter(|ip| *ip != member.ip).collect(),
                 };
@@ -126,6 +132,21 @@ impl Cluster {
                 self.hide(member);
                 member.stop()?;
             }
+        }
+        Ok(now_millis())
+    }
+
+    /// Injects a fault into the ensemble, which has one server. Returns the instant at which the fault ended.
+    fn disturb_ensemble(&self, step: &Step) -> anyhow::Result<u64> {
+        let ensemble = self.ensemble.as_ref().context("the cluster has no ensemble")?;
+        if step.kind == Kind::EnsembleKilled {
+            ensemble.kill(0)?;
+            thread::sleep(step.lasts);
+            ensemble.restart(0)?;
+        } else {
+            ensemble.pause(0)?;
+            thread::sleep(step.lasts);
+            ensemble.resume(0)?;
         }
         Ok(now_millis())
     }

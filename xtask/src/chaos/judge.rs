@@ -147,14 +147,21 @@ impl Fault {
         let length = self.end_ms.saturating_sub(self.start_ms);
         match self.kind {
             Kind::KilledAndLeftDead | Kind::KilledAndRestarted => Some((self.start_ms, self.end_ms)),
-            Kind::CutOff | Kind::CutFromDatabase | Kind::CutFromPeers | Kind::CutFromReceiver => {
+            Kind::CutOff
+            | Kind::CutFromDatabase
+            | Kind::CutFromEnsemble
+            | Kind::CutFromPeers
+            | Kind::CutFromReceiver => {
                 // During the cut, TCP doubles its timeout at each retransmission (RFC 6298). After the cut, data may
                 // therefore be late by the length of the cut.
                 Some((self.start_ms, self.end_ms + length + RECONNECT_MS))
             }
-            Kind::Paused | Kind::DatabaseRestarted | Kind::DatabaseKilled | Kind::DatabasePaused => {
-                Some((self.start_ms, self.end_ms + RECONNECT_MS))
-            }
+            Kind::Paused
+            | Kind::DatabaseRestarted
+            | Kind::DatabaseKilled
+            | Kind::DatabasePaused
+            | Kind::EnsembleKilled
+            | Kind::EnsemblePaused => Some((self.start_ms, self.end_ms + RECONNECT_MS)),
             Kind::DatabaseFailedOver => {
                 let lost = self.lost?;
                 // The store rejects the outcomes of attempts that earlier owners start after the fail-over.
@@ -176,7 +183,7 @@ impl Fault {
     }
 
     fn is_of(&self, callback: &Callback) -> bool {
-        self.kind.is_of_database() || self.member == callback.from
+        self.kind.is_of_all() || self.member == callback.from
     }
 
     /// Returns true if the fault may delay this callback after its sender has written it to a socket.

@@ -123,10 +123,15 @@ pub(super) enum Kind {
     DatabasePaused,
     /// The database fails over to an asynchronous standby that lacks the last commits.
     DatabaseFailedOver,
+    CutFromEnsemble,
+    EnsembleKilled,
+    EnsemblePaused,
 }
 
 impl Kind {
-    pub(super) const ALL: [Kind; 13] = [
+    /// Faults of a cluster with a ZooKeeper ensemble. A cluster without an ensemble has only the first
+    /// [`Kind::WITHOUT_ENSEMBLE`] of them.
+    pub(super) const ALL: [Kind; 16] = [
         Kind::KilledAndLeftDead,
         Kind::KilledAndRestarted,
         Kind::Paused,
@@ -140,7 +145,11 @@ impl Kind {
         Kind::DatabaseKilled,
         Kind::DatabasePaused,
         Kind::DatabaseFailedOver,
+        Kind::CutFromEnsemble,
+        Kind::EnsembleKilled,
+        Kind::EnsemblePaused,
     ];
+    pub(super) const WITHOUT_ENSEMBLE: usize = 13;
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -157,7 +166,19 @@ impl Kind {
             Kind::DatabaseKilled => "database killed",
             Kind::DatabasePaused => "database paused",
             Kind::DatabaseFailedOver => "database failed over",
+            Kind::CutFromEnsemble => "cut from ensemble",
+            Kind::EnsembleKilled => "ensemble killed",
+            Kind::EnsemblePaused => "ensemble paused",
         }
+    }
+
+    pub(super) fn is_of_ensemble(self) -> bool {
+        matches!(self, Kind::EnsembleKilled | Kind::EnsemblePaused)
+    }
+
+    /// Returns true if the fault affects all members.
+    pub(super) fn is_of_all(self) -> bool {
+        self.is_of_database() || self.is_of_ensemble()
     }
 
     pub(super) fn is_of_database(self) -> bool {

@@ -29,7 +29,15 @@ pub(super) struct MemberConfig {
     pub(super) folder: PathBuf,
     /// URL of the database for the members.
     pub(super) database: String,
+    /// URL of the ensemble, if the members use one for coordination.
+    pub(super) coordination: Option<String>,
     pub(super) network: Network,
+}
+
+impl MemberConfig {
+    pub(super) fn store_key(&self) -> PathBuf {
+        self.folder.join(OPERATOR_DATA).join("store.key")
+    }
 }
 
 pub(super) struct Member {
@@ -75,8 +83,9 @@ impl Member {
         let old_bytes = usize::try_from(log.metadata()?.len())?;
         let mut command = self.config.network.command(self.name, &self.config.binary);
         command.args(["serve", "--no-receiver", "--name", self.name, "--store", &self.config.database]);
+        command.args(self.config.coordination.iter().flat_map(|url| ["--coordination", url]));
         command.args(["--insecure", "--listen", &self.address().to_string(), "--lease", &LEASE_SECONDS.to_string()]);
-        command.arg("--store-key").arg(self.config.folder.join(OPERATOR_DATA).join("store.key"));
+        command.arg("--store-key").arg(self.config.store_key());
         command.args(["--peer-listen", &format!("{}:{PEER_PORT}", self.ip), "--data"]);
         command.arg(self.config.folder.join(format!("data-{}", self.name)));
         command.env("NO_COLOR", "1").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);

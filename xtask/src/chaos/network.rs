@@ -39,8 +39,9 @@ impl Network {
             ip(&format!("-n {namespace} link set eth0 up"))?;
             ip(&format!("-n {namespace} link set lo up"))?;
         }
-        // The receiver and the databases have separate addresses, so that a fault can cut a member off from one of them.
-        for last in [2, 3, 4] {
+        // The receiver, the databases and the ensemble have separate addresses, so that a fault can cut a member off from
+        // one of them.
+        for last in [2, 3, 4, 5] {
             ip(&format!("addr add {}/24 dev rvl{number}", network.address(last)))?;
         }
         Ok(network)
@@ -62,6 +63,10 @@ impl Network {
 
     pub(super) fn receiver(&self) -> Ipv4Addr {
         self.address(3)
+    }
+
+    pub(super) fn ensemble(&self) -> Ipv4Addr {
+        self.address(5)
     }
 
     /// Returns the address of the member with this index.

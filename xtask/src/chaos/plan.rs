@@ -18,7 +18,7 @@ pub(super) struct Step {
     /// True if the fault begins before the previous fault ends.
     pub(super) overlaps: bool,
     pub(super) kind: Kind,
-    /// Index of the affected member in [`MEMBERS`]. Faults of the database ignore the index.
+    /// Index of the affected member in [`MEMBERS`]. Faults of the database and of the ensemble ignore the index.
     pub(super) member: usize,
     /// Duration of the fault. For a fail-over, time in which the standby receives no commits.
     pub(super) lasts: Duration,
@@ -32,19 +32,22 @@ pub(super) struct Step {
 pub(super) struct Plan {
     random: Random,
     hurry: bool,
+    /// Kinds of faults of the cluster.
+    kinds: &'static [Kind],
     /// Kinds of faults that remain in this round. Each round contains every kind once.
     bag: Vec<Kind>,
     before: Option<Step>,
 }
 
 impl Plan {
-    pub(super) fn new(random: Random, hurry: bool) -> Self {
-        Plan { random, hurry, bag: Vec::new(), before: None }
+    pub(super) fn new(random: Random, hurry: bool, has_ensemble: bool) -> Self {
+        let kinds = if has_ensemble { &Kind::ALL[..] } else { &Kind::ALL[..Kind::WITHOUT_ENSEMBLE] };
+        Plan { random, hurry, kinds, bag: Vec::new(), before: None }
     }
 
     pub(super) fn next(&mut self) -> Step {
         if self.bag.is_empty() {
-            self.bag = Kind::ALL.to_vec();
+            self.bag = self.kinds.to_vec();
             self.random.shuffle(&mut self.bag);
         }
         let kind = self.bag.pop().expect("the list of fault kinds is not empty, because the lines above refill it");
@@ -78,10 +81,19 @@ impl Plan {
             Kind::KilledAndLeftDead => (10_000, 30_000),
             Kind::KilledAndRestarted | Kind::DatabaseRestarted | Kind::DatabaseKilled => (0, 0),
             Kind::Paused => (lease_ms + 1_000, lease_ms + if self.hurry { 2_000 } else { 5_000 }),
-            Kind::CutOff | Kind::CutFromDatabase | Kind::CutFromPeers | Kind::CutFromReceiver if self.hurry => {
-                (2_000, 4_000)
+            Kind::CutOff
+            | Kind::CutFromDatabase
+            | Kind::CutFromEnsemble
+            | Kind::CutFromPeers
+            | Kind::CutFromReceiver
+            | Kind::EnsemblePaused => {
+                if self.hurry {
+                    (2_000, 4_000)
+                } else {
+                    (3_000, 10_000)
+                }
             }
-            Kind::CutOff | Kind::CutFromDatabase | Kind::CutFromPeers | Kind::CutFromReceiver => (3_000, 10_000),
+            Kind::EnsembleKilled => (0, 5_000),
             Kind::Stopped => (0, 5_000),
             Kind::JoinedAndLeft if self.hurry => (2_000, 3_000),
             Kind::JoinedAndLeft => (5_000, 15_000),
@@ -93,10 +105,10 @@ impl Plan {
     }
 }
 
-/// Returns true if the two faults affect different members and at most one of them affects the database.
+/// Returns true if the two faults affect different members, and at most one of them affects the database or the ensemble.
 fn may_overlap(first: &Step, second: &Step) -> bool {
     let on = |step: &Step| match step.kind {
-        kind if kind.is_of_database() => MEMBERS.len(),
+        kind if kind.is_of_all() => MEMBERS.len(),
         Kind::JoinedAndLeft => MEMBERS.len() + 1,
         _ => step.member,
     };
@@ -108,7 +120,7 @@ mod tests {
     use super::*;
 
     fn steps(seed: u64, count: usize) -> Vec<Step> {
-        let mut plan = Plan::new(Random::new(seed), false);
+        let mut plan = Plan::new(Random::new(seed), false, true);
         (0..count).map(|_| plan.next()).collect()
     }
 
@@ -126,6 +138,14 @@ mod tests {
                 assert_eq!(steps.iter().filter(|step| step.kind == kind).count(), 5, "{kind:?}");
             }
         }
+    }
+
+    #[test]
+    fn cluster_without_an_ensemble_has_no_fault_of_an_ensemble() {
+        let mut plan = Plan::new(Random::new(1), false, false);
+        let kinds: Vec<Kind> = (0..200).map(|_| plan.next().kind).collect();
+        assert!(!kinds.iter().any(|kind| kind.is_of_ensemble() || *kind == Kind::CutFromEnsemble));
+        assert!(Kind::ALL.iter().filter(|kind| kinds.contains(kind)).count() == Kind::WITHOUT_ENSEMBLE);
     }
 
     #[test]
