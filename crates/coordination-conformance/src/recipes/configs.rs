@@ -6,9 +6,6 @@ use super::*;
 use coordination::recipes::{Config, Discovery, Followed, Instances, Service, Source, Values};
 use coordination::tree::CreateMode;
 
-/// Time for which the node of an instance may be missing before a follower reports that the instance is gone.
-const MISSING_MAX: Duration = Duration::from_millis(200);
-
 fn config(peer: &Peer<'_>) -> Config {
     Config::new(&peer.client, path("/config/mail"), Acl::Open)
 }
@@ -269,7 +266,7 @@ pub(super) async fn damaged_instances_show_their_problem_and_rewrites_cause_no_g
         };
         within(subject, "the follower receives the new payload", follows).await;
         // If the engine was slow, the follower may report that the instance is gone.
-        if subject.runtime().monotonic().since(started) < MISSING_MAX {
+        if subject.runtime().monotonic().since(started) < Discovery::MISSING_MAX {
             assert!(!has_gap, "the follower knows the instance while its node is missing for a moment");
             quick += 1;
         }

@@ -22,9 +22,6 @@ use super::yaml;
 use crate::ring::Ring;
 use crate::tree::{Acl, CreateMode, Node, NodePath, TreeError, Zxid};
 
-/// Time after which an instance counts as gone if its node is missing. A node may be missing for a moment, because
-/// Petting Zoo's writers delete a node and create it again when they update it.
-const MISSING_MAX: Duration = Duration::from_millis(200);
 /// Longest time for which a new follower waits for its first read from the engine. The limit applies only if a file
 /// contains the instances of the service.
 const FIRST_READ_MAX: Duration = Duration::from_secs(2);
@@ -95,6 +92,9 @@ pub enum Source {
 impl Discovery {
     /// Usual path of the root node, for [`Discovery::new`]. The path is absolute.
     pub const ROOT: &str = "/discovery";
+    /// Time after which an instance counts as gone if its node is missing. A node may be missing for a moment, because
+    /// Petting Zoo's writers delete a node and create it again when they update it.
+    pub const MISSING_MAX: Duration = Duration::from_millis(200);
 
     /// Creates a handle. `acl` is the access list of the nodes that the handle creates, including missing parents. If
     /// Petting Zoo's processes share the tree, `acl` must be [`Acl::Open`].
@@ -306,7 +306,7 @@ impl View {
             }
         }
         for path in self.read.keys().filter(|path| !subtree.nodes.contains_key(*path)) {
-            self.missing.entry(path.clone()).or_insert(now + MISSING_MAX);
+            self.missing.entry(path.clone()).or_insert(now + Discovery::MISSING_MAX);
         }
         self.missing.retain(|path, gone| {
             let is_gone = *gone <= now;

@@ -172,8 +172,7 @@ impl Place {
     pub(super) async fn has_turn(&self) -> Result<bool, TreeError> {
         let OwnNode { client, tree, path, .. } = self.node();
         let names = client.retry(|| self.line.names(&**tree)).await?;
-        let at = names.iter().position(|name| name == path.name()).ok_or(TreeError::NoNode)?;
-        Ok(self.rule.before(&names[..at]).is_none())
+        Ok(self.rule.before(&names, path.name())?.is_none())
     }
 
     async fn look(&self) -> Result<Turn, TreeError> {
@@ -186,8 +185,7 @@ impl Place {
         } else {
             (self.line.names(&**tree).await?, None)
         };
-        let at = names.iter().position(|name| name == path.name()).ok_or(TreeError::NoNode)?;
-        let Some(before) = self.rule.before(&names[..at]) else { return Ok(Turn::Come) };
+        let Some(before) = self.rule.before(&names, path.name())? else { return Ok(Turn::Come) };
         if let Some(watch) = watch {
             return Ok(Turn::After(watch));
         }
@@ -203,13 +201,18 @@ impl Place {
 }
 
 impl Rule {
-    /// Returns the name of the place that this place must wait for. `names` contains the places before this place.
-    fn before(self, names: &[String]) -> Option<&str> {
+    /// Returns the name of the place that the place `own` must wait for, or `None` if `own` has its turn. `names`
+    /// contains all places in the order of their turns.
+    ///
+    /// # Errors
+    /// Returns [`TreeError::NoNode`] if `names` does not contain `own`.
+    fn before<'a>(self, names: &'a [String], own: &str) -> Result<Option<&'a str>, TreeError> {
+        let at = names.iter().position(|name| name == own).ok_or(TreeError::NoNode)?;
         let before = match self {
-            Rule::Among(places) => names.len().checked_sub(places).and_then(|at| names.get(at)),
-            Rule::After(prefix) => names.iter().rfind(|name| Sequence::after(name, prefix).is_some()),
+            Rule::Among(places) => at.checked_sub(places).map(|at| &names[at]),
+            Rule::After(prefix) => names[..at].iter().rfind(|name| Sequence::after(name, prefix).is_some()),
         };
-        before.map(String::as_str)
+        Ok(before.map(String::as_str))
     }
 }
 
