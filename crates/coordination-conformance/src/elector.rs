@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conformance::until;
-use coordination::{Elector, ElectorError, Follower, Leadership, REPLICA_LEN_MAX, Term};
+use coordination::{Elector, ElectorError, Follower, KnownLeader, Leader, Leadership, REPLICA_LEN_MAX, Term};
 use futures_util::future::{BoxFuture, join_all};
 use runtime::Runtime;
 
@@ -37,6 +37,7 @@ conformance::suite! { $ dyn Subject, elector_conformance_tests, [$crate::elector
         earlier_life_of_a_replica_counts_as_another_replica
         followers_are_the_replicas_with_a_current_lease
         departures_are_reported_only_to_the_leader
+        follower_of_the_leader_sees_each_change
         groups_are_independent
         too_long_replica_name_is_rejected
     }
@@ -194,6 +195,29 @@ pub(super) async fn departures_are_reported_only_to_the_leader(subject: &dyn Sub
     assert_eq!(a.departures("a", known.clone()).await, Ok(Some(vec![follower("c")])));
     a.resign("a").await.expect("the engine responds");
     assert_eq!(a.departures("a", known).await, Ok(None), "a replica that resigned receives no departures");
+}
+
+pub(super) async fn follower_of_the_leader_sees_each_change(subject: &dyn Subject) {
+    let [a, b, c] = &electors(subject, 3).await[..] else { panic!("three electors") };
+    let runtime = subject.runtime();
+    let mut followed = c.follow_leader().await.expect("the engine responds");
+    assert_eq!(followed.now(), KnownLeader { leader: None, is_current: true });
+    let limit = Duration::from_secs(20);
+    let leader = |id: &str, term| KnownLeader { leader: Some(Leader { id: id.to_owned(), term }), is_current: true };
+    let first = leads(a, "a").await.expect("the first replica that calls the elector becomes the leader");
+    let shown = runtime.timeout(limit, followed.until(|known| *known == leader("a", first))).await;
+    assert!(shown.is_some(), "the follower shows the first leader");
+    assert_eq!(leads(b, "b").await, None);
+    a.resign("a").await.expect("the engine responds");
+    let second = b.is_leader("b", subject.lease()).await.expect("the engine responds");
+    assert!(second.leads && second.term > first);
+    let is_later = |known: &KnownLeader| known.leader.as_ref().is_none_or(|leader| leader.term > first);
+    let next = runtime.timeout(limit, followed.until(is_later)).await.expect("the first leader resigned");
+    // The lease of the second leader may have ended before the follower read it. No replica takes the lease after that.
+    assert!(next == leader("b", second.term) || next.leader.is_none(), "{next:?}");
+    let last = runtime.timeout(limit, followed.until(|known| known.leader.is_none())).await;
+    assert!(last.is_some_and(|last| last.is_current), "the follower shows that no replica leads");
+    assert!(c.followers().await.is_ok_and(|all| all.iter().all(|follower| follower.replica != "c")));
 }
 
 pub(super) async fn groups_are_independent(subject: &dyn Subject) {

@@ -55,6 +55,8 @@ conformance::suite! { $ dyn Subject, recipe_conformance_tests, [$crate::recipes]
         leadership_handle_ends_with_its_task
         task_is_notified_of_the_end_and_dropped_after_the_grace
         stop_ends_the_task_and_the_candidacy
+        follower_of_the_leader_sees_each_leader_with_its_term
+        waiting_candidates_cause_no_requests_of_a_leader_follower
         places_have_curators_layout
     }
     queues {
@@ -87,6 +89,7 @@ conformance::suite! { $ dyn Subject, recipe_conformance_tests, [$crate::recipes]
         job_of_a_dead_holder_is_reassigned
         dropped_application_leaves_no_holder
         fence_of_a_job_is_valid_only_for_its_holder
+        job_is_held_since_its_holder_took_it
     }
     groups {
         members_join_and_leave
@@ -107,6 +110,7 @@ conformance::suite! { $ dyn Subject, recipe_conformance_tests, [$crate::recipes]
         replicas_lead_one_after_another
         departures_are_reported_only_to_the_leader
         replica_rejoins_after_a_lost_session
+        followed_leader_is_the_replica_that_leads
         unsupported_lease_or_name_is_rejected
     }
     faults {

@@ -5,7 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordination::{Answer, Elector, ElectorError, Follower, Leadership, Term, check_replica, poll_departures};
+use coordination::{
+    Answer, Elector, ElectorError, Followed, Follower, KnownLeader, Leader, Leadership, Term, check_replica,
+    poll_departures, poll_leader,
+};
 use postgres_client::tokio_postgres::Row;
 use postgres_client::tokio_postgres::types::ToSql;
 use runtime::Runtime;
@@ -24,6 +27,8 @@ const FOLLOWERS: &str = "
         on elector.name = replica.elector and elector.replica = replica.replica and elector.life = replica.life
     where replica.elector = $1 and replica.lease_end > clock.now
     order by replica.replica, replica.life";
+const LEADER: &str = "
+    select replica, term from reveille_coordination.elector where name = $1 and lease_end > clock_timestamp()";
 
 /// Access of one process to the electors of a database. Its connections close after the process drops this object and
 /// all its electors. The leases of the process then end when they expire.
@@ -97,6 +102,7 @@ pub enum GroupNameError {
 
 /// Access of one replica to its replica group. [`PostgresElectors::elector`] returns this object. A drop of the object
 /// does not end the lease of the replica.
+#[derive(Clone)]
 pub struct PostgresElector {
     database: Arc<Database>,
     group: String,
@@ -114,6 +120,11 @@ impl PostgresElector {
     }
 }
 
+/// Returns the term in the second column of `row`.
+fn term(row: &Row) -> Option<Term> {
+    u64::try_from(row.try_get::<_, i64>(1).ok()?).ok().map(Term)
+}
+
 fn unexpected(what: &str) -> ElectorError {
     ElectorError::Rejected(format!(
         "unexpected response from the database ({what}); check whether its schema was changed manually"
@@ -127,10 +138,7 @@ impl Elector for PostgresElector {
             check_replica(&replica)?;
             let rows = self.query(IS_LEADER, &[&self.group, &replica, &self.life, &lease]).await?;
             let row = rows.first().ok_or_else(|| unexpected("no row"))?;
-            let leadership = || {
-                let term = u64::try_from(row.try_get::<_, i64>(1).ok()?).ok()?;
-                Some(Leadership { leads: row.try_get(0).ok()?, term: Term(term) })
-            };
+            let leadership = || Some(Leadership { leads: row.try_get(0).ok()?, term: term(row)? });
             leadership().ok_or_else(|| unexpected("no term"))
         })
     }
@@ -155,5 +163,19 @@ impl Elector for PostgresElector {
     fn departures(&self, replica: &str, known: Vec<Follower>) -> Answer<'_, Option<Vec<Follower>>> {
         let replica = replica.to_owned();
         Box::pin(async move { poll_departures(&self.database.runtime, self, &replica, &known).await })
+    }
+
+    fn follow_leader(&self) -> Answer<'_, Followed<KnownLeader>> {
+        let this = self.clone();
+        let read = move || -> Answer<'static, Option<Leader>> {
+            let this = this.clone();
+            Box::pin(async move {
+                let rows = this.query(LEADER, &[&this.group]).await?;
+                let Some(row) = rows.first() else { return Ok(None) };
+                let leader = || Some(Leader { id: row.try_get(0).ok()?, term: term(row)? });
+                leader().map(Some).ok_or_else(|| unexpected("malformed elector row"))
+            })
+        };
+        Box::pin(async move { poll_leader(&self.database.runtime, read).await })
     }
 }

@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
+use tokio::sync::watch;
+
+use crate::followed::{Followed, send_if_new};
+use crate::tree::Zxid;
 
 /// Longest allowed lease.
 pub const LEASE_MAX: Duration = Duration::from_secs(3600);
@@ -14,6 +18,13 @@ pub const REPLICA_LEN_MAX: usize = 256;
 /// Fencing number of a lock or a leadership. Each later holder has a greater term. Callers may only compare terms.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Term(pub u64);
+
+impl Term {
+    /// Returns the term of a holder whose node this change created.
+    pub(crate) fn of_change(created: Zxid) -> Self {
+        Term(u64::try_from(created.0).unwrap_or(0))
+    }
+}
 
 /// Future that returns the outcome of an [`Elector`] call.
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, ElectorError>>;
@@ -70,10 +81,42 @@ pub trait Elector: Send + Sync + 'static {
     /// Waits until some of the `known` followers have left, and returns these followers. Returns `None` as soon as
     /// `replica` no longer leads. The caller decides what happens to the work of the departed followers.
     fn departures(&self, replica: &str, known: Vec<Follower>) -> Answer<'_, Option<Vec<Follower>>>;
+
+    /// Follows the leader of the replica group from now on. The caller does not become a replica. Another process may
+    /// already lead when the follower still shows the previous leader, so the value grants no right.
+    fn follow_leader(&self) -> Answer<'_, Followed<KnownLeader>>;
 }
 
-/// Interval at which an engine without notifications checks for departed followers.
-const DEPARTURE_PERIOD: Duration = Duration::from_millis(500);
+/// Interval at which an engine without notifications checks for another leader and for departed followers.
+const POLL_PERIOD: Duration = Duration::from_millis(500);
+
+/// Implements [`Elector::follow_leader`] by polling, for engines without notifications. `read` returns the leader, or
+/// `None` if no replica leads.
+///
+/// # Errors
+/// Returns the errors of the first call of `read`.
+pub async fn poll_leader(
+    runtime: &Runtime,
+    read: impl Fn() -> Answer<'static, Option<Leader>> + Send + 'static,
+) -> Result<Followed<KnownLeader>, ElectorError> {
+    let first = KnownLeader { leader: read().await?, is_current: true };
+    let clock = runtime.clone();
+    let poll = |sender: watch::Sender<KnownLeader>| async move {
+        loop {
+            tokio::select! {
+                biased;
+                () = sender.closed() => return,
+                () = clock.sleep(POLL_PERIOD) => {}
+            }
+            let known = match read().await {
+                Ok(leader) => KnownLeader { leader, is_current: true },
+                Err(_unavailable) => KnownLeader { is_current: false, ..sender.borrow().clone() },
+            };
+            send_if_new(&sender, known);
+        }
+    };
+    Ok(Followed::start(runtime, first, poll))
+}
 
 /// Implements [`Elector::departures`] by polling, for engines without notifications.
 ///
@@ -90,7 +133,7 @@ pub async fn poll_departures(
         if departed.as_ref().is_none_or(|departed| !departed.is_empty()) {
             return Ok(departed);
         }
-        runtime.sleep(DEPARTURE_PERIOD).await;
+        runtime.sleep(POLL_PERIOD).await;
     }
 }
 
@@ -119,6 +162,24 @@ pub struct Follower {
     pub replica: String,
     /// True if the replica holds the lease and therefore leads.
     pub leads: bool,
+}
+
+/// Leader of a leader group or a replica group.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Leader {
+    /// Text of the candidate that leads, or name of the replica that leads.
+    pub id: String,
+    /// Term of the leader. It is greater than the term of every earlier leader.
+    pub term: Term,
+}
+
+/// Leader that a process knows.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct KnownLeader {
+    /// Leader at the last response of the engine, or `None` if no candidate led.
+    pub leader: Option<Leader>,
+    /// True if the engine responded recently. If false, this process does not know later changes of the leader.
+    pub is_current: bool,
 }
 
 /// Checks the name of a replica.

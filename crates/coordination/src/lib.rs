@@ -12,6 +12,7 @@
 #![warn(missing_docs)]
 
 mod elector;
+mod followed;
 /// The crate `reveille-runtime`, whose types the recipes use.
 pub use runtime;
 
@@ -21,6 +22,7 @@ pub mod ring;
 pub mod tree;
 
 pub use elector::{
-    Answer, Elector, ElectorError, Follower, LEASE_MAX, Leadership, REPLICA_LEN_MAX, Term, check_replica, departed,
-    poll_departures,
+    Answer, Elector, ElectorError, Follower, KnownLeader, LEASE_MAX, Leader, Leadership, REPLICA_LEN_MAX, Term,
+    check_replica, departed, poll_departures, poll_leader,
 };
+pub use followed::Followed;

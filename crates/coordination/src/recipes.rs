@@ -4,7 +4,7 @@
 //! lost, the client opens another session. All locks and ephemeral nodes of the lost session have then ended.
 //!
 //! The holder of a lock or leadership has a guard of type [`Held`]. A guard cannot be copied, and it reports its end
-//! through [`Held::cancelled`]. It contains a [`Term`](crate::Term) that distinguishes the holder's writes from the
+//! through [`Held::cancelled`]. It contains a [`Term`] that distinguishes the holder's writes from the
 //! writes of earlier and later holders. If the holder loses the connection to the engine, the guard ends before the
 //! engine gives the lock to another process ([`crate::tree::session`]). The holder's own clock determines when the
 //! guard ends, so this protection works only if the clock runs at the right rate. The protection does not help a
@@ -27,6 +27,7 @@ mod elector;
 mod follow;
 mod group;
 mod guard;
+mod leader;
 mod line;
 mod lock;
 mod node;
@@ -45,7 +46,6 @@ pub use config::{Config, Effective, Overrides, Values};
 pub use counter::Counter;
 pub use discovery::{Discovery, Instance, Instances, Registration, Service, Source};
 pub use elector::{Form, TreeElector};
-pub use follow::Followed;
 pub use group::{Group, Members};
 pub use guard::{Ended, Held, Leading, Trust};
 pub use lock::Lock;
@@ -55,3 +55,8 @@ pub use rolematch::{Assignment, Job, Role, RoleMatch};
 pub use rwlock::RwLock;
 pub use selector::{Candidate, Layout, LeaderSelector, Participant};
 pub use semaphore::Semaphore;
+
+/// Types that the recipes share with other parts of this project.
+pub use crate::{Followed, KnownLeader, Leader, Term};
+/// Type of [`Assignment::since`].
+pub use instants::Timestamp;

@@ -152,7 +152,7 @@ pub(super) async fn instances_are_found_while_they_are_alive(subject: &dyn Subje
         discovery(&one).follow(&service("queues", "kestrel")).await.expect("every session may access the node");
     wait_for_instances(subject, &mut queues, &[]).await;
     assert_eq!(
-        discovery(&one).pick(&service("queues", "kestrel")).await.expect("every session may access the node").now(),
+        discovery(&one).follow_one(&service("queues", "kestrel")).await.expect("every session may access the node").now(),
         None
     );
     let says = &found.now().all[0];
@@ -187,7 +187,7 @@ pub(super) async fn picks_spread_and_move_when_their_instance_ends(subject: &dyn
     one.tree().await.sync().await.expect("the engine responds");
     let mut picks = Vec::new();
     for _ in 0..PICKS {
-        picks.push(discovery(&one).pick(&platform).await.expect("every session may access the node"));
+        picks.push(discovery(&one).follow_one(&platform).await.expect("every session may access the node"));
     }
     let key = |pick: &Option<coordination::recipes::Instance>| pick.as_ref().map(|instance| instance.key.clone());
     for pick in &mut picks {
@@ -247,7 +247,7 @@ pub(super) async fn damaged_instances_show_their_problem_and_rewrites_cause_no_g
     let damaged = found.now().all[1].clone();
     assert!(damaged.problem.is_some_and(|problem| problem.contains("/discovery/kestrel/platform/x")));
     assert!(damaged.payload.is_empty());
-    let (mut receiver, mut quick) = (found.receiver(), 0);
+    let (mut reader, mut quick) = (found.clone(), 0);
     for port in 1..=100 {
         let started = subject.runtime().monotonic();
         // To update an instance, Petting Zoo's writers delete the node and create it again.
@@ -255,14 +255,11 @@ pub(super) async fn damaged_instances_show_their_problem_and_rewrites_cause_no_g
         at = put("good", good(port)).await;
         let mut has_gap = false;
         let follows = async {
-            loop {
-                let all = receiver.borrow_and_update().all.clone();
-                has_gap |= !all.iter().any(|instance| instance.key == "good");
-                if all.iter().any(|instance| instance.payload.get("port") == Some(&json!(port))) {
-                    break;
-                }
-                receiver.changed().await.expect("the follower runs");
-            }
+            let shows_new_payload = |found: &Instances| {
+                has_gap |= !found.all.iter().any(|instance| instance.key == "good");
+                found.all.iter().any(|instance| instance.payload.get("port") == Some(&json!(port)))
+            };
+            reader.until(shows_new_payload).await;
         };
         within(subject, "the follower receives the new payload", follows).await;
         // If the engine was slow, the follower may report that the instance is gone.

@@ -1,9 +1,7 @@
 //! Cases about electors on a tree. Each case tests the two forms of an elector, polling and watching.
 
-use coordination::Term;
-
 use super::*;
-use coordination::recipes::{Form, TreeElector};
+use coordination::recipes::{Form, KnownLeader, Leader, Term, TreeElector};
 use coordination::{Elector, ElectorError, Follower};
 
 /// Length of the electors' leases. It is shorter than half of the shortest session timeout that a case uses.
@@ -120,6 +118,24 @@ pub(super) async fn replica_rejoins_after_a_lost_session(subject: &dyn Subject) 
         assert_eq!(leads(&first, "first").await, None);
         second.resign("second").await.expect("the engine responds");
         assert!(wait_until_leading(subject, &first, "first").await > later);
+    }
+}
+
+pub(super) async fn followed_leader_is_the_replica_that_leads(subject: &dyn Subject) {
+    for form in FORMS {
+        let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+        let (first, second) = (elector(&one, form), elector(&two, form));
+        let mut followed = second.follow_leader().await.expect("every session may access the group");
+        assert_eq!(followed.now(), KnownLeader { leader: None, is_current: true });
+        for (elector, replica) in [(&first, "zoe-1"), (&second, "ann")] {
+            let term = wait_until_leading(subject, elector, replica).await;
+            let expected = Some(Leader { id: replica.to_owned(), term });
+            let known = followed.until(|known| known.leader == expected);
+            within(subject, "the follower shows the leader", known).await;
+            elector.resign(replica).await.expect("the engine responds");
+            within(subject, "no replica leads", followed.until(|known| known.leader.is_none())).await;
+        }
+        assert_eq!(second.followers().await, Ok(Vec::new()), "the follower is not a replica");
     }
 }
 

@@ -274,7 +274,7 @@ pub(super) async fn a8_task_can_use_the_client_that_runs_it(subject: &dyn Subjec
         let group = Group::new(&peer.client, path("/groups/one"), Acl::Open);
         let presence = group.join(when, Bytes::new()).expect("the member's name is valid");
         presence.present().await.expect("every session may access the group");
-        let mut members = group.members().await.expect("every session may access the group");
+        let mut members = group.follow().await.expect("every session may access the group");
         members.until(|now| now.members.contains_key(when)).await;
         assert_eq!(selector.participants().await.map(|all| all.len()), Ok(1));
     };

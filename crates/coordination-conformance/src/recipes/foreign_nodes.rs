@@ -157,7 +157,7 @@ pub(super) async fn member_restores_its_node_after_foreign_changes(subject: &dyn
     let group = Group::new(&one.client, path("/groups/one"), Acl::Open);
     let ann = group.join("ann", Bytes::from_static(b"ours")).expect("the member's name is valid");
     within(subject, "the member's node exists", ann.present()).await.expect("every session may access the group");
-    let (tree, mut seen) = (other.tree().await, ann.seen());
+    let (tree, mut seen) = (other.tree().await, ann.follow());
     tree.sync().await.expect("the engine responds");
     // Another session changes the member's data, and then deletes the member's node and its parent node.
     tree.set(&at, Bytes::from_static(b"theirs"), Expected::Any).await.expect("every session may access the node");
@@ -179,9 +179,8 @@ pub(super) async fn member_restores_its_node_after_foreign_changes(subject: &dyn
         },
     ];
     tree.multi(swapped.to_vec()).await.expect("every session may access the node");
-    within(subject, "the member reports that its name is taken", seen.wait_for(|seen| *seen == PresenceState::Taken))
-        .await
-        .expect("the channel of the member's states stays open");
+    within(subject, "the member reports that its name is taken", seen.until(|seen| *seen == PresenceState::Taken))
+        .await;
     ann.set(Bytes::from_static(b"ours, later")).expect("the member's data is within the size limit");
     short_wait(subject).await;
     assert_eq!(tree.get(&at).await.expect("the node exists").data, "theirs");

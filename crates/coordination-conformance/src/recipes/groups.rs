@@ -23,7 +23,7 @@ async fn wait_for_members(subject: &dyn Subject, members: &mut Followed<Members>
 
 pub(super) async fn members_join_and_leave(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
-    let mut members = group(&one).members().await.expect("every session may access the group");
+    let mut members = group(&one).follow().await.expect("every session may access the group");
     wait_for_members(subject, &mut members, &[]).await;
     let (ann, bob) = (joined(&one, "ann").await, joined(&two, "bob").await);
     wait_for_members(subject, &mut members, &["ann", "bob"]).await;
@@ -38,10 +38,10 @@ pub(super) async fn members_join_and_leave(subject: &dyn Subject) {
 
 pub(super) async fn member_rejoins_after_a_lost_session(subject: &dyn Subject) {
     let (watching, cut) = (Peer::open(subject).await, Peer::open_short(subject).await);
-    let mut members = group(&watching).members().await.expect("every session may access the group");
+    let mut members = group(&watching).follow().await.expect("every session may access the group");
     let presence = joined(&cut, "ann").await;
     wait_for_members(subject, &mut members, &["ann"]).await;
-    let mut theirs = group(&cut).members().await.expect("every session may access the group");
+    let mut theirs = group(&cut).follow().await.expect("every session may access the group");
     wait_for_members(subject, &mut theirs, &["ann"]).await;
     cut.process.cut(true);
     wait_for_members(subject, &mut members, &[]).await;
@@ -63,31 +63,29 @@ pub(super) async fn taken_name_is_reported_and_obtained_once_free(subject: &dyn 
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let first = joined(&one, "ann").await;
     let second = group(&two).join("ann", Bytes::new()).expect("the member's name is valid");
-    let mut seen = second.seen();
+    let mut seen = second.follow();
     within(
         subject,
         "the second member reports that its name is taken",
-        seen.wait_for(|seen| *seen == PresenceState::Taken),
+        seen.until(|seen| *seen == PresenceState::Taken),
     )
-    .await
-    .expect("the channel of the member's states stays open");
+    .await;
     drop(first);
     within(subject, "the node of the second member exists", second.present())
         .await
         .expect("every session may access the group");
     // Two members of the same session cannot have the same name.
     let third = group(&two).join("ann", Bytes::new()).expect("the member's name is valid");
-    let mut waits = third.seen();
+    let mut waits = third.follow();
     within(
         subject,
         "the third member reports that its name is taken",
-        waits.wait_for(|seen| *seen == PresenceState::Taken),
+        waits.until(|seen| *seen == PresenceState::Taken),
     )
-    .await
-    .expect("the channel of the member's states stays open");
+    .await;
     short_wait(subject).await;
     assert_eq!(
-        (second.seen().borrow().clone(), waits.borrow().clone()),
+        (second.follow().now(), waits.now()),
         (PresenceState::Present, PresenceState::Taken)
     );
     for name in ["", "..", "a/b"] {
@@ -102,7 +100,7 @@ pub(super) async fn follower_shows_current_children_after_recreations(subject: &
     for at in ["/groups", "/groups/one", "/groups/one/a"] {
         create(at).await.expect("every session may create nodes in the root");
     }
-    let mut members = group(&two).members().await.expect("every session may access the group");
+    let mut members = group(&two).follow().await.expect("every session may access the group");
     wait_for_members(subject, &mut members, &["a"]).await;
     // The session repeatedly deletes the node and creates it at the same path again.
     for round in 0..20 {

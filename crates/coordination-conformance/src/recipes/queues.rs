@@ -31,11 +31,9 @@ async fn joined(peer: &Peer<'_>, data: &'static str) -> Candidacy {
 }
 
 async fn wait_for_position(subject: &dyn Subject, candidacy: &Candidacy, at: Position) {
-    let mut position = candidacy.position();
-    let reached = position.wait_for(|known| *known == at);
-    within(subject, &format!("the candidate's position is {at:?}"), reached)
-        .await
-        .expect("the channel of the candidate's positions stays open while the candidate waits");
+    let mut position = candidacy.follow().await;
+    let reached = position.until(|known| *known == at);
+    within(subject, &format!("the candidate's position is {at:?}"), reached).await;
 }
 
 pub(super) async fn queue_is_led_in_the_order_of_joining(subject: &dyn Subject) {
@@ -83,18 +81,18 @@ pub(super) async fn candidate_with_a_deleted_node_is_out(subject: &dyn Subject) 
 
 pub(super) async fn spare_capacity_is_reported(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
-    let mut spare = queue(&two).spare();
-    within(subject, "the queue has no spare candidates", spare.until(|spare| *spare == Some(0))).await;
+    let mut spare = queue(&two).follow_spare().await.expect("every session may access the queue");
+    within(subject, "the queue has no spare candidates", spare.until(|spare| *spare == 0)).await;
     let first = joined(&one, "").await;
     let (second, third) = (joined(&one, "").await, joined(&two, "").await);
-    within(subject, "the queue has two spare candidates behind the leader", spare.until(|spare| *spare == Some(2)))
+    within(subject, "the queue has two spare candidates behind the leader", spare.until(|spare| *spare == 2))
         .await;
     drop(first);
-    within(subject, "the queue has one spare candidate behind the leader", spare.until(|spare| *spare == Some(1)))
+    within(subject, "the queue has one spare candidate behind the leader", spare.until(|spare| *spare == 1))
         .await;
     second.leave().await;
     third.leave().await;
-    within(subject, "the queue has no spare candidates", spare.until(|spare| *spare == Some(0))).await;
+    within(subject, "the queue has no spare candidates", spare.until(|spare| *spare == 0)).await;
 }
 
 pub(super) async fn a4_lost_response_leaves_no_extra_candidate(subject: &dyn Subject) {

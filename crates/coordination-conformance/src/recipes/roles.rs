@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use coordination::recipes::{Role, RoleMatch};
+use coordination::recipes::{Assignment, Role, RoleMatch, Timestamp};
+use coordination::tree::CreateMode;
 
 fn roles(peer: &Peer<'_>) -> RoleMatch {
     RoleMatch::new(&peer.client, &path("/roles"), Acl::Open).expect("the path is within the length limit")
@@ -111,7 +112,7 @@ pub(super) async fn dropped_application_leaves_no_holder(subject: &dyn Subject) 
 pub(super) async fn fence_of_a_job_is_valid_only_for_its_holder(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let (tree, account) = (one.tree().await, path("/account"));
-    let created = tree.create(&account, Bytes::new(), coordination::tree::CreateMode::Persistent, Acl::Open).await;
+    let created = tree.create(&account, Bytes::new(), CreateMode::Persistent, Acl::Open).await;
     created.expect("every session may create nodes in the root");
     let write = |fence: Vec<coordination::tree::Op>, text: &'static str| {
         let write = coordination::tree::Op::Set { path: account.clone(), data: text.into(), expected: Expected::Any };
@@ -130,4 +131,46 @@ pub(super) async fn fence_of_a_job_is_valid_only_for_its_holder(subject: &dyn Su
     assert_eq!(roles(&one).jobs().remove(job).await, Ok(true));
     assert!(two.tree().await.multi(write(fence, "withdrawn")).await.is_err(), "another process has removed the job");
     assert_eq!(two.tree().await.get(&account).await.expect("the node exists").data, "second");
+}
+
+/// Returns the time by the engine's clock. The time is that of the creation of a node, like the time at which a holder
+/// takes a job.
+async fn engine_now(peer: &Peer<'_>) -> Timestamp {
+    let (tree, mark) = (peer.tree().await, path("/mark"));
+    let created = tree.create(&mark, Bytes::new(), CreateMode::PersistentSequential, Acl::Open).await;
+    created.expect("every session may create nodes in the root").stat.created_at
+}
+
+pub(super) async fn job_is_held_since_its_holder_took_it(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    let assignment = async |job: Sequence| -> Assignment {
+        two.tree().await.sync().await.expect("the engine responds");
+        let all = roles(&two).assignments().await.expect("every session may access the nodes of the recipe");
+        all[&job].clone()
+    };
+    let job = add_job(&two, "sweep").await;
+    short_wait(subject).await;
+    let before = engine_now(&two).await;
+    let first = hired(&one, "ann").await;
+    let after = engine_now(&two).await;
+    let of_first = assignment(job).await;
+    assert_eq!((&of_first.holder[..], of_first.term), (&b"ann"[..], first.held.term()));
+    assert!(before <= of_first.since && of_first.since <= after, "{before} <= {} <= {after}", of_first.since);
+
+    // Other processes add, take, release and remove another job.
+    short_wait(subject).await;
+    let other = add_job(&two, "mop").await;
+    hired(&two, "bob").await.held.release().await;
+    assert_eq!(roles(&two).jobs().remove(other).await, Ok(true));
+    assert_eq!(assignment(job).await, of_first, "changes of another job do not change the assignment");
+
+    // Another process takes the job over.
+    let given_up = engine_now(&two).await;
+    first.held.release().await;
+    let second = hired(&two, "cyd").await;
+    let of_second = assignment(job).await;
+    assert_eq!((&of_second.holder[..], of_second.term), (&b"cyd"[..], second.held.term()));
+    let now = engine_now(&two).await;
+    assert!(given_up <= of_second.since && of_second.since <= now, "{given_up} <= {} <= {now}", of_second.since);
+    assert!(of_second.since > of_first.since && of_second.term > of_first.term);
 }

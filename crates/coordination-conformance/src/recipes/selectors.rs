@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use coordination::recipes::{Ended, Leading, Participant};
+use coordination::recipes::{Ended, Followed, KnownLeader, Leader, Leading, Participant, Term};
 
 fn participant(id: &str, leads: bool) -> Participant {
     Participant { id: id.to_owned(), leads }
@@ -199,4 +199,77 @@ pub(super) async fn places_have_curators_layout(subject: &dyn Subject) {
         assert_eq!(node.data, "host-7");
         held.expect("the candidate acquires the leadership").release().await;
     }
+}
+
+fn leader(id: &str, term: Term) -> Option<Leader> {
+    Some(Leader { id: id.to_owned(), term })
+}
+
+async fn wait_for_leader(subject: &dyn Subject, followed: &mut Followed<KnownLeader>, expected: Option<Leader>) {
+    let known = followed.until(|known| known.is_current && known.leader == expected);
+    within(subject, &format!("the follower shows {expected:?}"), known).await;
+}
+
+pub(super) async fn follower_of_the_leader_sees_each_leader_with_its_term(subject: &dyn Subject) {
+    let (one, two, reader) =
+        (Peer::open(subject).await, Peer::open(subject).await, Peer::open_short(subject).await);
+    let group = reader.selector("reader");
+    let mut followed = group.follow_leader().await.expect("every session may access the group");
+    assert_eq!(followed.now(), KnownLeader { leader: None, is_current: true });
+    let (first, second) = (one.selector("one"), two.selector("two"));
+    let held = within(subject, "the first leads", first.lead()).await.expect("the candidate acquires the leadership");
+    wait_for_leader(subject, &mut followed, leader("one", held.term())).await;
+    let mut waiting = second.lead().boxed();
+    until(subject, "the second waits in line", async || {
+        assert!((&mut waiting).now_or_never().is_none(), "the first leads");
+        one.line("/leaders/one").await.len() == 2
+    })
+    .await;
+    held.release().await;
+    let held = within(subject, "the second leads", waiting).await.expect("the candidate acquires the leadership");
+    wait_for_leader(subject, &mut followed, leader("two", held.term())).await;
+
+    // The follower loses its connection, and the leader changes.
+    let session = reader.tree().await.session().clone();
+    reader.process.cut(true);
+    let interrupted = followed.until(|known| !known.is_current);
+    let last = within(subject, "the follower reports the interruption", interrupted).await;
+    assert_eq!(last.leader, leader("two", held.term()), "the last known leader remains");
+    within(subject, "the session is lost", session.lost()).await;
+    held.release().await;
+    let held = within(subject, "the first leads", first.lead()).await.expect("the candidate acquires the leadership");
+    reader.process.cut(false);
+    wait_for_leader(subject, &mut followed, leader("one", held.term())).await;
+    held.release().await;
+    wait_for_leader(subject, &mut followed, None).await;
+    assert_eq!(group.participants().await, Ok(Vec::new()), "the follower is not a candidate");
+}
+
+pub(super) async fn waiting_candidates_cause_no_requests_of_a_leader_follower(subject: &dyn Subject) {
+    let one = Peer::open(subject).await;
+    let counted = Arc::new(Counted::new(subject.process().await));
+    let options = SessionOptions { timeout: LONG, credentials: Vec::new() };
+    let client = Client::new(&subject.runtime(), counted.clone(), options);
+    let group = LeaderSelector::new(&client, path("/leaders/one"), Candidate::new("reader"));
+    let held = within(subject, "the first leads", one.selector("one").lead())
+        .await
+        .expect("the candidate acquires the leadership");
+    let mut followed = group.follow_leader().await.expect("every session may access the group");
+    wait_for_leader(subject, &mut followed, leader("one", held.term())).await;
+    let before = counted.requests();
+    for _ in 0..5 {
+        let other = one.selector("other");
+        let mut waiting = other.lead().boxed();
+        until(subject, "the other waits in line", async || {
+            assert!((&mut waiting).now_or_never().is_none(), "the first leads");
+            one.line("/leaders/one").await.len() == 2
+        })
+        .await;
+        drop(waiting);
+        until(subject, "the other leaves the line", async || one.line("/leaders/one").await.len() == 1).await;
+    }
+    short_wait(subject).await;
+    assert_eq!(counted.requests(), before, "the follower reads the group only when the leader changes");
+    held.release().await;
+    wait_for_leader(subject, &mut followed, None).await;
 }

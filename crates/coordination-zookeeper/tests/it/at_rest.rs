@@ -99,14 +99,13 @@ fn client_with_ten_thousand_nodes_sends_only_pings_at_rest_and_keeps_its_nodes()
         let elsewhere = forest.process().await;
         let other = elsewhere.open(SessionOptions::default()).await.unwrap();
         other.sync().await.unwrap();
-        let mut states: Vec<_> = members[..GROUP].iter().map(|member| member.seen()).collect();
-        states.iter_mut().for_each(|state| state.mark_unchanged());
+        let mut states: Vec<_> = members[..GROUP].iter().map(|member| member.follow()).collect();
         let names = other.children(&node("/group0")).await.unwrap().names;
         let paths = names.iter().map(|name| node(&format!("/group0/{name}"))).chain([node("/group0")]);
         other.multi(paths.map(|path| Op::Delete { path, expected: Expected::Any }).collect()).await.unwrap();
         let returned = join_all(states.iter_mut().map(|state| async {
-            state.changed().await.unwrap();
-            state.wait_for(|state| *state == PresenceState::Present).await.unwrap();
+            state.changed().await;
+            state.until(|state| *state == PresenceState::Present).await;
         }));
         limited("members come back")(runtime.timeout(LIMIT, returned.map(drop)).await);
         tree.sync().await.unwrap();

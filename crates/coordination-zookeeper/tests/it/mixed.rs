@@ -297,7 +297,7 @@ fn curator_and_this_crate_share_counters_barriers_and_groups() {
         let group = Group::new(&scene.client, at("group"), Acl::Open);
         let ours = group.join("rust", Bytes::from_static(b"ours")).unwrap();
         java.ask(&format!("member {} java {}", at("group"), BASE64.encode("theirs"))).unwrap();
-        let mut members = group.members().await.unwrap();
+        let mut members = group.follow().await.unwrap();
         let both = members.until(|now| now.members.keys().eq(["java", "rust"]));
         assert_eq!(scene.within("both members are visible", both).await.members["java"], "theirs");
         let seen = async || java.ask(&format!("members {}", at("group"))).unwrap() == "java rust";
@@ -357,8 +357,8 @@ fn kazoo_and_this_crate_share_leader_queues() {
         dying.event(&format!("elected {at} 0")).unwrap();
         let ours = queue.join(Bytes::from_static(b"second")).await.unwrap();
         assert_eq!(python.ask(&format!("queue-join {at} {}", BASE64.encode("third"))).unwrap(), "2");
-        let mut position = ours.position();
-        scene.within("this process is second", position.wait_for(|at| *at == Position::Queued(1))).await.unwrap();
+        let mut position = ours.follow().await;
+        scene.within("this process is second", position.until(|at| *at == Position::Queued(1))).await;
         let seen = queue.candidates().await.unwrap();
         assert!(seen.iter().map(|node| &node.data[..]).eq([&b"first"[..], b"second", b"third"]), "{seen:?}");
         drop(dying);

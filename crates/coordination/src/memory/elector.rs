@@ -9,12 +9,15 @@ use runtime::{MemoryLink, Runtime};
 
 use super::{MemoryOptions, link};
 use crate::elector::check_replica;
-use crate::{Answer, Elector, ElectorError, Follower, LEASE_MAX, Leadership, Term, poll_departures};
+use crate::{
+    Answer, Elector, ElectorError, Followed, Follower, KnownLeader, LEASE_MAX, Leader, Leadership, Term, poll_departures,
+    poll_leader,
+};
 
 /// Elector of one process for a replica group in memory. [`MemoryElector::reopen`] creates the elector of another
 /// process for the same replica group.
 pub struct MemoryElector {
-    link: MemoryLink,
+    link: Arc<MemoryLink>,
     /// Random id that distinguishes the replicas of this object from those of other objects.
     life: u128,
     group: Arc<Group>,
@@ -52,7 +55,7 @@ impl MemoryElector {
     }
 
     fn of(group: Arc<Group>, runtime: Runtime) -> Self {
-        MemoryElector { life: runtime.random_u128(), link: link(runtime, &group.options), group }
+        MemoryElector { life: runtime.random_u128(), link: Arc::new(link(runtime, &group.options)), group }
     }
 
     async fn call<T>(&self, effect: impl FnOnce(&mut State, Monotonic) -> T) -> Result<T, ElectorError> {
@@ -70,6 +73,11 @@ impl State {
     fn remove_expired(&mut self, now: Monotonic) {
         self.lease.take_if(|(_, end)| *end <= now);
         self.followers.retain(|_, end| now < *end);
+    }
+
+    fn leader(&self) -> Option<Leader> {
+        let ((replica, _), _) = self.lease.as_ref()?;
+        Some(Leader { id: replica.clone(), term: Term(self.term) })
     }
 
     fn is_leader(&mut self, replica: Replica, end: Monotonic) -> Leadership {
@@ -114,8 +122,19 @@ impl Elector for MemoryElector {
             state.followers.keys().map(follower).collect()
         }))
     }
+
     fn departures(&self, replica: &str, known: Vec<Follower>) -> Answer<'_, Option<Vec<Follower>>> {
         let replica = replica.to_owned();
         Box::pin(async move { poll_departures(self.link.runtime(), self, &replica, &known).await })
+    }
+
+    fn follow_leader(&self) -> Answer<'_, Followed<KnownLeader>> {
+        let this = MemoryElector { link: self.link.clone(), life: self.life, group: self.group.clone() };
+        let this = Arc::new(this);
+        let read = move || -> Answer<'static, Option<Leader>> {
+            let this = this.clone();
+            Box::pin(async move { this.call(|state, _| state.leader()).await })
+        };
+        Box::pin(poll_leader(self.link.runtime(), read))
     }
 }

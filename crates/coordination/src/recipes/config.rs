@@ -9,10 +9,11 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use super::client::Client;
-use super::follow::{Followed, Scope, Subtree, follow};
+use super::follow::{Scope, Subtree, follow};
 use super::node::{child, create_node};
 use super::presence::Presence;
 use super::yaml;
+use crate::Followed;
 use crate::tree::{Acl, CreateMode, Expected, NodePath, TreeError, Zxid};
 
 /// Configuration values by key.
@@ -90,7 +91,7 @@ impl Config {
         let (service, instance) = (self.path.clone(), child(&self.path, instance)?);
         let nodes = follow(&self.client, Scope::Nodes(vec![service.clone(), instance.clone()])).await?;
         let (mut services, mut instances) = (Part::default(), Part::default());
-        Ok(nodes.map(&self.client, move |nodes| {
+        Ok(nodes.map(self.client.runtime(), move |nodes| {
             services.update(nodes, &service);
             instances.update(nodes, &instance);
             let mut values = services.values.clone();

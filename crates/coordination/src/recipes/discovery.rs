@@ -15,10 +15,12 @@ use tokio::sync::watch;
 
 use super::client::Client;
 use super::config::Values;
-use super::follow::{Followed, Scope, Subtree, follow};
+use super::follow::{Scope, Subtree, follow};
 use super::node::{child, join};
 use super::presence::{Presence, PresenceState};
 use super::yaml;
+use crate::Followed;
+use crate::followed::send_if_new;
 use crate::ring::Ring;
 use crate::tree::{Acl, CreateMode, Node, NodePath, TreeError, Zxid};
 
@@ -151,10 +153,10 @@ impl Discovery {
     ///
     /// # Errors
     /// Returns the same errors as [`Discovery::follow`].
-    pub async fn pick(&self, service: &Service) -> Result<Followed<Option<Instance>>, TreeError> {
+    pub async fn follow_one(&self, service: &Service) -> Result<Followed<Option<Instance>>, TreeError> {
         let random = self.client.runtime().random_u128().to_be_bytes();
         let instances = self.follow(service).await?;
-        Ok(instances.map(&self.client, move |instances| {
+        Ok(instances.map(self.client.runtime(), move |instances| {
             let valid = instances.all.iter().filter(|instance| instance.has_data());
             let ring = Ring::new(valid.map(|instance| instance.key.as_str()));
             let picked = ring.owner(&random)?;
@@ -191,7 +193,7 @@ impl Discovery {
         }
         let first = view.instances(now.map(|now| now.is_current));
         let client = self.client.clone();
-        Ok(Followed::start(&self.client, first, |sender| async move {
+        Ok(Followed::start(runtime, first, |sender| async move {
             let mut subtree = subtree;
             loop {
                 if let Some(subtree) = subtree.take() {
@@ -222,10 +224,9 @@ impl Registration {
         self.presence.present().await
     }
 
-    /// Returns a watch receiver of the instance's state.
-    #[must_use]
-    pub fn seen(&self) -> watch::Receiver<PresenceState> {
-        self.presence.seen()
+    /// Follows the state of the instance's node.
+    pub fn follow(&self) -> Followed<PresenceState> {
+        self.presence.follow()
     }
 
     /// Replaces the published data. Other processes see the new data shortly after the call.
@@ -274,11 +275,7 @@ impl View {
         loop {
             let next_gone = self.update(&now, runtime.monotonic());
             let seen = self.instances(Some(now.is_current));
-            sender.send_if_modified(|known| {
-                let is_new = *known != seen;
-                *known = seen;
-                is_new
-            });
+            send_if_new(&sender, seen);
             let gone = async {
                 match next_gone {
                     Some(at) => runtime.sleep_until(at).await,

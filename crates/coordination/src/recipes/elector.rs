@@ -13,10 +13,14 @@ use runtime::TaskSet;
 use tokio::sync::watch;
 
 use super::client::Client;
+use super::leader::follow_leader;
 use super::line::{Line, Members, Naming, Place, Rule};
 use super::node::{join, stopped};
 use crate::tree::{Acl, NodePath, Sequence, SessionId, TreeError};
-use crate::{Answer, Elector, ElectorError, Follower, Leadership, Term, check_replica, departed, poll_departures};
+use crate::{
+    Answer, Elector, ElectorError, Followed, Follower, KnownLeader, Leadership, Term, check_replica, departed,
+    poll_departures,
+};
 
 /// Way in which a replica learns that it leads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -124,7 +128,7 @@ impl Inner {
             );
             return Err(TreeError::Invalid(text));
         }
-        let own = Term(u64::try_from(node.created.0).unwrap_or(0));
+        let own = Term::of_change(node.created);
         if let Some(turn) = &joined.turn {
             let is_first = *turn.borrow() == Turn::Come;
             let leads = is_first && session.is_valid(runtime.monotonic()) && session.deadline() >= until;
@@ -138,18 +142,15 @@ impl Inner {
             let first = join(&self.group, &names[0])?;
             let Some(stat) = node.tree.exists(&first).await? else { continue };
             let leads = first == node.path && stat.created == node.created && session.deadline() >= until;
-            return Ok(Leadership { leads, term: Term(u64::try_from(stat.created.0).unwrap_or(0)) });
+            return Ok(Leadership { leads, term: Term::of_change(stat.created) });
         }
     }
 
     /// Returns the replicas whose node names are in `names`, sorted by the names of the replicas.
     fn followers_of(&self, names: Vec<String>) -> Vec<Follower> {
         let sorted = self.line("").sorted(names);
-        let follower = |(at, name): (usize, &String)| {
-            let number = Sequence::of(name)?.to_string();
-            Some(Follower { replica: name.strip_suffix(&number)?.to_owned(), leads: at == 0 })
-        };
-        let mut followers: Vec<Follower> = sorted.iter().enumerate().filter_map(follower).collect();
+        let follower = |(at, name): (usize, &String)| Follower { replica: replica_in(name), leads: at == 0 };
+        let mut followers: Vec<Follower> = sorted.iter().enumerate().map(follower).collect();
         followers.sort();
         followers
     }
@@ -208,6 +209,12 @@ impl JoinedReplica {
     }
 }
 
+/// Returns the name of the replica from the name of its node, which consists of this text and a number.
+fn replica_in(name: &str) -> String {
+    let number = Sequence::of(name).map_or_else(String::new, |number| number.to_string());
+    name.strip_suffix(&number).unwrap_or(name).to_owned()
+}
+
 fn elector_error(error: TreeError) -> ElectorError {
     match error {
         TreeError::Disconnected(_) | TreeError::SessionLost | TreeError::NoNode => {
@@ -255,6 +262,13 @@ impl Elector for TreeElector {
                 Form::Polling => poll_departures(self.0.client.runtime(), self, &replica, &known).await,
                 Form::Watching => self.0.watch_departures(&replica, &known).await.map_err(elector_error),
             }
+        })
+    }
+
+    fn follow_leader(&self) -> Answer<'_, Followed<KnownLeader>> {
+        Box::pin(async move {
+            let followed = follow_leader(&self.0.client, self.0.line(""), |name, _node| replica_in(name));
+            followed.await.map_err(elector_error)
         })
     }
 }

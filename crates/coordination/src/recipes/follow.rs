@@ -1,102 +1,27 @@
-//! Values that a task updates when the tree changes. If a session is lost, the task continues in another session.
+//! Tasks that update a [`Followed`] value when the tree changes. If a session is lost, the task continues in another
+//! session.
 //!
 //! docs/decisions/0146-follow-a-subtree-with-one-watch.md gives the reasons for the design.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 
 use futures_util::TryFutureExt as _;
 use futures_util::stream::{self, FuturesUnordered, StreamExt as _, TryStreamExt as _};
-use runtime::TaskSet;
 use tokio::sync::watch;
 
 use super::client::Client;
 use super::node::join;
+use crate::followed::Followed;
 use crate::tree::{Event, Node, NodePath, SessionState, Tree, TreeError, Watch};
 
 /// Largest number of concurrent reads of nodes.
 const READS: usize = 32;
 
-/// Value that follows the tree and never goes back to an older state. A drop of this object ends the updates.
-#[must_use = "a drop of this value stops the updates"]
-pub struct Followed<T> {
-    value: watch::Receiver<T>,
-    _tasks: TaskSet,
-}
-
-impl<T: Clone + Send + Sync + 'static> Followed<T> {
-    pub(super) fn start<F>(client: &Client, first: T, follow: impl FnOnce(watch::Sender<T>) -> F) -> Self
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
-        let (sender, value) = watch::channel(first);
-        let tasks = TaskSet::new(client.runtime());
-        tasks.spawn("follower", follow(sender));
-        Followed { value, _tasks: tasks }
-    }
-
-    /// Returns another follower. Its value is the result of `transform` for the value of this follower.
-    pub(super) fn map<U>(self, client: &Client, mut transform: impl FnMut(&T) -> U + Send + 'static) -> Followed<U>
-    where
-        U: Clone + PartialEq + Send + Sync + 'static,
-    {
-        let mut values = self.receiver();
-        let first = transform(&values.borrow_and_update());
-        Followed::start(client, first, |sender| async move {
-            let _followed = self;
-            while values.changed().await.is_ok() {
-                let now = transform(&values.borrow_and_update());
-                sender.send_if_modified(|known| {
-                    let is_new = *known != now;
-                    *known = now;
-                    is_new
-                });
-            }
-        })
-    }
-
-    /// Returns the value after the last update.
-    #[must_use]
-    pub fn now(&self) -> T {
-        self.value.borrow().clone()
-    }
-
-    /// Waits until the value has changed since the last call of this function, and returns the value. Never completes
-    /// if no more updates come.
-    pub async fn changed(&mut self) -> T {
-        match self.value.changed().await {
-            Ok(()) => self.value.borrow_and_update().clone(),
-            Err(_ended) => std::future::pending().await,
-        }
-    }
-
-    /// Waits until the value meets `condition`, and returns the value. Never completes if no more updates come.
-    pub async fn until(&mut self, mut condition: impl FnMut(&T) -> bool) -> T {
-        let mut value = self.value.borrow_and_update().clone();
-        while !condition(&value) {
-            value = self.changed().await;
-        }
-        value
-    }
-
-    /// Returns a receiver of the value for another reader. The receiver gets no more updates after a drop of this
-    /// follower.
-    #[must_use]
-    pub fn receiver(&self) -> watch::Receiver<T> {
-        self.value.clone()
-    }
-}
-
-impl<T: fmt::Debug> fmt::Debug for Followed<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Followed").field(&*self.value.borrow()).finish()
-    }
-}
-
 /// Passes the names of the children of `parent` to `update`, at the start and after each change. A missing parent
 /// counts as a parent without children. The function ends only when `update` returns false.
 pub(super) async fn follow_children(client: &Client, parent: &NodePath, mut update: impl FnMut(Vec<String>) -> bool) {
+    let mut failures = Failures::default();
     loop {
         let followed = async {
             let tree = client.session().await?;
@@ -104,26 +29,35 @@ pub(super) async fn follow_children(client: &Client, parent: &NodePath, mut upda
             // the server knows all of these changes.
             tree.sync().await?;
             loop {
-                let (names, watch) = match tree.children_and_watch(parent).await {
-                    Ok((children, watch)) => (children.names, watch),
-                    Err(TreeError::NoNode) => match tree.exists_and_watch(parent).await? {
-                        (Some(_), _) => continue,
-                        (None, watch) => (Vec::new(), watch),
-                    },
-                    Err(error) => return Err(error),
-                };
+                let (names, watch) = children_and_watch(&*tree, parent).await?;
                 if !update(names) {
                     return Ok(());
                 }
                 watch.await?;
             }
         };
-        match followed.await {
-            Ok(()) => return,
-            Err(TreeError::Disconnected(_) | TreeError::SessionLost) => {}
-            Err(error) => tracing::warn!(%parent, %error, "cannot read the children of a node; retrying"),
-        }
+        let Err(error) = followed.await else { return };
+        failures.report(error);
         client.back_off().await;
+    }
+}
+
+/// Returns the names of the children of `parent`, and a watch that fires when they change. A missing parent counts as a
+/// parent without children.
+pub(super) async fn children_and_watch(
+    tree: &dyn Tree,
+    parent: &NodePath,
+) -> Result<(Vec<String>, Watch), TreeError> {
+    loop {
+        match tree.children_and_watch(parent).await {
+            Ok((children, watch)) => return Ok((children.names, watch)),
+            Err(TreeError::NoNode) => {
+                if let (None, watch) = tree.exists_and_watch(parent).await? {
+                    return Ok((Vec::new(), watch));
+                }
+            }
+            Err(error) => return Err(error),
+        }
     }
 }
 
@@ -162,29 +96,36 @@ pub(super) async fn follow(client: &Client, scope: Scope) -> Result<Followed<Sub
         }
     }
     let following = client.clone();
-    let followed = Followed::start(client, Subtree::default(), |sender| async move {
-        let mut warned = None;
+    let mut followed = Followed::start(client.runtime(), Subtree::default(), |sender| async move {
+        let mut failures = Failures::default();
         loop {
             let followed = match &scope {
                 Scope::Subtree(root) => follow_subtree(&following, root, &sender).await,
                 Scope::Nodes(paths) => follow_nodes(&following, paths, &sender).await,
             };
-            match followed {
-                Ok(()) => return,
-                Err(TreeError::Disconnected(_) | TreeError::SessionLost) => {}
-                Err(error) => {
-                    if warned.as_ref() != Some(&error) {
-                        tracing::warn!(%error, "cannot read the followed nodes; retrying");
-                    }
-                    warned = Some(error);
-                }
-            }
+            let Err(error) = followed else { return };
+            failures.report(error);
             sender.send_if_modified(|subtree| std::mem::replace(&mut subtree.is_current, false));
             following.back_off().await;
         }
     });
-    drop(followed.receiver().wait_for(|subtree| subtree.is_current).await);
+    followed.until(|subtree| subtree.is_current).await;
     Ok(followed)
+}
+
+/// Errors of a follower. The follower logs an error only once while the error persists, and logs no loss of the
+/// connection.
+#[derive(Default)]
+pub(super) struct Failures(Option<TreeError>);
+
+impl Failures {
+    pub(super) fn report(&mut self, error: TreeError) {
+        let is_loss = matches!(error, TreeError::Disconnected(_) | TreeError::SessionLost);
+        if !is_loss && self.0.as_ref() != Some(&error) {
+            tracing::warn!(%error, "cannot read the followed nodes; retrying");
+            self.0 = Some(error);
+        }
+    }
 }
 
 /// Follows a subtree in one session. Returns when no receiver of the subtree exists, or at the first error.

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use super::client::Client;
-use super::follow::{Followed, Scope, Subtree, follow};
+use super::follow::{Scope, Subtree, follow};
 use super::node::child;
 use super::presence::Presence;
+use crate::Followed;
 use crate::tree::{Acl, CreateMode, NodePath, TreeError};
 
 /// Handle of a member group in one process.
@@ -48,10 +49,10 @@ impl Group {
     ///
     /// # Errors
     /// Returns the same errors as a [`Tree`](crate::tree::Tree).
-    pub async fn members(&self) -> Result<Followed<Members>, TreeError> {
+    pub async fn follow(&self) -> Result<Followed<Members>, TreeError> {
         let subtree = follow(&self.client, Scope::Subtree(self.path.clone())).await?;
         let path = self.path.clone();
-        Ok(subtree.map(&self.client, move |subtree| members(&path, subtree)))
+        Ok(subtree.map(self.client.runtime(), move |subtree| members(&path, subtree)))
     }
 }
 

@@ -85,7 +85,7 @@ impl Held {
             }
             ended.cancel();
         });
-        let term = Term(u64::try_from(owned.node().created.0).unwrap_or(0));
+        let term = Term::of_change(owned.node().created);
         let ends = over.clone().drop_guard();
         Ok(Held {
             _ends: ends,

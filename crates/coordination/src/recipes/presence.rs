@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use super::client::Client;
 use super::node::{NewPlain, NodeGuard, OwnNode, stopped};
+use crate::Followed;
 use crate::tree::{Acl, CreateMode, Expected, NodePath, SessionId, TreeError, check_data};
 
 /// State of the node that represents a process.
@@ -48,10 +49,9 @@ impl Presence {
         Presence { path, data, state, _tasks: tasks }
     }
 
-    /// Returns a watch receiver of the node's state.
-    #[must_use]
-    pub fn seen(&self) -> watch::Receiver<PresenceState> {
-        self.state.clone()
+    /// Follows the state of the node. The updates end when the caller drops this presence.
+    pub fn follow(&self) -> Followed<PresenceState> {
+        Followed::of(&self.state)
     }
 
     /// Waits until the node exists.

@@ -1,16 +1,16 @@
 //! Leader queue, as in the library Petting Zoo. Every candidate for the leadership sees its position in the queue.
 
 use std::fmt;
-use std::sync::Mutex;
 
 use bytes::Bytes;
-use tokio::sync::watch;
 
 use super::client::Client;
-use super::follow::{Followed, follow_children};
+use super::follow::follow_children;
 use super::guard::{Held, Trust};
 use super::line::{Line, Naming, Place, Rule};
 use super::node::join;
+use crate::Followed;
+use crate::followed::send_if_new;
 use crate::tree::{Acl, Node, NodePath, TreeError};
 
 /// Handle with which one process uses a leader queue.
@@ -39,7 +39,6 @@ pub struct Candidacy {
     place: Place,
     line: Line,
     trust: Trust,
-    position: Mutex<Option<Followed<Position>>>,
 }
 
 impl LeaderQueue {
@@ -67,7 +66,7 @@ impl LeaderQueue {
     /// the candidate is not in the queue.
     pub async fn join(&self, data: Bytes) -> Result<Candidacy, TreeError> {
         let place = self.line.join(&self.client, data, Rule::Among(1)).await?;
-        Ok(Candidacy { place, line: self.line.clone(), trust: self.trust, position: Mutex::default() })
+        Ok(Candidacy { place, line: self.line.clone(), trust: self.trust })
     }
 
     /// Returns the candidates in their order, the leader first. The list may be slightly out of date.
@@ -79,59 +78,64 @@ impl LeaderQueue {
         self.line.nodes(&*tree).await
     }
 
-    /// Follows the number of candidates that wait behind the leader. The value is `None` until the engine has responded
-    /// for the first time.
-    pub fn spare(&self) -> Followed<Option<usize>> {
+    /// Follows the number of candidates that wait behind the leader, from now on.
+    ///
+    /// # Errors
+    /// Returns the same errors as a [`Tree`](crate::tree::Tree).
+    pub async fn follow_spare(&self) -> Result<Followed<usize>, TreeError> {
+        // The follower's task lists the candidates again. This first call only ensures that the caller receives a
+        // permanent error at once.
+        let tree = self.client.session().await?;
+        match self.client.retry(|| tree.children(&self.line.parent)).await {
+            Ok(_) | Err(TreeError::NoNode | TreeError::SessionLost) => {}
+            Err(error) => return Err(error),
+        }
         let (client, line) = (self.client.clone(), self.line.clone());
-        Followed::start(&self.client, None, |spare| async move {
+        let mut spare = Followed::start(self.client.runtime(), usize::MAX, |spare| async move {
             follow_children(&client, &line.parent, |names| {
-                let count = line.sorted(names).len().saturating_sub(1);
-                spare.send_if_modified(|known| known.replace(count) != Some(count));
+                send_if_new(&spare, line.sorted(names).len().saturating_sub(1));
                 !spare.is_closed()
             })
             .await;
-        })
+        });
+        spare.changed().await;
+        Ok(spare)
     }
 }
 
 impl Candidacy {
-    /// Returns a receiver of the candidate's position. The first value is [`Position::Queued`] with `usize::MAX`. The
-    /// client reads the list of all candidates after each change of the queue. A caller that only waits for the
-    /// leadership needs fewer requests with [`Candidacy::lead`], which watches only one candidate.
-    #[must_use]
-    pub fn position(&self) -> watch::Receiver<Position> {
-        let mut position = self.position.lock().expect("no code panics while it holds this mutex");
-        let followed = position.get_or_insert_with(|| {
-            let (node, line) = (self.place.node().clone(), self.line.clone());
-            let client = node.client.clone();
-            Followed::start(&client, Position::Queued(usize::MAX), |position| async move {
-                let set = |at: Position| {
-                    position.send_if_modified(|known| std::mem::replace(known, at) != at);
-                };
-                let watching = async {
-                    loop {
-                        let listed = node.client.retry(|| node.tree.children_and_watch(&line.parent)).await;
-                        let Ok((children, watch)) = listed else { return };
-                        let names = line.sorted(children.names);
-                        match names.iter().position(|name| name == node.path.name()) {
-                            Some(0) => set(Position::Front),
-                            Some(before) => set(Position::Queued(before)),
-                            None => return,
-                        }
-                        if watch.await.is_err() {
-                            return;
-                        }
+    /// Follows the candidate's position from now on. The client reads the list of all candidates after each change of
+    /// the queue. A caller that only waits for the leadership needs fewer requests with [`Candidacy::lead`], which
+    /// watches only one candidate.
+    pub async fn follow(&self) -> Followed<Position> {
+        let (node, line) = (self.place.node().clone(), self.line.clone());
+        let runtime = node.client.runtime().clone();
+        let mut followed = Followed::start(&runtime, Position::Queued(usize::MAX), |position| async move {
+            let watching = async {
+                loop {
+                    let listed = node.client.retry(|| node.tree.children_and_watch(&line.parent)).await;
+                    let Ok((children, watch)) = listed else { return };
+                    let names = line.sorted(children.names);
+                    match names.iter().position(|name| name == node.path.name()) {
+                        Some(0) => send_if_new(&position, Position::Front),
+                        Some(before) => send_if_new(&position, Position::Queued(before)),
+                        None => return,
                     }
-                };
-                tokio::select! {
-                    biased;
-                    _ = node.gone() => {}
-                    () = watching => {}
+                    if watch.await.is_err() {
+                        return;
+                    }
                 }
-                set(Position::Out);
-            })
+            };
+            tokio::select! {
+                biased;
+                () = position.closed() => return,
+                _ = node.gone() => {}
+                () = watching => {}
+            }
+            send_if_new(&position, Position::Out);
         });
-        followed.receiver()
+        followed.changed().await;
+        followed
     }
 
     /// Waits until the candidate is at the front of the queue. Returns the guard of its leadership.

@@ -168,7 +168,7 @@ impl RoleMatch {
                 Err(TreeError::NoNode) => {}
                 node => {
                     let node = node?;
-                    let term = Term(u64::try_from(node.stat.created.0).unwrap_or(0));
+                    let term = Term::of_change(node.stat.created);
                     let assignment = Assignment { holder: node.data, since: node.stat.created_at, term };
                     assignments.insert(job, assignment);
                 }

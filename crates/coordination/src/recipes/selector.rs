@@ -9,9 +9,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::client::Client;
 use super::guard::{Ended, Held, Leading, Trust};
+use super::leader::follow_leader;
 use super::line::{Line, Naming, Rule};
 use super::lock::acquire;
 use crate::tree::{Acl, Node, NodePath, TreeError};
+use crate::{Followed, KnownLeader};
 
 /// Layout of the nodes of a leader group. All candidates of a leader group must use the same layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -126,12 +128,23 @@ impl LeaderSelector {
     pub async fn participants(&self) -> Result<Vec<Participant>, TreeError> {
         let tree = self.client.session().await?;
         let places = self.line.nodes(&*tree).await?.into_iter().enumerate();
-        let participant = |(at, node): (usize, Node)| Participant {
-            id: String::from_utf8_lossy(&node.data).into_owned(),
-            leads: at == 0,
-        };
+        let participant = |(at, node): (usize, Node)| Participant { id: id_of(&node), leads: at == 0 };
         Ok(places.map(participant).collect())
     }
+
+    /// Follows the leader of the leader group, which is the first candidate in the queue, from now on. The caller does
+    /// not become a candidate. Another candidate may already lead when the follower still shows the previous leader, so
+    /// the value grants no right.
+    ///
+    /// # Errors
+    /// Returns the same errors as a [`Tree`](crate::tree::Tree).
+    pub async fn follow_leader(&self) -> Result<Followed<KnownLeader>, TreeError> {
+        follow_leader(&self.client, self.line.clone(), |_name, node| id_of(node)).await
+    }
+}
+
+fn id_of(node: &Node) -> String {
+    String::from_utf8_lossy(&node.data).into_owned()
 }
 
 impl fmt::Debug for LeaderSelector {

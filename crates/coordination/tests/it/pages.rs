@@ -97,10 +97,10 @@ async fn second_candidate_leads_after_the_first_leaves_the_queue() -> Result<(),
 
     let queue = LeaderQueue::new(&client, &NodePath::new("/queues/model")?, Acl::Creator)?;
     let (first, second) = (queue.join("host-1".into()).await?, queue.join("host-2".into()).await?);
-    let mut position = second.position();
-    position.wait_for(|at| *at == Position::Queued(1)).await?;
-    let mut spare = queue.spare();
-    spare.until(|spare| *spare == Some(1)).await;
+    let mut position = second.follow().await;
+    position.until(|at| *at == Position::Queued(1)).await;
+    let mut spare = queue.follow_spare().await?;
+    spare.until(|spare| *spare == 1).await;
     first.leave().await;
     let led = second.lead().await?;
     led.release().await;
@@ -182,7 +182,7 @@ async fn discovery_finds_a_registered_instance() -> Result<(), Box<dyn Error>> {
     let mut instances = discovery.follow(&service).await?;
     let found = instances.until(|found| !found.all.is_empty()).await;
     assert_eq!(found.all[0].payload["port"], 22133);
-    let one_at_random = discovery.pick(&service).await?;
+    let one_at_random = discovery.follow_one(&service).await?;
     assert!(one_at_random.now().is_some());
     drop(registration);
     // [end]
@@ -217,7 +217,7 @@ async fn ring_of_group_members_returns_the_owner_of_a_key() -> Result<(), Box<dy
     let group = Group::new(&client, NodePath::new("/groups/cache")?, Acl::Creator);
     let here = group.join("host-7", "10.0.0.7:8080".into())?;
     here.present().await?;
-    let mut members = group.members().await?;
+    let mut members = group.follow().await?;
     let now = members.until(|now| now.is_current && !now.members.is_empty()).await;
     let ring = Ring::new(now.members.keys().cloned());
     assert_eq!(ring.owner(b"customer/42"), Some("host-7"));

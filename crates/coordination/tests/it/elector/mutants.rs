@@ -7,7 +7,7 @@ use std::time::Duration;
 use coordination_conformance::elector::case;
 use futures_util::FutureExt as _;
 use reveille_coordination::memory::MemoryElector;
-use reveille_coordination::{Answer, Elector, Follower, Leadership, Term};
+use reveille_coordination::{Answer, Elector, Followed, Follower, KnownLeader, Leadership, Term};
 use simulator::Simulation;
 
 use super::Memory;
@@ -18,6 +18,7 @@ enum Bug {
     AllLead,
     DeparturesAreEmpty,
     FollowersAreRemembered,
+    LeaderIsNotFollowed,
     NameAloneLeads,
     ResignationIsIgnored,
     TermStays,
@@ -27,6 +28,7 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::AllLead, "one_of_several_concurrent_replicas_leads"),
     (Bug::DeparturesAreEmpty, "departures_are_reported_only_to_the_leader"),
     (Bug::FollowersAreRemembered, "followers_are_the_replicas_with_a_current_lease"),
+    (Bug::LeaderIsNotFollowed, "follower_of_the_leader_sees_each_change"),
     (Bug::NameAloneLeads, "earlier_life_of_a_replica_counts_as_another_replica"),
     (Bug::ResignationIsIgnored, "resigning_leader_hands_over_at_once"),
     (Bug::TermStays, "expired_lease_passes_to_another_replica_with_a_later_term"),
@@ -45,11 +47,13 @@ fn conformance_suite_detects_each_deliberate_bug_in_an_elector() {
 fn catches(bug: Bug, name: &str, seed: u64) -> bool {
     let sim = Simulation::new(seed);
     sim.run_until(async {
+        let without_leader = Arc::new(MemoryElector::new(sim.outside(), slow()));
         let first: Arc<OnceLock<Arc<MemoryElector>>> = Arc::default();
         let subject = Memory::new(sim.outside(), slow()).broken(move |inner| {
             let inner = Arc::new(inner);
             let one_life = first.get_or_init(|| inner.clone()).clone();
-            Arc::new(BrokenElector { bug, inner: if bug == Bug::NameAloneLeads { one_life } else { inner } })
+            let inner = if bug == Bug::NameAloneLeads { one_life } else { inner };
+            Arc::new(BrokenElector { bug, inner, without_leader: without_leader.clone() })
         });
         AssertUnwindSafe(case(name).run(&subject)).catch_unwind().await.is_err()
     })
@@ -58,6 +62,8 @@ fn catches(bug: Bug, name: &str, seed: u64) -> bool {
 struct BrokenElector {
     bug: Bug,
     inner: Arc<MemoryElector>,
+    /// Elector of another replica group, which never has a leader.
+    without_leader: Arc<MemoryElector>,
 }
 
 impl Elector for BrokenElector {
@@ -93,5 +99,12 @@ impl Elector for BrokenElector {
             Ok(Some(_)) if bug == Bug::DeparturesAreEmpty => Ok(Some(Vec::new())),
             departed => departed,
         }))
+    }
+
+    fn follow_leader(&self) -> Answer<'_, Followed<KnownLeader>> {
+        if self.bug == Bug::LeaderIsNotFollowed {
+            return self.without_leader.follow_leader();
+        }
+        self.inner.follow_leader()
     }
 }
