@@ -37,6 +37,7 @@ conformance::suite! { $ dyn Subject, recipe_conformance_tests, [$crate::recipes]
         lock_has_one_holder_in_the_order_of_the_requests
         bounded_acquisitions_end_without_the_lock
         dropped_guard_releases_the_lock
+        release_without_a_response_ends_in_time_and_continues_in_the_background
         dropped_acquisition_leaves_no_node
         guard_ends_when_its_node_is_deleted
         fence_rejects_late_writes

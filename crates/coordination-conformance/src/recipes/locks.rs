@@ -69,6 +69,30 @@ pub(super) async fn dropped_guard_releases_the_lock(subject: &dyn Subject) {
     one.client.close().await.expect("the engine responds");
 }
 
+pub(super) async fn release_without_a_response_ends_in_time_and_continues_in_the_background(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    let (released, dropped) = (one.acquired().await, Lock::new(&one.client, path("/locks/other"), Acl::Open));
+    let dropped = within(subject, "the other lock", dropped.acquire()).await.expect("the acquisition succeeds");
+    one.process.cut(true);
+    let began = subject.runtime().monotonic();
+    drop(dropped);
+    released.release().await;
+    let waited = subject.runtime().monotonic().since(began);
+    assert!(waited < LONG / 4, "the release waited for {waited:?}, although the engine did not respond");
+    let began = subject.runtime().monotonic();
+    let closed = one.client.close().await;
+    let waited = subject.runtime().monotonic().since(began);
+    assert!(matches!(closed, Err(TreeError::Disconnected(_))), "{closed:?}");
+    assert!(waited < LONG / 4, "the close waited for {waited:?}, although the engine did not respond");
+    one.process.cut(false);
+    // The session has not ended, so the background has removed the nodes.
+    for lock in ["/locks/one", "/locks/other"] {
+        until(subject, "the background removes the node", async || two.line(lock).await.is_empty()).await;
+    }
+    let waited = subject.runtime().monotonic().since(began);
+    assert!(waited < LONG * 4 / 5, "the nodes remained for {waited:?}");
+}
+
 pub(super) async fn dropped_acquisition_leaves_no_node(subject: &dyn Subject) {
     let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
     let held = one.acquired().await;

@@ -225,7 +225,8 @@ impl OwnItem {
         drop(self.owned.node().gone().await);
     }
 
-    /// Removes the item. If the engine does not respond, the removal continues in the background.
+    /// Removes the item. If the engine does not respond within 1 s, the removal continues in the
+    /// background.
     pub async fn remove(self) {
         self.owned.release().await;
     }

@@ -14,6 +14,8 @@ use crate::tree::{Acl, CreateMode, NodePath, SessionId, SessionOptions, Tree, Tr
 
 /// Time between two attempts of a request that got no response.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
+/// Longest time for which [`Client::close`] waits for the engine.
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Handle of a tree for one process. It opens a new session when a session is lost. A clone of the handle is cheap.
 #[derive(Clone)]
@@ -119,17 +121,25 @@ impl Client {
     }
 
     /// Waits until the cleanup task has removed all abandoned nodes, and then closes the session. The locks and the
-    /// ephemeral nodes of the session then also end.
+    /// ephemeral nodes of the session then also end. Waits for the engine for at most 2 s.
     ///
     /// # Errors
-    /// Returns the same errors as [`Tree::close`].
+    /// Returns the same errors as [`Tree::close`]. Returns [`TreeError::Disconnected`] if the engine does not respond in
+    /// time. After a drop of the client, the engine then ends the session when its timeout has passed.
     pub async fn close(&self) -> Result<(), TreeError> {
-        self.0.cleanup.drained().await;
-        let last = self.0.current.lock().await.take();
-        match last {
-            Some(tree) => tree.close().await,
-            None => Ok(()),
-        }
+        let closing = async {
+            self.0.cleanup.drained().await;
+            let last = self.0.current.lock().await.take();
+            match last {
+                Some(tree) => tree.close().await,
+                None => Ok(()),
+            }
+        };
+        self.runtime().timeout(CLOSE_WAIT_MAX, closing).await.unwrap_or_else(|| {
+            Err(TreeError::Disconnected(format!(
+                "no response within {CLOSE_WAIT_MAX:?}; the session ends after its timeout"
+            )))
+        })
     }
 
     /// Locks the record of the last node without a GUID in its name. Only a task that creates such a node may call this

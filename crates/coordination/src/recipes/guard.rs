@@ -25,6 +25,9 @@ pub enum Trust {
 
 /// Guard of a lock or a leadership. The guard has one owner and notifies the owner when the guard ends. A drop of the
 /// guard releases the lock in the background. [`Held::release`] waits for the release.
+///
+/// The background removes the guard's node as soon as the engine responds, and gives up when the session ends. The
+/// engine then removes the node itself, so another process can get the lock at the latest after the session's timeout.
 #[must_use = "a drop of this value releases the lock or the leadership"]
 pub struct Held {
     // Rust drops this field before the field `owned`, whose drop removes the node. The guard therefore ends before
@@ -136,7 +139,8 @@ impl Held {
         std::iter::once(own).chain(self.extra_check.clone()).collect()
     }
 
-    /// Releases the lock. If the engine does not respond, the release continues in the background.
+    /// Releases the lock. Waits for the engine for at most 1 s. If the engine does not respond in this time, the release
+    /// continues in the background, as after a drop of the guard.
     pub async fn release(self) {
         self.validity.over.cancel();
         self.owned.release().await;

@@ -1,6 +1,7 @@
 //! Creates, finds and removes nodes on an engine that may not respond.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use runtime::Runtime;
@@ -11,6 +12,8 @@ use crate::tree::{Acl, CreateMode, Expected, NodePath, Sequence, Stat, Tree, Tre
 /// Largest number of attempts to create a parent. Several attempts may be necessary, because other processes may delete
 /// the parent while it is empty.
 const PARENT_ATTEMPTS: usize = 50;
+/// Longest time for which a release waits for the engine.
+const RELEASE_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Node that a session of this process owns.
 #[derive(Clone)]
@@ -192,9 +195,11 @@ impl NodeGuard {
         &self.node
     }
 
-    /// Removes the node. If the engine does not respond, the removal continues in the background.
+    /// Removes the node. If the engine does not respond within [`RELEASE_WAIT_MAX`], the removal continues in the
+    /// background.
     pub(super) async fn release(mut self) {
-        self.is_released = matches!(self.node.remove().await, Ok(()) | Err(TreeError::NoNode | TreeError::SessionLost));
+        let removed = self.node.client.runtime().timeout(RELEASE_WAIT_MAX, self.node.remove()).await;
+        self.is_released = matches!(removed, Some(Ok(()) | Err(TreeError::NoNode | TreeError::SessionLost)));
     }
 }
 

@@ -148,7 +148,8 @@ impl Candidacy {
         Held::new(self.place.into_owned(), self.trust).await
     }
 
-    /// Removes the candidate from the queue. If the engine does not respond, the removal continues in the background.
+    /// Removes the candidate from the queue. If the engine does not respond within 1 s, the removal continues in the
+    /// background.
     pub async fn leave(self) {
         self.place.into_owned().release().await;
     }

@@ -33,6 +33,9 @@ const CANNOT_START: &str = "cannot start the command";
 /// Time after SIGKILL for which this process waits until the processes end. While the leadership is valid, the process
 /// waits longer.
 const KILL_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Longest time for which this process waits for the engine after its command has ended. If the engine responds later,
+/// the next candidate leads only when the session of this process has expired.
+const LEAVE_WAIT_MAX: Duration = Duration::from_millis(700);
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
@@ -89,29 +92,34 @@ pub(super) async fn execute(runtime: &Runtime, arguments: &Arguments) -> anyhow:
         ..Candidate::new(arguments.id.as_deref().unwrap_or(&name))
     };
     let selector = LeaderSelector::new(&client, arguments.group.clone(), candidate);
-    let code = loop {
+    let (code, leave_by) = loop {
         tracing::info!(group = %arguments.group, "waiting to become the leader");
         let leadership = tokio::select! {
             biased;
-            () = signals.next() => break 0,
+            () = signals.next() => break (0, runtime.monotonic() + LEAVE_WAIT_MAX),
             leadership = selector.lead() => {
                 leadership.map_err(explain(&arguments.group)).context("cannot become a candidate")?
             }
         };
         tracing::info!(group = %arguments.group, term = leadership.term().0, "became the leader");
         let ended = lead(runtime, &leadership, arguments, &mut signals).await;
-        leadership.release().await;
+        let leave_by = runtime.monotonic() + LEAVE_WAIT_MAX;
+        runtime.timeout(LEAVE_WAIT_MAX, leadership.release()).await;
         match ended? {
-            Ended::Exited(code) => break code,
-            Ended::Signalled => break 0,
+            Ended::Exited(code) => break (code, leave_by),
+            Ended::Signalled => break (0, leave_by),
             Ended::LeadershipLost => tracing::warn!(group = %arguments.group, "lost the leadership"),
             Ended::Unsupervised => {
                 bail!("the supervisor of the command ended unexpectedly, so `elect` killed the command")
             }
         }
     };
-    if let Err(error) = client.close().await {
-        tracing::warn!(%error, "cannot close the session; the session ends after its timeout");
+    let left = leave_by.since(runtime.monotonic());
+    if !matches!(runtime.timeout(left, client.close()).await, Some(Ok(()))) {
+        tracing::warn!(
+            "cannot close the session, because the coordination engine does not respond; another candidate can lead \
+             when the session has expired"
+        );
     }
     std::process::exit(code)
 }

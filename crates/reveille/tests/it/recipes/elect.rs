@@ -251,6 +251,39 @@ fn elect_process_sends_sigterm_before_its_session_expires() {
     until("the process leads again", || notes(&log).last().is_some_and(|note| note.1 != 7));
 }
 
+/// Sends SIGTERM to the process of `elect`, and checks that the process ends soon and without an error.
+fn ends_soon(candidate: &mut Candidate, what: &str) {
+    let began = Instant::now();
+    signal(candidate.elect.id(), Signal::TERM);
+    assert_eq!(candidate.ended().code(), Some(0), "{what}");
+    let waited = began.elapsed();
+    // The process waits for less than 1 s. The rest is for a busy machine.
+    assert!(waited < Duration::from_secs(3), "{what}: `elect` ended after {waited:?}");
+}
+
+#[test]
+fn elect_process_without_contact_to_its_engine_ends_soon_after_sigterm() {
+    let servers = test_servers::zookeeper::Zookeeper::start(1).unwrap();
+    let url = format!("zookeeper://{}/frozen", servers.addresses());
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let polite =
+        "trap 'echo 7 7 >> \"$0\"; exit 3' TERM; echo $REVEILLE_TERM $$ >> \"$0\"; while :; do sleep 0.02; done";
+    let mut leader = Candidate::start(&url, &log, 40, polite);
+    let command = leader.worker();
+    let mut waiting = Candidate::start(&url, &folder.path().join("other"), 40, polite);
+    until("the second process waits", || stdout_of(&url, &["tree", "ls", "/group"]).matches("-lock-").count() == 2);
+    servers.pause(0).unwrap();
+    let mut starting = Candidate::start(&url, &folder.path().join("third"), 40, polite);
+    until("the third process handles SIGTERM", || catches_sigterm(starting.elect.id()));
+    ends_soon(&mut starting, "without a session");
+    ends_soon(&mut waiting, "a waiting candidate");
+    ends_soon(&mut leader, "the leader");
+    assert!(!is_there(command));
+    assert_eq!(notes(&log).last(), Some(&(7, 7)), "the command exits by itself after SIGTERM");
+    servers.resume(0).unwrap();
+}
+
 #[test]
 fn elect_process_exits_with_the_code_of_its_command() {
     let url = zookeeper();
