@@ -130,7 +130,9 @@ pub(super) async fn concurrent_increments_are_all_counted(subject: &dyn Subject)
     within(subject, "the processes finish all increments", join_all(peers.iter().map(work))).await;
     assert_eq!(counter(&peers[1]).get().await, Ok(3 * EACH));
     assert_eq!(counter(&peers[2]).add(-61).await, Ok(-1));
-    let node = peers[0].tree().await.get(&path("/counts/one")).await.expect("the node exists");
+    let tree = peers[0].tree().await;
+    tree.sync().await.expect("the engine responds");
+    let node = tree.get(&path("/counts/one")).await.expect("the node exists");
     assert_eq!(node.data[..], [0xff; 8], "the counter's value has eight bytes, as in Curator");
 }
 
