@@ -1,13 +1,22 @@
 //! Opens coordination engines by URL, `zookeeper://…`, `zookeeper+tls://…` or `postgres://…`. A program that uses this crate names no engine
 //! in its code. It switches to another engine when its user configures another URL.
 //!
-//! This crate has no state and does not retry requests. The `Client` of the recipes stores the session and retries
-//! requests. The client opens its sessions through the [`Trees`] that this crate returns.
+//! [`connect()`] opens a client of the recipes with one call. The other functions return the parts of this call, for a
+//! program that opens its sessions itself, and the electors.
+//!
+//! This crate has no state. The `Client` of the recipes stores the session and retries requests. The client opens its
+//! sessions through the [`Trees`] that this crate returns.
 
 #![warn(missing_docs)]
 
+mod connect;
+mod signals;
+
 /// The crate `reveille-coordination`, whose ports this crate uses.
 pub use coordination;
+
+pub use connect::{Access, ConnectError, ConnectOptions, CredentialsError, connect, connect_with, read_credentials};
+pub use signals::stop_signal;
 
 use std::fmt;
 use std::sync::Arc;

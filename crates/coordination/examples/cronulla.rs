@@ -22,15 +22,15 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
 use clap::Parser;
+use coordination_connect::{ConnectOptions, connect_with};
 use domain::{Cron, Timestamp};
 use http::{Request, Uri};
 use http_body_util::Empty;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use reveille_coordination::recipes::{Candidate, Client, LeaderSelector, Leading};
-use reveille_coordination::tree::{CreateMode, Expected, NodePath, Op, SessionOptions, Tree, TreeError};
+use reveille_coordination::tree::{CreateMode, Expected, NodePath, Op, Tree, TreeError};
 use runtime::Runtime;
-use tokio_util::sync::CancellationToken;
 
 #[derive(Parser)]
 struct Arguments {
@@ -64,17 +64,11 @@ async fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     let cron = Cron::parse(&arguments.cron, &arguments.zone).context("--cron")?;
     let job = NodePath::new("/cronulla/jobs")?.join(&arguments.job).context("--job")?;
-    let runtime = Runtime::real();
-
     // 1. Create the client from a connection string.
-    let open = async || coordination_connect::trees(&runtime, &arguments.coordination, None).await;
-    let trees = runtime.open_when_reachable(open, coordination_connect::OpenError::is_retryable).await?;
-    let timeout = Duration::from_millis(arguments.session_millis);
-    let session = SessionOptions { timeout, credentials: arguments.access.credentials()? };
-    let client = Client::new(&runtime, trees, session);
-    let opened = client.connect(Duration::from_secs(10)).await;
-    opened
-        .context("cannot open a session; check that the coordination engine runs and is reachable from this machine")?;
+    let session_timeout = Duration::from_millis(arguments.session_millis);
+    let options = ConnectOptions { session_timeout, ..ConnectOptions::default() };
+    let client = connect_with(&arguments.coordination, arguments.access.choice()?, options).await?;
+    let runtime = client.runtime().clone();
 
     // 2. Create the leader selector from the client, the path of the job's leader group, and the options of this
     //    candidate.
@@ -84,7 +78,8 @@ async fn main() -> anyhow::Result<()> {
 
     // 3. `run` enters the queue of candidates again after each leadership, like Curator's `autoRequeue`.
     // 4. `run` calls this closure in each leadership, as Curator calls `takeLeadership`.
-    let stop = stopped_by_the_terminal(&runtime);
+    // After a signal to stop, the leader releases its leadership, and the next candidate leads at once.
+    let stop = coordination_connect::stop_signal()?;
     let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();
     let scheduler = Scheduler { arguments, cron, job, runtime, client: client.clone(), http };
     selector.run(&stop, |leading| scheduler.take_leadership(leading)).await?;
@@ -192,16 +187,4 @@ impl Scheduler {
 
 fn text(instant: Timestamp) -> Bytes {
     instant.as_millis().to_string().into()
-}
-
-/// Returns a token that Ctrl-C cancels. The leader then releases its leadership, and the next candidate leads at once.
-fn stopped_by_the_terminal(runtime: &Runtime) -> CancellationToken {
-    let stop = CancellationToken::new();
-    let stopped = stop.clone();
-    drop(runtime.spawn("Ctrl-C", async move {
-        if tokio::signal::ctrl_c().await.is_ok() {
-            stopped.cancel();
-        }
-    }));
-    stop
 }

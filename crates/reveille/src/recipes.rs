@@ -108,8 +108,7 @@ impl Engine {
 
     fn credentials(&self) -> anyhow::Result<Vec<Credentials>> {
         let Some(path) = &self.credentials else { return Ok(Vec::new()) };
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        credentials::parse(&text).with_context(|| path.display().to_string())
+        Ok(coordination_connect::read_credentials(path)?)
     }
 
     /// Returns the access list for new nodes: with `open`, all clients have access, and otherwise only clients with the

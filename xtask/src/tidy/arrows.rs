@@ -82,7 +82,11 @@ const RULES: &[Rule] = &[
         &["instants", "runtime", "coordination"],
         &["coordination-conformance", "test-servers"],
     ),
-    rule("coordination-connect", &["runtime", "coordination", "coordination-postgres", "coordination-zookeeper"], &[]),
+    rule(
+        "coordination-connect",
+        &["runtime", "coordination", "coordination-postgres", "coordination-zookeeper"],
+        &["test-servers"],
+    ),
     rule("membership", &["domain", "instants", "runtime"], &["membership-conformance", "simulator"]),
     rule(
         "membership-tree",

@@ -152,7 +152,11 @@ pub(super) async fn instances_are_found_while_they_are_alive(subject: &dyn Subje
         discovery(&one).follow(&service("queues", "kestrel")).await.expect("every session may access the node");
     wait_for_instances(subject, &mut queues, &[]).await;
     assert_eq!(
-        discovery(&one).follow_one(&service("queues", "kestrel")).await.expect("every session may access the node").now(),
+        discovery(&one)
+            .follow_one(&service("queues", "kestrel"))
+            .await
+            .expect("every session may access the node")
+            .now(),
         None
     );
     let says = &found.now().all[0];

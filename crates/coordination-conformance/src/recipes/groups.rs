@@ -84,10 +84,7 @@ pub(super) async fn taken_name_is_reported_and_obtained_once_free(subject: &dyn 
     )
     .await;
     short_wait(subject).await;
-    assert_eq!(
-        (second.follow().now(), waits.now()),
-        (PresenceState::Present, PresenceState::Taken)
-    );
+    assert_eq!((second.follow().now(), waits.now()), (PresenceState::Present, PresenceState::Taken));
     for name in ["", "..", "a/b"] {
         assert!(group(&one).join(name, Bytes::new()).is_err());
     }

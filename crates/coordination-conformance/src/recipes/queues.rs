@@ -85,11 +85,9 @@ pub(super) async fn spare_capacity_is_reported(subject: &dyn Subject) {
     within(subject, "the queue has no spare candidates", spare.until(|spare| *spare == 0)).await;
     let first = joined(&one, "").await;
     let (second, third) = (joined(&one, "").await, joined(&two, "").await);
-    within(subject, "the queue has two spare candidates behind the leader", spare.until(|spare| *spare == 2))
-        .await;
+    within(subject, "the queue has two spare candidates behind the leader", spare.until(|spare| *spare == 2)).await;
     drop(first);
-    within(subject, "the queue has one spare candidate behind the leader", spare.until(|spare| *spare == 1))
-        .await;
+    within(subject, "the queue has one spare candidate behind the leader", spare.until(|spare| *spare == 1)).await;
     second.leave().await;
     third.leave().await;
     within(subject, "the queue has no spare candidates", spare.until(|spare| *spare == 0)).await;

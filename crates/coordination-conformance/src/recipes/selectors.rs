@@ -211,8 +211,7 @@ async fn wait_for_leader(subject: &dyn Subject, followed: &mut Followed<KnownLea
 }
 
 pub(super) async fn follower_of_the_leader_sees_each_leader_with_its_term(subject: &dyn Subject) {
-    let (one, two, reader) =
-        (Peer::open(subject).await, Peer::open(subject).await, Peer::open_short(subject).await);
+    let (one, two, reader) = (Peer::open(subject).await, Peer::open(subject).await, Peer::open_short(subject).await);
     let group = reader.selector("reader");
     let mut followed = group.follow_leader().await.expect("every session may access the group");
     assert_eq!(followed.now(), KnownLeader { leader: None, is_current: true });

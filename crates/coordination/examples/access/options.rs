@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context as _, ensure};
 use reveille_coordination::tree::Credentials;
 
 /// A user must choose one of these options, so that nodes are open to all clients only on purpose.
@@ -19,18 +18,19 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// Returns the credentials of this process. The recipes' client has them in its session, so
-    /// [`reveille_coordination::recipes::Client::default_acl`] then gives access only to these credentials.
+    /// Returns the user's choice.
+    pub(crate) fn choice(&self) -> anyhow::Result<coordination_connect::Access> {
+        Ok(match &self.credentials {
+            Some(path) => coordination_connect::Access::from_file(path)?,
+            None => coordination_connect::Access::Open,
+        })
+    }
+
+    /// Returns the credentials of this process, or no credentials if the nodes are open.
     pub(crate) fn credentials(&self) -> anyhow::Result<Vec<Credentials>> {
-        let Some(path) = &self.credentials else { return Ok(Vec::new()) };
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let parse = |line: &str| {
-            let (name, password) = line.split_once(':')?;
-            Some(Credentials { name: name.to_owned(), password: password.to_owned() })
-        };
-        let all: Option<Vec<Credentials>> = text.lines().filter(|line| !line.is_empty()).map(parse).collect();
-        let all = all.with_context(|| format!("{}: each line must have the form NAME:PASSWORD", path.display()))?;
-        ensure!(!all.is_empty(), "{} has no line NAME:PASSWORD", path.display());
-        Ok(all)
+        Ok(match self.choice()? {
+            coordination_connect::Access::Credentials(credentials) => credentials,
+            coordination_connect::Access::Open => Vec::new(),
+        })
     }
 }

@@ -10,8 +10,8 @@ use runtime::{MemoryLink, Runtime};
 use super::{MemoryOptions, link};
 use crate::elector::check_replica;
 use crate::{
-    Answer, Elector, ElectorError, Followed, Follower, KnownLeader, LEASE_MAX, Leader, Leadership, Term, poll_departures,
-    poll_leader,
+    Answer, Elector, ElectorError, Followed, Follower, KnownLeader, LEASE_MAX, Leader, Leadership, Term,
+    poll_departures, poll_leader,
 };
 
 /// Elector of one process for a replica group in memory. [`MemoryElector::reopen`] creates the elector of another

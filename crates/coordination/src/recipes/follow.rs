@@ -44,10 +44,7 @@ pub(super) async fn follow_children(client: &Client, parent: &NodePath, mut upda
 
 /// Returns the names of the children of `parent`, and a watch that fires when they change. A missing parent counts as a
 /// parent without children.
-pub(super) async fn children_and_watch(
-    tree: &dyn Tree,
-    parent: &NodePath,
-) -> Result<(Vec<String>, Watch), TreeError> {
+pub(super) async fn children_and_watch(tree: &dyn Tree, parent: &NodePath) -> Result<(Vec<String>, Watch), TreeError> {
     loop {
         match tree.children_and_watch(parent).await {
             Ok((children, watch)) => return Ok((children.names, watch)),

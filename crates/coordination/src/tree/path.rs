@@ -1,6 +1,7 @@
 //! Paths and names of nodes.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 /// Absolute path such as `/a/b`. No part is empty, `.` or `..`. The path of the root is `/`.
@@ -104,6 +105,14 @@ fn check_part(part: &str) -> Result<(), NodePathError> {
     }
     let is_forbidden = |c: &char| matches!(c, '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{e000}'..='\u{f8ff}' | '\u{fff0}'..='\u{ffff}');
     part.chars().find(is_forbidden).map_or(Ok(()), |forbidden| Err(NodePathError::Character(forbidden)))
+}
+
+impl FromStr for NodePath {
+    type Err = NodePathError;
+
+    fn from_str(text: &str) -> Result<Self, NodePathError> {
+        NodePath::new(text)
+    }
 }
 
 impl fmt::Display for NodePath {

@@ -10,7 +10,6 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use clap::Args;
 use cli_support::console;
-use coordination::tree::Credentials;
 use runtime::Runtime;
 
 #[derive(Args, Debug)]
@@ -44,16 +43,4 @@ pub(super) fn execute(runtime: &Runtime, Arguments { file, name }: &Arguments) -
     let text =
         format!("created {}: copy it to every host of the group, and pass it with --credentials", file.display());
     Ok(console::line(&text)?)
-}
-
-/// Parses credentials in lines `NAME:PASSWORD`. Errors contain no part of a line.
-pub(super) fn parse(text: &str) -> anyhow::Result<Vec<Credentials>> {
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let parse = |(at, line): (usize, &str)| match line.split_once(':') {
-        Some((name, password)) => Ok(Credentials { name: name.to_owned(), password: password.to_owned() }),
-        None => bail!("line {}: expected the form NAME:PASSWORD", at + 1),
-    };
-    let all = lines.map(parse).collect::<anyhow::Result<Vec<_>>>()?;
-    ensure!(!all.is_empty(), "the file has no line NAME:PASSWORD; `reveille credentials FILE` creates a file with one");
-    Ok(all)
 }
