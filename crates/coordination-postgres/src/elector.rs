@@ -30,7 +30,22 @@ const FOLLOWERS: &str = "
 const LEADER: &str = "
     select replica, term from reveille_coordination.elector where name = $1 and lease_end > clock_timestamp()";
 
-/// Access of one process to the electors of a database. Its connections close after the process drops this object and
+/// Access of one process to the electors of a database.
+///
+/// The wall clock of the database server determines when a lease ends. A jump of this clock moves the ends of all
+/// present leases:
+///
+/// - After a jump *forward*, a lease ends earlier by the length of the jump. The leader notices this only at its next
+///   call, so two replicas can lead for at most the rest of the lease. Their terms differ. If the leader itself makes
+///   the next call after the early end of its lease, it leads under a later term.
+/// - After a jump *back*, a lease ends later by the length of the jump. No two replicas lead at once. The next call of a
+///   living leader corrects the end of the lease. After the death of the leader, no replica leads until the extended
+///   lease ends.
+///
+/// Terms never decrease. A target that rejects writes with an earlier term is therefore safe during any jump. A clock
+/// that NTP slews does not jump.
+///
+/// Its connections close after the process drops this object and
 /// all its electors. The leases of the process then end when they expire.
 pub struct PostgresElectors {
     database: Arc<Database>,

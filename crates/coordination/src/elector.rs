@@ -53,6 +53,8 @@ impl ElectorError {
 
 /// Access to one replica group, which has at most one leader.
 ///
+/// An engine measures leases with its own clock. If this clock may jump, the engine documents the effects of a jump.
+///
 /// The name *and* the `Elector` object together identify a replica. A process that restarts under an old name is
 /// therefore a new replica. It waits like any other replica until the lease of the earlier process has ended.
 ///

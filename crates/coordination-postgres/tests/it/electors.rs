@@ -9,10 +9,10 @@ use coordination_conformance::Case;
 use coordination_conformance::elector::Subject;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use reveille_coordination_postgres::{GroupName, Options, PostgresElectors};
+use reveille_coordination_postgres::{GroupName, Options, PostgresElector, PostgresElectors};
 use runtime::{Monotonic, Runtime};
 
-use crate::support::{database, on_real, own_server};
+use crate::support::{database, name_of, on_real, own_server};
 
 coordination_conformance::elector_conformance_tests!(run);
 
@@ -121,4 +121,76 @@ fn parser_rejects_group_names_with_invalid_length_or_characters() {
     for name in ["", &"a".repeat(129), "a b"] {
         assert!(GroupName::new(name).is_err(), "{name}");
     }
+}
+
+/// Moves the clock of a database. The functions of the schema call `clock_timestamp` without a schema, so a function of
+/// this name that the search path contains before `pg_catalog` replaces the server's function.
+struct MovableClock {
+    database: String,
+}
+
+impl MovableClock {
+    /// Makes the clock of the database movable for later connections.
+    fn new(url: &str) -> Self {
+        let clock = MovableClock { database: name_of(url).to_owned() };
+        clock.sql(&format!(
+            "create schema moved; create table moved.clock (ahead interval); insert into moved.clock values ('0');
+             create function moved.clock_timestamp() returns timestamptz language sql volatile
+                 as 'select pg_catalog.clock_timestamp() + ahead from moved.clock';
+             alter database {} set search_path = moved, pg_catalog",
+            clock.database
+        ));
+        clock
+    }
+
+    /// Sets the clock to this number of seconds ahead of the real time.
+    fn set_ahead(&self, seconds: u64) {
+        self.sql(&format!("update moved.clock set ahead = interval '{seconds} seconds'"));
+    }
+
+    fn sql(&self, statements: &str) -> String {
+        test_servers::postgres::shared().sql(&self.database, statements).unwrap()
+    }
+}
+
+#[test]
+fn jump_of_the_databases_clock_moves_the_end_of_a_lease_but_terms_rise() {
+    on_real(async |runtime| {
+        let url = database();
+        let clock = MovableClock::new(&url);
+        let (a, b) = (open(&runtime, &url).await, open(&runtime, &url).await);
+        let (a, b) = (a.elector(&group()), b.elector(&group()));
+        // `LONG` is 60 s.
+        let leads = async |elector: &PostgresElector, replica: &str| {
+            let leadership = elector.is_leader(replica, LONG).await.unwrap();
+            leadership.leads.then_some(leadership.term)
+        };
+        let first = leads(&a, "a").await;
+        assert!(first.is_some());
+
+        // Forward by less than a lease: the lease has become shorter, but it has not ended.
+        clock.set_ahead(30);
+        assert_eq!(leads(&b, "b").await, None);
+        assert_eq!(a.followers().await.unwrap().len(), 2);
+        // Forward by more than the rest of the lease: another replica leads at once, under a later term.
+        clock.set_ahead(61);
+        let second = leads(&b, "b").await;
+        assert!(second > first, "{second:?} after {first:?}");
+        assert_eq!(leads(&a, "a").await, None);
+        // The leader calls first after the early end of its lease, and leads under a later term.
+        clock.set_ahead(122);
+        let third = leads(&b, "b").await;
+        assert!(third > second, "{third:?} after {second:?}");
+
+        // Back by less than a lease and by more than a lease: the lease has become longer.
+        for ahead in [92, 0] {
+            clock.set_ahead(ahead);
+            assert_eq!(leads(&a, "a").await, None);
+        }
+        assert_eq!(leads(&b, "b").await, third, "the leader keeps its term");
+        // The last call of the leader has corrected the end of the lease. Without the correction, the lease would last
+        // until the clock is 182 s ahead.
+        clock.set_ahead(61);
+        assert!(leads(&a, "a").await > third);
+    });
 }
