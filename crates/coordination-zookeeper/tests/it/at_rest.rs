@@ -9,7 +9,7 @@ use coordination_conformance::tree::Subject as _;
 use futures_util::future::join_all;
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 
-use crate::support::{Forest, ensemble, with_real_runtime};
+use crate::support::{Forest, ensemble, messages, with_real_runtime};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const SESSION: Duration = Duration::from_secs(12);
@@ -19,14 +19,6 @@ const EACH: usize = 2_500;
 const QUEUE: usize = 50;
 /// Number of members in one group.
 const GROUP: usize = 500;
-
-/// Returns the number of messages that the first server has received in this session.
-fn received(session: &str) -> u64 {
-    let connections = ensemble().ask(0, "cons").unwrap();
-    let line = connections.lines().find(|line| line.contains(&format!("sid={session},"))).expect(&connections);
-    let count = line.split("recved=").nth(1).and_then(|rest| rest.split(',').next());
-    count.and_then(|count| count.parse().ok()).expect(line)
-}
 
 #[test]
 fn client_with_ten_thousand_nodes_sends_only_pings_at_rest_and_keeps_its_nodes() {
@@ -69,11 +61,11 @@ fn client_with_ten_thousand_nodes_sends_only_pings_at_rest_and_keeps_its_nodes()
 
         let tree = client.session().await.unwrap();
         let session = tree.session().id().to_string();
-        let mut before = received(&session);
+        let mut before = messages(&session).0;
         let at_rest = async {
             loop {
                 runtime.sleep(SESSION / 12).await;
-                let now = received(&session);
+                let now = messages(&session).0;
                 if now <= std::mem::replace(&mut before, now) + 1 {
                     return;
                 }
@@ -81,7 +73,7 @@ fn client_with_ten_thousand_nodes_sends_only_pings_at_rest_and_keeps_its_nodes()
         };
         limited("the client comes to rest")(runtime.timeout(LIMIT, at_rest).await);
         runtime.sleep(SESSION / 2).await;
-        let requests = received(&session) - before;
+        let requests = messages(&session).0 - before;
         assert!(requests <= 4, "{requests} requests in half of the timeout; the client sends a ping in each sixth");
 
         let mut state = tree.session().state();

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails at an unexpected error")]
 
 mod at_rest;
+mod bags;
 mod conformance;
 mod connections;
 mod many;

@@ -238,3 +238,15 @@ pub(crate) fn with_real_runtime<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     tokio.block_on(async { test(Runtime::real()).await })
 }
+
+/// Returns the number of messages that the servers have received in this session, and the number of messages that they
+/// have sent.
+pub(crate) fn messages(session: &str) -> (u64, u64) {
+    let connections: String = (0..ensemble().count()).map(|at| ensemble().ask(at, "cons").unwrap()).collect();
+    let line = connections.lines().find(|line| line.contains(&format!("sid={session},"))).expect(&connections);
+    let count = |name: &str| {
+        let count = line.split(name).nth(1).and_then(|rest| rest.split(',').next());
+        count.and_then(|count| count.parse().ok()).expect(line)
+    };
+    (count("recved="), count("sent="))
+}
