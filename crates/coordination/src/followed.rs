@@ -1,4 +1,6 @@
 //! Value that a task updates.
+//!
+//! docs/decisions/0227-follow-values-in-one-form.md gives the reasons for the design.
 
 use std::fmt;
 use std::sync::Arc;
