@@ -210,6 +210,16 @@ fn tls_of(query: Option<&str>) -> Result<Option<Tls>, ZookeeperUrlError> {
     Ok(Some(Tls { roots: roots.filter(|path| path.as_os_str() != "system"), identity }))
 }
 
+/// Writes the addresses of the servers, such as `a:2181,b:2181`.
+impl fmt::Display for ZookeeperUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, server) in self.servers.iter().enumerate() {
+            write!(f, "{}{server}", if at == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
 /// Parses the address of a server. The address of IPv6 is in brackets.
 fn server_of(text: &str) -> Option<Server> {
     let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {

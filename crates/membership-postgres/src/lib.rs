@@ -61,6 +61,12 @@ impl PostgresOwnership {
         &self.database.id
     }
 
+    /// Returns the URL of the server without the password.
+    #[must_use]
+    pub fn server(&self) -> String {
+        self.database.server.to_string()
+    }
+
     /// Runs `statement` and returns its rows.
     async fn query(
         &self,

@@ -23,6 +23,6 @@ mod name;
 mod ownership;
 
 pub use error::OwnershipError;
-pub use membership::{BeforeRenewal, Claimed, ClockOffset, Lease, Membership, Options, Profile, Status};
+pub use membership::{BeforeRenewal, Claimed, ClockOffset, Lease, Membership, Options, Outage, Profile, Status};
 pub use name::{ClaimName, ClaimNameError, MemberId};
 pub use ownership::{Answer, LEASE_MAX, Member, NAMES_MAX, Ownership, Renewed, View, check_names};

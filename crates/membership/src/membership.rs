@@ -19,6 +19,7 @@
 //! owner has in progress.
 
 mod clock;
+mod contact;
 mod keeper;
 mod lease;
 mod watcher;
@@ -32,10 +33,12 @@ use runtime::{Runtime, TaskSet};
 use tokio::sync::{Notify, watch};
 
 use self::clock::Clock;
+use self::contact::Contact;
 use self::keeper::Keeper;
 use crate::{ClaimName, Member, MemberId, Ownership, OwnershipError, View};
 
 pub use clock::ClockOffset;
+pub use contact::Outage;
 pub use lease::Lease;
 
 /// Check that runs before every renewal. The membership renews the session only if the check returns true in time.
@@ -59,6 +62,8 @@ pub struct Options {
     /// uncertainty of the measurement. Default 500 ms. While the difference is larger, the member owns no shards,
     /// because its callbacks would be late. [`Membership::clock_limit`] prevents callbacks that are early by more.
     pub clock_offset_max: Duration,
+    /// Address of the engine, without a password, for log lines and [`Outage`]. Default `unknown address`.
+    pub engine: String,
 }
 
 impl Options {
@@ -77,6 +82,11 @@ impl Options {
         self.lease.min(Self::PACE_LEASE_MAX) / 20
     }
 
+    /// Time without a response after which the engine counts as lost. A single slow call is no loss.
+    fn contact_limit(&self) -> Duration {
+        self.lease.min(Self::PACE_LEASE_MAX) / 2
+    }
+
     /// Length of the lease up to which the time limit of a call and the wait before a retry increase with the lease.
     /// Both values are the same for all longer leases.
     const PACE_LEASE_MAX: Duration = Duration::from_secs(10);
@@ -89,6 +99,7 @@ impl Default for Options {
             margin: Duration::from_millis(600),
             view_period: Duration::from_secs(1),
             clock_offset_max: Duration::from_millis(500),
+            engine: "unknown address".to_owned(),
         }
     }
 }
@@ -150,6 +161,7 @@ struct Shared {
     looking: tokio::sync::Mutex<()>,
     look_again: Notify,
     clock: Mutex<Clock>,
+    contact: Mutex<Contact>,
     /// Signal that a call has reported the session as lost. It wakes the task that renews the session.
     lost: Notify,
     stop: watch::Sender<bool>,
@@ -174,6 +186,7 @@ impl Membership {
             runtime: runtime.clone(),
             ownership,
             clock: Mutex::new(Clock::new(options.clock_offset_max)),
+            contact: Mutex::new(Contact::new(runtime.monotonic())),
             options,
             status: watch::Sender::new(Status::Joining),
             view: watch::Sender::new(Arc::default()),
@@ -213,6 +226,14 @@ impl Membership {
             Status::Joining | Status::Lost | Status::Left => None,
         }
         .filter(|lease| lease.is_valid(self.shared.runtime.monotonic()))
+    }
+
+    /// Returns the outage of the engine, or `None` if the engine responds. The membership continues to call the engine
+    /// during an outage.
+    #[must_use]
+    pub fn outage(&self) -> Option<Outage> {
+        let lasted = self.shared.contact().lost_for(self.shared.runtime.monotonic())?;
+        Some(Outage { engine: self.shared.options.engine.clone(), lasted })
     }
 
     /// Returns whether this machine's clock and the engine's clock differ too much, according to the last measurements.
@@ -305,12 +326,33 @@ impl Shared {
     async fn limited<T>(&self, call: impl Future<Output = Result<T, OwnershipError>>) -> Result<T, OwnershipError> {
         let limit = self.options.call_limit();
         let response = self.runtime.timeout(limit, call).await;
-        response.unwrap_or_else(|| Err(OwnershipError::Unavailable(format!("no response within {limit:?}"))))
+        let no_response = || Err(OwnershipError::Unavailable(format!("no response within {limit:?}")));
+        let response = response.unwrap_or_else(no_response);
+        if let Err(error @ OwnershipError::Unavailable(_)) = &response {
+            let now = self.runtime.monotonic();
+            self.contact().failed(now, self.options.contact_limit(), &self.options.engine, error);
+        }
+        response
+    }
+
+    /// Records that the engine has responded. An engine may handle some calls without contact to its server, so only the
+    /// callers that need the server's response call this function.
+    fn responded(&self) {
+        self.contact().responded(self.runtime.monotonic(), &self.options.engine);
+    }
+
+    fn is_engine_lost(&self) -> bool {
+        self.contact().lost_for(self.runtime.monotonic()).is_some()
+    }
+
+    fn contact(&self) -> std::sync::MutexGuard<'_, Contact> {
+        self.contact.lock().expect("no holder of this lock panics")
     }
 
     async fn refresh(&self) -> Result<Arc<View>, OwnershipError> {
         let _one_at_a_time = self.looking.lock().await;
         let view = Arc::new(self.limited(self.ownership.view()).await?);
+        self.responded();
         self.view.send_if_modified(|known| {
             let is_new = !known.has_same_content(&view);
             *known = view.clone();

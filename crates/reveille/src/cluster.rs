@@ -203,7 +203,10 @@ pub(crate) async fn join(
         peers: Arc::new(peers),
         profile,
         registry,
-        options: membership::Options::with_lease(arguments.lease()),
+        options: membership::Options {
+            engine: coordination.address,
+            ..membership::Options::with_lease(arguments.lease())
+        },
     };
     let options = scheduler::Options { history: arguments.history(), ..options };
     let joined = Scheduler::join(runtime, encrypted, deliver, options, peering).await;

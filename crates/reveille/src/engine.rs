@@ -126,6 +126,8 @@ pub(crate) struct Coordination {
     /// Id of the coordination engine, which the engine stores permanently. All members that open the same engine read
     /// the same id.
     id: String,
+    /// Address of the coordination engine, without a password.
+    pub(crate) address: String,
 }
 
 /// Purpose for which a process opens the coordination engine.
@@ -222,7 +224,8 @@ impl PostgresEngine {
     ) -> Result<Coordination, ConnectError> {
         let (url, password) = (self.coordination.as_str(), self.coordination_password.clone());
         match coordination_connect::Engine::of(url)? {
-            coordination_connect::Engine::Zookeeper(_) => {
+            coordination_connect::Engine::Zookeeper(ensemble) => {
+                let address = ensemble.to_string();
                 let trees = coordination_connect::trees(runtime, url, password).await?;
                 let root = NodePath::new("/reveille").expect("the path /reveille is valid in a tree");
                 let ownership = TreeOwnership::new(runtime, trees, &root, Acl::Creator, vec![credentials]);
@@ -231,15 +234,15 @@ impl PostgresEngine {
                     Purpose::Join => ownership.id().await?,
                     Purpose::Read => ownership.existing_id().await?,
                 };
-                Ok(Coordination { ownership: Arc::new(ownership), id })
+                Ok(Coordination { ownership: Arc::new(ownership), id, address })
             }
             coordination_connect::Engine::Postgres => {
                 let options =
                     membership_postgres::Options { password, ..membership_postgres::Options::with_lease(lease) };
                 let opened = PostgresOwnership::open(runtime, url, &options).await;
                 let ownership = opened.map_err(coordination_connect::OpenError::Postgres)?;
-                let id = ownership.id().to_owned();
-                Ok(Coordination { ownership: Arc::new(ownership), id })
+                let (id, address) = (ownership.id().to_owned(), ownership.server());
+                Ok(Coordination { ownership: Arc::new(ownership), id, address })
             }
         }
     }

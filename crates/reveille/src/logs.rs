@@ -33,13 +33,16 @@ pub(crate) struct LogArguments {
 }
 
 /// Starts logging. If the arguments name a collector, the function returns the exporter of spans, which the caller must
-/// start.
-pub(crate) fn begin(runtime: &Runtime, arguments: &LogArguments) -> Option<Exporter> {
+/// start. `is_server` is true for `serve`.
+pub(crate) fn begin(runtime: &Runtime, arguments: &LogArguments, is_server: bool) -> Option<Exporter> {
     let filter = || EnvFilter::builder().with_default_directive(LevelFilter::INFO.into());
-    let quiet = "zookeeper_client=warn".parse().expect("zookeeper_client=warn is a valid directive");
-    // The ZooKeeper client logs each session at level `info`, which is too much for operators. RUST_LOG overrides this
-    // filter.
-    let filter = filter().try_from_env().unwrap_or_else(|_unset| filter().from_env_lossy().add_directive(quiet));
+    let default = || {
+        let quiet = "reveille_coordination_zookeeper::client=error".parse().expect("the directive is valid");
+        // A member has several sessions with ZooKeeper, and each of them logs the loss of its connection. The
+        // membership logs one line for all of them. RUST_LOG overrides this filter.
+        if is_server { filter().from_env_lossy().add_directive(quiet) } else { filter().from_env_lossy() }
+    };
+    let filter = filter().try_from_env().unwrap_or_else(|_unset| default());
     let log = log(arguments.log_format, filter);
     let Some(endpoint) = arguments.otlp_endpoint.clone() else {
         log.init();

@@ -170,7 +170,8 @@ async fn execute(command: Command) -> anyhow::Result<()> {
         Command::Serve(arguments) => arguments.logs.clone(),
         _ => LogArguments::default(),
     };
-    let exporting = logs::begin(&runtime, &logs).map(Exporter::start);
+    let is_server = matches!(command, Command::Serve(_));
+    let exporting = logs::begin(&runtime, &logs, is_server).map(Exporter::start);
     let done = run(&runtime, command).await;
     if let Some(exporting) = exporting {
         exporting.stop().await;

@@ -30,6 +30,7 @@ pub use cluster::operations;
 pub use cluster::peers::{InvalidRequest, PeerError, Peers, REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX};
 pub use deliver::{CONNECTION_WAIT_MAX, Deliver, Delivered, Delivery};
 pub use inbox::ReadSpec;
+pub use membership::Outage;
 pub use options::Options;
 pub use prometheus_client::registry::Registry;
 pub use requests::{

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use domain::id::SHARDS;
 use domain::occurrence::Run;
 use domain::{Incarnation, Occurrence, Precondition, Schedule, ScheduleId, ShardId, TenantId};
-use membership::MemberId;
+use membership::{MemberId, Outage};
 use prometheus_client::registry::Registry;
 use runtime::{Runtime, TaskSet};
 use store::listing::{self, Listing};
@@ -180,6 +180,18 @@ impl Scheduler {
         self.shared.store.health()
     }
 
+    /// Returns the outage of the coordination engine, or `None` if the engine responds or this process has no cluster.
+    #[must_use]
+    pub fn coordination_outage(&self) -> Option<Outage> {
+        self.cluster.as_ref()?.membership.outage()
+    }
+
+    /// Returns true if this process may own shards now, because its lease is valid or it has no cluster.
+    #[must_use]
+    pub fn may_own(&self) -> bool {
+        self.shared.lease.is_valid(self.shared.runtime.monotonic())
+    }
+
     /// Returns true if a shard of this member has processed due rows up to a time that is ahead of this member's clock.
     /// New schedules of this shard wait until the member has corrected this.
     #[must_use]
@@ -190,10 +202,7 @@ impl Scheduler {
     /// Returns the shards that this member owns now. Returns an empty list if its lease has ended.
     #[must_use]
     pub fn owned(&self) -> Vec<ShardId> {
-        match self.shared.lease.is_valid(self.shared.runtime.monotonic()) {
-            true => self.shared.shards.owned(),
-            false => Vec::new(),
-        }
+        if self.may_own() { self.shared.shards.owned() } else { Vec::new() }
     }
 
     /// Returns the metrics in the OpenMetrics text format.

@@ -64,6 +64,7 @@ pub(crate) enum Code {
     Internal,
     StoreDamaged,
     StoreUnavailable,
+    CoordinationUnavailable,
     StorageFull,
     Overloaded,
     Stopping,
@@ -130,6 +131,9 @@ impl Code {
             Code::StoreUnavailable => {
                 (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", "The store is unreachable")
             }
+            Code::CoordinationUnavailable => {
+                (StatusCode::SERVICE_UNAVAILABLE, "coordination_unavailable", "The coordination engine is unreachable")
+            }
             Code::StorageFull => (StatusCode::INSUFFICIENT_STORAGE, "storage_full", "The server's disk is nearly full"),
             Code::Overloaded => {
                 (StatusCode::SERVICE_UNAVAILABLE, "overloaded", "Clients have too many unread responses")
@@ -153,7 +157,7 @@ impl Code {
     /// Returns the number of seconds after which a client may send the request again.
     pub(crate) fn retry_after_secs(self) -> Option<&'static str> {
         match self {
-            Code::StoreUnavailable | Code::RateExceeded | Code::Overloaded => Some("1"),
+            Code::StoreUnavailable | Code::CoordinationUnavailable | Code::RateExceeded | Code::Overloaded => Some("1"),
             Code::StorageFull => Some("30"),
             _ => None,
         }

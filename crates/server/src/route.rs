@@ -209,6 +209,9 @@ impl Route {
             rejections.extend([Code::MissingCredentials, Code::InvalidCredentials]);
             rejections.extend([Code::StoreDamaged, Code::StoreUnavailable, Code::Internal]);
         }
+        if self.tag == SCHEDULES && self.body.is_some() {
+            rejections.push(Code::CoordinationUnavailable);
+        }
         if self.reserved_bytes().is_some() {
             rejections.push(Code::Overloaded);
         }
@@ -265,6 +268,6 @@ pub(crate) fn summary_or_dry_run(generator: &mut SchemaGenerator) -> Value {
 }
 
 pub(crate) fn status(_: &mut SchemaGenerator) -> Value {
-    let status = json!({ "type": "string", "enum": ["ok", "ready", "storage_full"] });
+    let status = json!({ "type": "string", "enum": ["ok", "ready", "storage_full", "coordination_unavailable"] });
     json!({ "type": "object", "properties": { "status": status }, "required": ["status"] })
 }

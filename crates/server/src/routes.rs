@@ -430,7 +430,7 @@ fn operation_routes(routes: Routes) -> Routes {
                 "Check that the server accepts requests",
                 ok("The server accepts requests", status),
             )
-            .rejecting(&[Code::StoreUnavailable, Code::Stopping]),
+            .rejecting(&[Code::StoreUnavailable, Code::CoordinationUnavailable, Code::Stopping]),
             operations::ready,
         )
 }

@@ -54,11 +54,16 @@ impl Keeper {
             self.keep(&lease, renewed).await;
             self.end_lease();
             self.shared.status.send_replace(Status::Lost);
-            tracing::warn!(member = %self.member, "session lost; the member no longer owns its claims, and joins \
-                                                   again");
             // This call of `leave` ends the session and its claims before the lease ends in the engine. If the engine
             // is unreachable, the session ends with its lease.
             let _gone = self.leave().await;
+            // The contact with the engine logs the start and the end of an outage.
+            if self.shared.is_engine_lost() {
+                tracing::debug!(member = %self.member, "session lost because of an outage of the engine");
+            } else {
+                tracing::warn!(member = %self.member, "session lost; the member no longer owns its claims, and joins \
+                                                       again");
+            }
             self.member = MemberId::random(&self.shared.runtime);
         }
     }
@@ -82,8 +87,9 @@ impl Keeper {
                 }
                 Err(OwnershipError::Lost) => self.member = MemberId::random(self.runtime()),
                 Err(error) => {
-                    // The task logs an error only once while the error persists.
-                    if logged.as_ref() != Some(&error) {
+                    // The task logs an error only once while the error persists. The contact with the engine logs an
+                    // outage.
+                    if !error.is_retryable() && logged.as_ref() != Some(&error) {
                         tracing::warn!(%error, "cannot join; retrying");
                         logged = Some(error);
                     }
@@ -138,7 +144,8 @@ impl Keeper {
                 }
                 Ok(()) | Err(OwnershipError::Lost) => return,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot renew the session; retrying until the lease ends");
+                    // The contact with the engine logs an outage.
+                    tracing::debug!(%error, "cannot renew the session; retrying until the lease ends");
                     self.back_off().await;
                 }
             }
@@ -152,6 +159,7 @@ impl Keeper {
                 None => "the check before the session renewal timed out",
                 Some(_) => "the check before the session renewal failed",
             };
+            tracing::warn!(why, "cannot renew the session; retrying until the lease ends");
             return Err(OwnershipError::Unavailable(why.to_owned()));
         }
         if self.announced_owns != Some(self.owns()) {
@@ -164,6 +172,7 @@ impl Keeper {
     async fn measured(&self, call: crate::Answer<'_, Renewed>) -> Result<(), OwnershipError> {
         let start = CallStart::now(self.runtime());
         let renewed = self.shared.limited(call).await?;
+        self.shared.responded();
         let measurement = start.measurement(self.runtime(), renewed);
         let mut clock = self.shared.clock();
         if clock.measured(measurement) {

@@ -163,7 +163,7 @@ fn next_step(client: &Client, error: &Error) -> Option<String> {
         (_, Some("precondition_failed")) => {
             "another client changed the schedule: `reveille schedule get` shows the schedule and its new tag"
         }
-        (_, Some("store_unavailable" | "storage_full")) => {
+        (_, Some("store_unavailable" | "coordination_unavailable" | "storage_full")) => {
             "try again later; `reveille cluster status` and the server's log show details"
         }
         _ => return None,

@@ -185,7 +185,12 @@ impl Cluster {
         if clock_is_off {
             self.release_all().await;
         } else if let Err(error) = self.balance(member).await {
-            tracing::warn!(%error, "cannot assign shards; retrying");
+            // The membership logs an outage of the engine.
+            if error.is_retryable() {
+                tracing::debug!(%error, "cannot assign shards; retrying");
+            } else {
+                tracing::warn!(%error, "cannot assign shards; retrying");
+            }
         }
     }
 

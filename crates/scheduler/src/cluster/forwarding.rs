@@ -81,7 +81,7 @@ impl Forwarding {
             Ok(responses) => indexes.into_iter().zip(responses).collect(),
             Err(error) => {
                 tracing::debug!(
-                    %error,
+                    ?error,
                     shard = shard.0,
                     "cannot create schedules with client-chosen ids at the owner of the shard"
                 );
@@ -95,7 +95,10 @@ impl Forwarding {
         let shard = self.shard_of(&request).await?;
         let here = || self.changes.put(request.clone());
         let there = |owner| cluster.peers.request(&owner, &Put(Named::of(&request)));
-        Box::pin(self.at_owner(cluster, shard, here, there)).await
+        match Box::pin(self.at_owner(cluster, shard, here, there)).await {
+            Err(undone) => unreachable_owner(undone).map(Err),
+            Ok(response) => Ok(response),
+        }
     }
 
     pub(crate) async fn put_if(
@@ -108,7 +111,10 @@ impl Forwarding {
         let shard = self.shard_of(&request).await?;
         let here = || self.changes.put_if(request.clone(), seen, timing);
         let there = |owner| cluster.peers.request(&owner, &PutIf { named: Named::of(&request), seen, timing });
-        Box::pin(self.at_owner(cluster, shard, here, there)).await
+        match Box::pin(self.at_owner(cluster, shard, here, there)).await {
+            Err(undone) => unreachable_owner(undone).map(|rejection| Some(Err(rejection))),
+            Ok(response) => Ok(response),
+        }
     }
 
     /// Returns the shard whose owner must put the schedule of `request`.
@@ -135,7 +141,7 @@ impl Forwarding {
     async fn cancel_at_owner(&self, cluster: &Cluster, cancel: Cancel) -> Result<CancelResponse, StoreError> {
         let Cancel { poller, incarnation, applied } = cancel;
         let here = || self.changes.cancel(poller, incarnation, applied);
-        self.at_owner(cluster, poller.shard(), here, |owner| cluster.peers.request(&owner, &cancel)).await
+        Ok(self.at_owner(cluster, poller.shard(), here, |owner| cluster.peers.request(&owner, &cancel)).await?)
     }
 
     pub(crate) async fn cancel_if(&self, found: &Schedule) -> Result<Option<CancelResponse>, StoreError> {
@@ -153,7 +159,7 @@ impl Forwarding {
             (Status::Active | Status::Ended, Some(cluster)) => {
                 let here = || self.changes.cancel_if(poller, edition);
                 let there = |owner| cluster.peers.request(&owner, &CancelIf { poller, edition });
-                Box::pin(self.at_owner(cluster, poller.shard(), here, there)).await
+                Ok(Box::pin(self.at_owner(cluster, poller.shard(), here, there)).await?)
             }
         }
     }
@@ -166,19 +172,19 @@ impl Forwarding {
         };
         let here = || self.changes.redrive(tenant, of);
         let there = |owner| cluster.peers.request(&owner, &Redrive { tenant, of });
-        Box::pin(self.at_owner(cluster, schedule.poller.shard(), here, there)).await
+        Ok(Box::pin(self.at_owner(cluster, schedule.poller.shard(), here, there)).await?)
     }
 
     /// Runs an operation at the owner of `shard`. Calls `here` if this member is the owner, and `there` if another
     /// member is the owner. Retries the operation for [`FORWARD_TIMEOUT`] while no owner is known or the contacted
-    /// member is not the owner.
+    /// member is not the owner. Then returns [`OwnerError::NotOwned`].
     async fn at_owner<T, Here, There>(
         &self,
         cluster: &Cluster,
         shard: ShardId,
         here: impl Fn() -> Here,
         there: impl Fn(Member) -> There,
-    ) -> Result<T, StoreError>
+    ) -> Result<T, OwnerError>
     where
         Here: Future<Output = Result<T, OwnerError>>,
         There: Future<Output = Result<Result<T, OwnerError>, PeerError>>,
@@ -193,12 +199,11 @@ impl Forwarding {
                 match runtime.timeout(FORWARD_TIMEOUT, there(owner)).await {
                     Some(Ok(response)) => response,
                     Some(Err(error @ PeerError::Unreachable { .. })) => {
-                        return Err(StoreError::Unavailable(error.to_string()));
+                        return Err(StoreError::Unavailable(error.to_string()).into());
                     }
                     None => {
-                        return Err(StoreError::Unavailable(format!(
-                            "member {name} did not respond in time; retry the request"
-                        )));
+                        let text = format!("member {name} did not respond in time; retry the request");
+                        return Err(StoreError::Unavailable(text).into());
                     }
                 }
             } else {
@@ -207,7 +212,7 @@ impl Forwarding {
             match response {
                 Ok(response) => return Ok(response),
                 Err(OwnerError::NotOwned) if runtime.monotonic() < deadline => {}
-                Err(undone) => return Err(undone.into()),
+                Err(undone) => return Err(undone),
             }
             runtime.sleep(RETRY_WAIT).await;
             refresh_view(cluster).await;
@@ -263,6 +268,17 @@ impl Forwarding {
                 lock(&nudging).remove(&id);
             }));
         }
+    }
+}
+
+/// Returns the rejection of a put that no owner has answered.
+///
+/// # Errors
+/// Returns the other errors of the store.
+fn unreachable_owner(undone: OwnerError) -> Result<CreateRejection, StoreError> {
+    match undone {
+        OwnerError::NotOwned | OwnerError::Failed(StoreError::Unavailable(_)) => Ok(CreateRejection::Unreachable),
+        OwnerError::Failed(error) => Err(error),
     }
 }
 

@@ -47,7 +47,7 @@ pub(super) async fn put(
         // then omits the schedule until the server next reads the count from the store, up to one second later.
         let is_one_more = response.as_ref().map_or(true, |put| put.created);
         app.stored.finish(&reservation, written(&response, is_one_more));
-        return put_response(response, when);
+        return put_response(&app, response, when);
     }
     put_if(&app, &request, &condition, is_dry_run, &reservation).await
 }
@@ -79,7 +79,7 @@ async fn put_if(
         let seen = found.as_deref().map(Schedule::seen);
         if let Some(response) = app.scheduler.put_if(request.clone(), seen, Timing::Restarted).await? {
             app.stored.finish(reservation, written(&response, !is_active(found.as_deref())));
-            return put_response(response, when);
+            return put_response(app, response, when);
         }
     }
     Err(others())
@@ -90,8 +90,9 @@ fn is_active(found: Option<&Schedule>) -> bool {
     found.is_some_and(|found| found.status == Status::Active)
 }
 
-fn put_response(response: Result<PutResponse, CreateRejection>, when: &'static str) -> HandlerResult {
-    let PutResponse { schedule, created, too_late } = response.map_err(|rejection| reject_create(rejection, when))?;
+fn put_response(app: &AppState, response: Result<PutResponse, CreateRejection>, when: &'static str) -> HandlerResult {
+    let PutResponse { schedule, created, too_late } =
+        response.map_err(|rejection| reject_create(rejection, when, &app.scheduler))?;
     spans::record_schedule(&schedule);
     let status = if created { StatusCode::CREATED } else { StatusCode::OK };
     let summary = ScheduleSummary { too_late, ..wire::summary(&schedule) };
@@ -136,7 +137,7 @@ pub(super) async fn patch(
         let when = timing_pointer(&request);
         if let Some(response) = app.scheduler.put_if(request, Some(found.seen()), timing).await? {
             app.stored.finish(&reservation, written(&response, !is_active(Some(&found))));
-            return put_response(response, when);
+            return put_response(&app, response, when);
         }
     }
     Err(others())

@@ -5,7 +5,8 @@ use axum::body::Body;
 use axum::http::header::LOCATION;
 use axum::http::{HeaderValue, Response, StatusCode};
 use domain::{Schedule, ScheduleVersion, When};
-use scheduler::{Create, CreateRejection};
+use scheduler::{Create, CreateRejection, Scheduler};
+use store::Health;
 
 use crate::condition::with_etag;
 use crate::quota::Written;
@@ -46,15 +47,24 @@ pub(super) fn written<T>(response: &Result<T, CreateRejection>, is_one_more: boo
     }
 }
 
-pub(super) fn reject_create(rejection: CreateRejection, when: &'static str) -> Rejected {
+/// Returns the rejection of a request that creates a schedule. `scheduler` knows whether the coordination engine causes
+/// the rejection.
+pub(super) fn reject_create(rejection: CreateRejection, when: &'static str, scheduler: &Scheduler) -> Rejected {
     match rejection {
         CreateRejection::Exists => reject(
             Code::ScheduleExists,
             "the id is in use; choose another id, or replace the schedule with PUT /v1/schedules/{id}",
         ),
-        CreateRejection::Unreachable => {
-            reject(Code::StoreUnavailable, "the request may or may not have taken effect; send it again")
-        }
+        CreateRejection::Unreachable => match scheduler.coordination_outage() {
+            Some(outage) if scheduler.health() == Health::Ready => {
+                let detail = format!(
+                    "{outage}, so no member owns the schedule's shard; the request may or may not have taken effect; \
+                     send it again when the engine responds"
+                );
+                reject(Code::CoordinationUnavailable, detail)
+            }
+            _ => reject(Code::StoreUnavailable, "the request may or may not have taken effect; send it again"),
+        },
         CreateRejection::NeverFires => {
             let error = FieldError {
                 pointer: Some(when.to_owned()),

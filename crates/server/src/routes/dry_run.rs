@@ -17,7 +17,7 @@ const UPCOMING_MAX: usize = 5;
 pub(super) fn preview(app: &AppState, request: Create, existing: Option<&Schedule>, timing: Timing) -> HandlerResult {
     let when = timing_pointer(&request);
     let would_be = app.scheduler.would_put(request, existing, timing);
-    let would_be = would_be.ok_or_else(|| reject_create(CreateRejection::NeverFires, when))?;
+    let would_be = would_be.ok_or_else(|| reject_create(CreateRejection::NeverFires, when, &app.scheduler))?;
     let is_new = existing.is_none_or(|existing| existing.status == Status::Cancelled);
     preview_of(if is_new { StatusCode::CREATED } else { StatusCode::OK }, &would_be)
 }

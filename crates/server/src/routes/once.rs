@@ -97,7 +97,7 @@ async fn create_once(app: &AppState, tenant: &Arc<Tenant>, ids: &[ScheduleId], b
         let when = timing_pointer(&request);
         if let Some(response) = app.scheduler.put_if(request, None, Timing::Restarted).await? {
             app.stored.finish(&reservation, written(&response, true));
-            let put = response.map_err(|rejection| reject_create(rejection, when))?;
+            let put = response.map_err(|rejection| reject_create(rejection, when, &app.scheduler))?;
             return Ok(Once::Created(put.schedule));
         }
     }

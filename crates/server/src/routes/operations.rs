@@ -19,7 +19,8 @@ pub(super) async fn health() -> Response<Body> {
 }
 
 /// Responds with status 200 while the server accepts requests. A nearly full disk changes only the body of the response
-/// and not its status, because the server then rejects only requests that write data.
+/// and not its status, because the server then rejects only requests that write data. An outage of the coordination
+/// engine changes the status when the lease of this member has ended.
 pub(super) async fn ready(State(app): App) -> HandlerResult {
     if app.readiness.is_withdrawn() {
         return Err(reject(Code::Stopping, "the server is stopping; send new requests to another server"));
@@ -42,6 +43,17 @@ pub(super) async fn ready(State(app): App) -> HandlerResult {
         }
         Health::Closed => {
             return Err(reject(Code::StoreUnavailable, "the store is closed or has failed; see the server's log"));
+        }
+    };
+    let status = match app.scheduler.coordination_outage() {
+        None => status,
+        // Until the end of its lease, the member creates and fires schedules as before.
+        Some(_) if app.scheduler.may_own() => "coordination_unavailable",
+        Some(outage) => {
+            let detail = format!(
+                "{outage}, so this member owns no shards and fires no schedules; check the engine and the network"
+            );
+            return Err(reject(Code::CoordinationUnavailable, detail));
         }
     };
     Ok(wire::json(StatusCode::OK, &json!({ "status": status })))

@@ -45,7 +45,7 @@ pub(super) async fn create(
     let responses = app.scheduler.create(vec![request]).await?;
     let response = responses.into_iter().next().expect("the scheduler returns one result for each create request");
     app.stored.finish(&reservation, written(&response, true));
-    let schedule = response.map_err(|rejection| reject_create(rejection, when))?;
+    let schedule = response.map_err(|rejection| reject_create(rejection, when, &app.scheduler))?;
     spans::record_schedule(&schedule);
     Ok(schedule_response(StatusCode::CREATED, &wire::summary(&schedule), schedule.edition()))
 }
@@ -56,7 +56,7 @@ async fn would_create(app: &AppState, request: Create) -> HandlerResult {
         None => None,
     };
     if existing.as_ref().is_some_and(|existing| existing.status != Status::Cancelled) {
-        return Err(reject_create(CreateRejection::Exists, timing_pointer(&request)));
+        return Err(reject_create(CreateRejection::Exists, timing_pointer(&request), &app.scheduler));
     }
     dry_run::preview(app, request, existing.as_deref(), Timing::Restarted)
 }

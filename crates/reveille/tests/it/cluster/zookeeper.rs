@@ -8,7 +8,7 @@ use serde_json::json;
 use test_servers::zookeeper::{USERS, Zookeeper, shared, shared_secure};
 
 use super::{TestCluster, counts, failure, kill_a_member, run, share_the_work};
-use crate::client::one_shot;
+use crate::client::{Response, one_shot};
 use crate::receiver::Receiver;
 use crate::server::{BINARY, Server};
 use crate::{now_millis, until};
@@ -106,6 +106,56 @@ fn members_and_commands_use_zookeeper_over_tls() {
         assert!(!message.contains("wrong"), "{message}");
     }
     assert!(began.elapsed() < Duration::from_secs(20), "the errors arrive in time");
+}
+
+/// Checks that a response names the coordination engine, and returns the response's detail.
+#[track_caller]
+fn check_outage(response: &Response, engine: &str) {
+    let problem = response.json();
+    assert_eq!((response.status, &problem["code"]), (503, &json!("coordination_unavailable")), "{}", response.body);
+    let detail = problem["detail"].as_str().unwrap();
+    let expected = format!("the coordination engine at {engine} has not responded for ");
+    assert!(detail.starts_with(&expected), "{detail}");
+}
+
+#[test]
+fn members_name_the_coordination_engine_during_its_outage() {
+    let servers = Zookeeper::start(1).unwrap();
+    let (cluster, engine) = (TestCluster::on_zookeeper(&servers), servers.addresses());
+    let members = [cluster.start("a"), cluster.start("b")];
+    cluster.wait_until_balanced(&["a", "b"]);
+    let logged_before = members.each_ref().map(|member| member.log.text().len());
+    servers.kill(0).unwrap();
+    for member in &members {
+        let mut client = member.client();
+        let mut ready = None;
+        until("the member is not ready", || {
+            let response = client.send("GET", "/readyz", "").unwrap();
+            let is_ready = response.status == 200;
+            ready = Some(response);
+            !is_ready
+        });
+        check_outage(&ready.unwrap(), &engine);
+        let schedule = one_shot("during", now_millis() + 60_000, "http://127.0.0.1:9/", &json!(1));
+        check_outage(&client.create(&schedule), &engine);
+        check_outage(&client.send("PUT", "/v1/schedules/during", &schedule.to_string()).unwrap(), &engine);
+    }
+    servers.restart(0).unwrap();
+    for member in &members {
+        let mut client = member.client();
+        until("the member is ready", || client.send("GET", "/readyz", "").unwrap().json()["status"] == "ready");
+    }
+    cluster.wait_until_balanced(&["a", "b"]);
+    for (member, before) in members.iter().zip(logged_before) {
+        let log = member.log.text()[before..].to_owned();
+        assert_eq!(log.matches("the coordination engine responds again").count(), 1, "{log}");
+        assert_eq!(log.matches("the coordination engine does not respond").count(), 1, "{log}");
+        // No other part of the member that uses the ensemble logs a line for an operator.
+        let is_about_engine = |line: &&str| line.contains(" membership") || line.contains("zookeeper");
+        let warnings = log.lines().filter(|line| line.contains(" WARN ")).filter(is_about_engine).count();
+        assert_eq!((warnings, log.matches(" ERROR ").count()), (1, 0), "{log}");
+        assert!(!log.contains("cannot assign shards") && !log.contains("cannot claim shards"), "{log}");
+    }
 }
 
 #[test]

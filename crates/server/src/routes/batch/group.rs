@@ -125,7 +125,7 @@ fn outcomes(
         let outcome = checked.and_then(|checked| match (checked, &failed, results.next()) {
             (Checked::Text(_), ..) => unreachable!("the batch has no idempotency key"),
             (Checked::Request(when), None, Some(result)) => {
-                result.map(Once::Created).map_err(|rejection| reject_create(rejection, when))
+                result.map(Once::Created).map_err(|rejection| reject_create(rejection, when, &app.scheduler))
             }
             (Checked::Request(_), Some(error), _) => Err(error.clone().into()),
             (Checked::Request(_), None, None) => {
