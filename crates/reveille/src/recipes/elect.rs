@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use coordination::recipes::{Candidate, Held, LeaderSelector, Trust};
-use coordination::tree::NodePath;
+use coordination::tree::{NodePath, TreeError};
 use runtime::{Monotonic, Runtime};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions};
@@ -115,11 +115,9 @@ pub(super) async fn execute(runtime: &Runtime, arguments: &Arguments) -> anyhow:
         }
     };
     let left = leave_by.since(runtime.monotonic());
-    if !matches!(runtime.timeout(left, client.close()).await, Some(Ok(()))) {
-        tracing::warn!(
-            "cannot close the session, because the coordination engine does not respond; another candidate can lead \
-             when the session has expired"
-        );
+    let closed = runtime.timeout(left, client.close()).await;
+    if let Err(error) = closed.unwrap_or_else(|| Err(TreeError::Disconnected("no response in time".to_owned()))) {
+        tracing::warn!(%error, "cannot close the session; another candidate can lead when the session has expired");
     }
     std::process::exit(code)
 }
