@@ -99,7 +99,7 @@ pub fn run(sim: &Simulation, kind: StoreKind, mutant: Option<Mutant>) -> Verdict
                 join_all((0..CLIENTS).map(|number| Client::new(&cluster, &incarnations, number).run(FAULT_TIME)));
             let application = Application::new(&cluster, &incarnations).run(FAULT_TIME);
             let busy = join3(clients, application, nemesis::run(&cluster));
-            let (mut clients, application, ()) = with_checks(&cluster, busy).await;
+            let (mut clients, application, ()) = Box::pin(with_checks(&cluster, busy)).await;
             with_checks(&cluster, nemesis::stop(&cluster)).await;
             cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
             for client in &mut clients {
