@@ -130,7 +130,7 @@ impl ZookeeperTree {
         }
         let ends = root.as_str().match_indices('/').skip(1).map(|(at, _)| at).chain([root.as_str().len()]);
         for end in ends {
-            let acl = self.acls_of(if end == root.as_str().len() { &self.root_acl } else { &Acl::Open })?;
+            let acl = self.acls_of(if end == root.as_str().len() { &self.root_acl } else { &Acl::Open });
             let request = Request::create(&root.as_str()[..end], &[], CreateMode::Persistent, &acl);
             let response = self.client.send(request, None).await?;
             if response.code != code::NODE_EXISTS {
@@ -141,7 +141,7 @@ impl ZookeeperTree {
         Ok(())
     }
 
-    fn acls_of(&self, acl: &Acl) -> Result<Vec<WireAcl>, TreeError> {
+    fn acls_of(&self, acl: &Acl) -> Vec<WireAcl> {
         acls_of(acl, &self.creator)
     }
 
@@ -204,7 +204,7 @@ impl Tree for ZookeeperTree {
                 self.create_root().await?;
                 return Err(TreeError::NodeExists);
             }
-            let (full, acl) = (self.full_new(&path, mode), self.acls_of(&acl)?);
+            let (full, acl) = (self.full_new(&path, mode), self.acls_of(&acl));
             let reserved = self.ephemerals.reserve(&self.client, self.ephemerals.bytes_of(&path, mode)).await?;
             let create = || self.request(Request::create(&full, &data, mode, &acl));
             let created = self.with_root(create).await;
@@ -320,7 +320,7 @@ impl Tree for ZookeeperTree {
     fn set_acl(&self, path: &NodePath, acl: Acl) -> Answer<'_, Stat> {
         let path = self.full(path);
         Box::pin(async move {
-            let mut reader = self.request(Request::set_acl(&path, &self.acls_of(&acl)?)).await?;
+            let mut reader = self.request(Request::set_acl(&path, &self.acls_of(&acl))).await?;
             take_stat(&mut reader).map_err(malformed)
         })
     }
@@ -340,7 +340,7 @@ impl ZookeeperTree {
         Ok(match op {
             Op::Check { expected, .. } => Request::versioned(op::CHECK, &path, version_of(*expected)),
             Op::Create { path, data, mode, acl } => {
-                Request::create(&self.full_new(path, *mode), data, *mode, &self.acls_of(acl)?)
+                Request::create(&self.full_new(path, *mode), data, *mode, &self.acls_of(acl))
             }
             Op::Set { data, expected, .. } => Request::set(&path, data, version_of(*expected)),
             Op::Delete { expected, .. } => Request::versioned(op::DELETE, &path, version_of(*expected)),

@@ -31,19 +31,16 @@ pub(crate) fn creator_acl(options: &SessionOptions, identifies_client: bool) -> 
     }
 }
 
-/// Converts an access list of the port to an access list of ZooKeeper. `creator` is the value of [`creator_acl`].
-///
-/// # Errors
-/// Returns [`TreeError::InvalidAcl`] if the list grants nothing, or if it needs the creator's identities and the
-/// creator has none.
-pub(crate) fn acls_of(acl: &Acl, creator: &[WireAcl]) -> Result<Vec<WireAcl>, TreeError> {
+/// Converts an access list of the port to an access list of ZooKeeper. `creator` is the value of [`creator_acl`]. The
+/// result is empty if the list grants nothing, or if it needs the creator's identities and the creator has none. The
+/// server rejects an empty list, after it has checked the earlier steps of the same multi.
+pub(crate) fn acls_of(acl: &Acl, creator: &[WireAcl]) -> Vec<WireAcl> {
     match acl {
-        Acl::Open => Ok(vec![entry(&Identity::Anyone, Permissions::ALL)]),
-        Acl::Creator | Acl::CreatorReadable if creator.is_empty() => Err(TreeError::InvalidAcl),
-        Acl::Creator => Ok(creator.to_vec()),
-        Acl::CreatorReadable => Ok([creator, &[entry(&Identity::Anyone, Permissions::READ)]].concat()),
-        Acl::Grants(grants) if grants.is_empty() => Err(TreeError::InvalidAcl),
-        Acl::Grants(grants) => Ok(grants.iter().map(|grant| entry(&grant.to, grant.permissions)).collect()),
+        Acl::Open => vec![entry(&Identity::Anyone, Permissions::ALL)],
+        Acl::Creator | Acl::CreatorReadable if creator.is_empty() => Vec::new(),
+        Acl::Creator => creator.to_vec(),
+        Acl::CreatorReadable => [creator, &[entry(&Identity::Anyone, Permissions::READ)]].concat(),
+        Acl::Grants(grants) => grants.iter().map(|grant| entry(&grant.to, grant.permissions)).collect(),
     }
 }
 

@@ -43,6 +43,7 @@ mod secure {
         readable_node_is_changed_only_by_its_creator
         creator_access_requires_credentials
         access_list_is_returned_as_created
+        random_changes_match_the_in_memory_engine
         calls_with_cuts_and_lost_sessions_are_linearizable
     }
 }
