@@ -28,6 +28,15 @@ impl Access {
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, CredentialsError> {
         read_credentials(path.as_ref()).map(Access::Credentials)
     }
+
+    /// Returns the credentials, which are none for [`Access::Open`].
+    #[must_use]
+    pub fn credentials(&self) -> &[Credentials] {
+        match self {
+            Access::Credentials(credentials) => credentials,
+            Access::Open => &[],
+        }
+    }
 }
 
 /// Reads credentials like [`Access::from_file`].

@@ -30,8 +30,9 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
 use clap::Parser;
+use coordination_connect::{ConnectOptions, connect_with};
 use reveille_coordination::recipes::{Candidate, Client, Held, LeaderSelector, Trust};
-use reveille_coordination::tree::{CreateMode, Done, Expected, NodePath, Op, SessionOptions, Tree, TreeError};
+use reveille_coordination::tree::{CreateMode, Done, Expected, NodePath, Op, Tree, TreeError};
 use runtime::Runtime;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
@@ -56,10 +57,9 @@ struct Arguments {
 async fn main() -> anyhow::Result<()> {
     let Arguments { url, group, id, session_millis, sink, access } = Arguments::parse();
     let runtime = Runtime::real();
-    let open = async || coordination_connect::trees(&runtime, &url, None).await;
-    let trees = runtime.open_when_reachable(open, coordination_connect::OpenError::is_retryable).await?;
-    let timeout = Duration::from_millis(session_millis);
-    let client = Client::new(&runtime, trees, SessionOptions { timeout, credentials: access.credentials()? });
+    let session_timeout = Duration::from_millis(session_millis);
+    let options = ConnectOptions { session_timeout, limit: Duration::from_secs(60), ..ConnectOptions::default() };
+    let client = connect_with(&url, access.choice()?, options).await?;
     // With `Trust::UntilLost`, a guard remains valid for the longest time. The tests show that even such a guard ends
     // before the next leader leads.
     let candidate = Candidate { trust: Trust::UntilLost, ..Candidate::new(&id) };

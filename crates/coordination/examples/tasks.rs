@@ -29,8 +29,9 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
 use clap::{Parser, Subcommand, ValueEnum};
+use coordination_connect::connect;
 use reveille_coordination::recipes::{Client, Form};
-use reveille_coordination::tree::{CreateMode, Expected, NodePath, Op, SessionOptions, TreeError};
+use reveille_coordination::tree::{CreateMode, Expected, NodePath, Op, TreeError};
 use reveille_coordination::{Elector, Follower};
 use runtime::{Monotonic, Runtime};
 use tokio::process;
@@ -89,15 +90,9 @@ enum ElectorForm {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let Arguments { coordination: url, access, command } = Arguments::parse();
-    let credentials = access.credentials()?;
-    let runtime = Runtime::real();
-    let open = async || coordination_connect::trees(&runtime, &url, None).await;
-    let trees = runtime.open_when_reachable(open, coordination_connect::OpenError::is_retryable).await?;
-    let session = SessionOptions { credentials: credentials.clone(), ..SessionOptions::default() };
-    let client = Client::new(&runtime, trees, session);
-    let opened = client.connect(Duration::from_secs(10)).await;
-    opened
-        .context("cannot open a session; check that the coordination engine runs and is reachable from this machine")?;
+    let access = access.choice()?;
+    let client = connect(&url, access.clone()).await?;
+    let runtime = client.runtime().clone();
     let tasks = Tasks::new(client.clone()).await?;
     match command {
         Command::Add { tasks: commands } => {
@@ -116,6 +111,7 @@ async fn main() -> anyhow::Result<()> {
                 ElectorForm::Polling => Form::Polling,
                 ElectorForm::Watching => Form::Watching,
             });
+            let credentials = access.credentials().to_vec();
             let options = coordination_connect::Options { credentials, password: None };
             let elector = coordination_connect::elector(&runtime, &url, &group, lease, form, &options).await?;
             let name = replica.unwrap_or_else(|| format!("replica-{:032x}", runtime.random_u128()));

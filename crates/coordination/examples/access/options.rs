@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use reveille_coordination::tree::Credentials;
-
 /// A user must choose one of these options, so that nodes are open to all clients only on purpose.
 #[derive(clap::Args)]
 #[group(required = true, multiple = false)]
@@ -23,14 +21,6 @@ impl Access {
         Ok(match &self.credentials {
             Some(path) => coordination_connect::Access::from_file(path)?,
             None => coordination_connect::Access::Open,
-        })
-    }
-
-    /// Returns the credentials of this process, or no credentials if the nodes are open.
-    pub(crate) fn credentials(&self) -> anyhow::Result<Vec<Credentials>> {
-        Ok(match self.choice()? {
-            coordination_connect::Access::Credentials(credentials) => credentials,
-            coordination_connect::Access::Open => Vec::new(),
         })
     }
 }

@@ -30,8 +30,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::{Parser, Subcommand};
+use coordination_connect::{ConnectOptions, connect_with};
 use reveille_coordination::recipes::{Client, Lock};
-use reveille_coordination::tree::{CreateMode, Op, SessionOptions};
+use reveille_coordination::tree::{CreateMode, Op};
 use runtime::Runtime;
 
 use model::{Model, Shard};
@@ -87,15 +88,9 @@ struct Work {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let Arguments { coordination, access, session_millis, command } = Arguments::parse();
-    let runtime = Runtime::real();
-    let open = async || coordination_connect::trees(&runtime, &coordination, None).await;
-    let trees = runtime.open_when_reachable(open, coordination_connect::OpenError::is_retryable).await?;
-    let timeout = Duration::from_millis(session_millis);
-    let session = SessionOptions { timeout, credentials: access.credentials()? };
-    let client = Client::new(&runtime, trees, session);
-    let opened = client.connect(Duration::from_secs(10)).await;
-    opened
-        .context("cannot open a session; check that the coordination engine runs and is reachable from this machine")?;
+    let session_timeout = Duration::from_millis(session_millis);
+    let options = ConnectOptions { session_timeout, ..ConnectOptions::default() };
+    let client = connect_with(&coordination, access.choice()?, options).await?;
     let models = [Model::open(&client, "ability").await?, Model::open(&client, "difficulty").await?];
     match command {
         Command::Work(Work { name, hands, listen }) => {
@@ -107,7 +102,7 @@ async fn main() -> anyhow::Result<()> {
                 shard(&client, model, count).await?;
             }
         }
-        Command::Feed { count, per_second } => feed(&runtime, &client, &models, count, per_second).await?,
+        Command::Feed { count, per_second } => feed(client.runtime(), &client, &models, count, per_second).await?,
         Command::Show => {
             for model in &models {
                 show(&client, model).await?;
