@@ -48,6 +48,7 @@ struct Inner {
     unknown_authority: Notify,
     /// Time of the last warning for each cause.
     warned: Mutex<HashMap<&'static str, Monotonic>>,
+    is_quiet: bool,
 }
 
 struct State {
@@ -71,14 +72,16 @@ impl Identity {
     /// # Errors
     /// Returns an error if an authority cannot issue certificates.
     pub fn new(runtime: &Runtime, issuer: Authority, others: &[Authority]) -> Result<Self, AuthorityError> {
-        let state = State::new(issuer, others, 0)?;
-        Ok(Identity(Arc::new(Inner {
-            runtime: runtime.clone(),
-            provider: Arc::new(rustls::crypto::ring::default_provider()),
-            state: Mutex::new(state),
-            unknown_authority: Notify::new(),
-            warned: Mutex::default(),
-        })))
+        Ok(Identity(Arc::new(Inner::new(runtime, State::new(issuer, others, 0)?, false))))
+    }
+
+    /// Creates an identity that trusts only `authority`, and that logs no warning about rejected certificates. A caller
+    /// uses it to find out whether members use this authority.
+    ///
+    /// # Errors
+    /// Returns an error if the authority cannot issue certificates.
+    pub fn probe(runtime: &Runtime, authority: Authority) -> Result<Self, AuthorityError> {
+        Ok(Identity(Arc::new(Inner::new(runtime, State::new(authority, &[], 0)?, true))))
     }
 
     /// Replaces the authorities. Connections that other members opened before end after their current requests. This
@@ -154,7 +157,7 @@ impl Identity {
     /// Reports a failed handshake with the process at `address`: logs a warning if one side rejected the certificate of
     /// the other.
     pub(crate) fn report(&self, address: &str, error: &rustls::Error) {
-        let Some(rejection) = Rejection::of(error) else {
+        let Some(rejection) = Rejection::of(error).filter(|_| !self.0.is_quiet) else {
             tracing::debug!(address, %error, "TLS handshake between members failed");
             return;
         };
@@ -177,6 +180,19 @@ impl Identity {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().expect("no holder of this lock panics")
+    }
+}
+
+impl Inner {
+    fn new(runtime: &Runtime, state: State, is_quiet: bool) -> Self {
+        Inner {
+            runtime: runtime.clone(),
+            provider: Arc::new(rustls::crypto::ring::default_provider()),
+            state: Mutex::new(state),
+            unknown_authority: Notify::new(),
+            warned: Mutex::default(),
+            is_quiet,
+        }
     }
 }
 

@@ -178,17 +178,24 @@ async fn wait_for_members(
         let newest = stored.iter().find(|stored| stored.number == number);
         let newest = newest.context("another process has dropped the new certificate authority; start again")?;
         // This identity trusts only the new authority, so it can connect only to members that use it.
-        let identity = Identity::new(runtime, Authority::from_key(&open(keyring, number, &newest.key)?)?, &[])?;
+        let identity = Identity::probe(runtime, Authority::from_key(&open(keyring, number, &newest.key)?)?)?;
         let peers = HttpPeers::new(runtime, identity, "cluster rotate", PeersOptions::default());
         let mut missing = Vec::new();
-        for member in engine.view(runtime, store).await?.members {
-            if ready.contains(&member.id) {
-                continue;
+        match engine.view(runtime, store).await {
+            Ok(view) => {
+                for member in view.members {
+                    if ready.contains(&member.id) {
+                        continue;
+                    }
+                    match peers.check(&member).await {
+                        Ok(()) => {
+                            ready.insert(member.id);
+                        }
+                        Err(error) => missing.push(error.to_string()),
+                    }
+                }
             }
-            match peers.check(&member).await {
-                Ok(()) => drop(ready.insert(member.id)),
-                Err(error) => missing.push(error.to_string()),
-            }
+            Err(error) => missing.push(format!("{error:#}")),
         }
         if missing.is_empty() {
             return Ok(());
