@@ -223,10 +223,8 @@ impl<'a> Client<'a> {
                     expected(&response.schedule, series_end(&self.cluster.sim)),
                 );
             }
-            Some(Ok(Err(CreateRejection::Unreachable) | Err(_))) => {
-                panic!("a member rejected a schedule that has a next instant")
-            }
-            Some(Err(_)) | None => self.abandon_schedule(incarnation),
+            Some(Ok(Err(CreateRejection::Unreachable)) | Err(_)) | None => self.abandon_schedule(incarnation),
+            Some(Ok(Err(rejection))) => panic!("a member rejected a schedule that has a next instant: {rejection:?}"),
         }
     }
 
