@@ -230,7 +230,11 @@ fn run_cluster(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &
         rotating.join()
     });
     let rotations = rotations.map_err(|_| anyhow::anyhow!("the rotation of the authority panicked"))?;
-    eprintln!("{rotations} rotations of the certificate authority were complete");
+    eprintln!("{} rotations of the certificate authority were complete", rotations.complete);
+    rotations.failures.into_iter().for_each(|failure| cluster.fail(failure));
+    if rotations.complete == 0 && !hurry {
+        cluster.fail("no rotation of the certificate authority was complete".to_owned());
+    }
     for client in clients {
         ensure!(client.join().is_ok(), "a client panicked");
     }

@@ -27,19 +27,25 @@ pub struct Authority {
     params: CertificateParams,
 }
 
-/// The bytes are not the key of an authority, or a certificate cannot be created with this key.
+/// Reason why an authority cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("invalid key of a certificate authority: {0}")]
-pub struct AuthorityError(String);
+pub enum AuthorityError {
+    /// The bytes are not the key of an authority.
+    #[error("the key of the certificate authority is invalid")]
+    InvalidKey,
+    /// A key or a certificate cannot be created.
+    #[error("cannot create a certificate: {0}")]
+    CannotIssue(String),
+}
 
 impl From<rcgen::Error> for AuthorityError {
     fn from(error: rcgen::Error) -> Self {
-        AuthorityError(error.to_string())
+        AuthorityError::CannotIssue(error.to_string())
     }
 }
 
 /// Use of a certificate.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Purpose {
     Caller,
     Listener,
@@ -60,7 +66,8 @@ impl Authority {
     /// Returns an error if the bytes are no such key.
     pub fn from_key(key: &[u8]) -> Result<Self, AuthorityError> {
         let key = PrivatePkcs8KeyDer::from(key);
-        Ok(Authority::of(KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ECDSA_P256_SHA256)?))
+        let key = KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ECDSA_P256_SHA256);
+        Ok(Authority::of(key.map_err(|_| AuthorityError::InvalidKey)?))
     }
 
     fn of(key: KeyPair) -> Self {
@@ -108,7 +115,7 @@ impl Authority {
         let certificate = params.signed_by(&key, &Issuer::from_params(&self.params, &self.key))?;
         let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
         let certified = CertifiedKey::from_der(vec![certificate.into()], key, provider);
-        certified.map_err(|error| AuthorityError(error.to_string()))
+        certified.map_err(|error| AuthorityError::CannotIssue(error.to_string()))
     }
 }
 
@@ -142,7 +149,9 @@ mod tests {
         let authority = Authority::generate().unwrap();
         let mut key = authority.key().to_vec();
         key[0] ^= 1;
-        assert!(Authority::from_key(&key).is_err() && Authority::from_key(b"").is_err());
+        for invalid in [&key[..], b""] {
+            assert_eq!(Authority::from_key(invalid).err(), Some(AuthorityError::InvalidKey));
+        }
         assert_eq!(format!("{authority:?}"), "Authority(…)");
     }
 }

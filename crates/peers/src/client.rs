@@ -14,14 +14,14 @@ use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client as Pool;
 use hyper_util::rt::TokioTimer;
-use membership::{Member, MemberId};
+use membership::Member;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use runtime::Runtime;
 use rustls::AlertDescription;
 use scheduler::{PeerError, Peers, REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX};
 use tokio::sync::Semaphore;
 
-use crate::connector::Connector;
+use crate::connector::{Connector, Session};
 use crate::identity::{Identity, Rejection};
 use crate::{CHECK, Executor, FROM, HEAD_BYTES_MAX, OPERATION, PATH, causes};
 
@@ -69,7 +69,7 @@ impl HttpPeers {
     /// Creates a client. `name` identifies the sender in the other members' logs.
     #[must_use]
     pub fn new(runtime: &Runtime, identity: Identity, name: &str, options: PeersOptions) -> Self {
-        let connector = Connector::new(runtime, identity, options.connect_timeout);
+        let connector = Connector::new(runtime, identity.clone(), options.connect_timeout);
         let pool = Pool::builder(Executor(runtime.clone()))
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(options.idle_timeout)
@@ -78,6 +78,7 @@ impl HttpPeers {
             .build(connector);
         let client = Client {
             runtime: runtime.clone(),
+            identity,
             from: HeaderValue::from_str(&utf8_percent_encode(name, NON_ALPHANUMERIC).to_string())
                 .expect("percent-encoded text is a valid header value"),
             pool,
@@ -115,8 +116,9 @@ struct Client {
     runtime: Runtime,
     /// Percent-encoded name of this member.
     from: HeaderValue,
-    /// Connections to other members. Its keys are the authorities of the URIs, so each connection belongs to an address
-    /// and to the id of a session.
+    identity: Identity,
+    /// Connections to other members. The user part of a URI is a [`Session`], and the pool uses a connection only for
+    /// URIs with the same address and user part.
     pool: Pool<Connector, Full<Bytes>>,
     /// Semaphores that limit the requests in flight to an address. The key is the address of a member. When the client
     /// creates a semaphore, it removes the unused semaphores.
@@ -132,7 +134,8 @@ impl Client {
         if body.len() > REQUEST_BYTES_MAX {
             return Err(format!("the request has {} bytes; the limit is {REQUEST_BYTES_MAX}", body.len()));
         }
-        let uri = uri(to.id, &to.address)?;
+        let user = Session { id: to.id, generation: self.identity.generation(), hour: self.hour() };
+        let uri = uri(&user.to_string(), &to.address)?;
         let sending = Box::pin(async {
             let slots = self.slots(&to.address);
             let _slot = slots.acquire().await.expect("the semaphore is never closed");
@@ -152,6 +155,11 @@ impl Client {
         request.headers_mut().insert(FROM, self.from.clone());
         let response = self.pool.request(request).await.map_err(|error| describe(&error))?;
         read(response).await
+    }
+
+    /// Returns the number of whole hours since the start of the clock.
+    fn hour(&self) -> u64 {
+        self.runtime.monotonic().since_start().as_secs() / 3_600
     }
 
     fn slots(&self, address: &str) -> Arc<Semaphore> {
@@ -182,16 +190,14 @@ async fn read(response: Response<Incoming>) -> Result<Bytes, Reason> {
     Ok(body)
 }
 
-/// Returns the URI of a request to the session `id`. The user part of the URI is the id, so that the pool does not use a
-/// connection to an earlier session.
-fn uri(id: MemberId, address: &str) -> Result<Uri, Reason> {
+fn uri(user: &str, address: &str) -> Result<Uri, Reason> {
     let authority: Option<Authority> = address.parse().ok();
     let authority = authority.filter(|found| found.port_u16().is_some() && !address.contains('@'));
     let authority =
         authority.ok_or_else(|| format!("the member's peer address {address:?} does not have the form HOST:PORT"))?;
     Uri::builder()
         .scheme("https")
-        .authority(format!("{id}@{authority}"))
+        .authority(format!("{user}@{authority}"))
         .path_and_query(PATH)
         .build()
         .map_err(|_| format!("the member's peer address {address:?} is invalid"))

@@ -1,8 +1,8 @@
 //! TLS connection from a peer, with requests in HTTP/1.1.
 //!
 //! Invariants: the service receives a request only after a TLS handshake in which the peer presented the certificate of
-//! a member. A connection ends when the listener's authorities change, or when it is too old. So a peer cannot use a
-//! certificate long after its expiry, or after the cluster has dropped the authority of the certificate.
+//! a member. A connection ends when the listener's authorities have changed, or when it is too old. After a change of the
+//! authorities, the service receives a request only if the listener still trusts the peer's certificate.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use http::{HeaderValue, Request, header};
 use hyper::body::Incoming;
 use listener::{Activity, IdleTimeout, Slot};
 use membership::MemberId;
+use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
@@ -35,17 +36,24 @@ pub(crate) async fn serve(service: Arc<Service>, stream: TcpStream, slot: Slot) 
     else {
         return;
     };
+    slot.trust();
+    let certificates = stream.get_ref().1.peer_certificates().map(<[CertificateDer<'_>]>::to_vec).unwrap_or_default();
+    let certificates: Arc<[CertificateDer<'static>]> = certificates.into();
     let (read_timeout, idle_timeout) = (parts.options.read_timeout, parts.options.idle_timeout);
     let opened_at = parts.runtime.monotonic();
     let respond = |request: Request<Incoming>, activity: Arc<Activity>| {
         let service = service.clone();
+        let certificates = certificates.clone();
         async move {
-            activity.trust();
             activity.set_idle_timeout(idle_timeout);
-            let mut response = service.respond(to, request).await;
-            let parts = &service.parts;
-            let age = parts.runtime.monotonic().since(opened_at);
-            if age > parts.options.connection_age_max || parts.identity.generation() != generation {
+            let identity = &service.parts.identity;
+            let mut response = if identity.generation() == generation || identity.trusts(&certificates) {
+                service.respond(to, request).await
+            } else {
+                service.reject_untrusted()
+            };
+            let age = service.parts.runtime.monotonic().since(opened_at);
+            if age > service.parts.options.connection_age_max || identity.generation() != generation {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             response
@@ -87,5 +95,9 @@ async fn handshake(service: &Service, mut stream: TcpStream) -> Option<(TlsStrea
         let _timed_out = parts.runtime.timeout(LINGER, rest).await;
         None
     };
-    parts.runtime.timeout(parts.options.read_timeout, accepting).await.flatten()
+    let accepted = parts.runtime.timeout(parts.options.read_timeout, accepting).await;
+    if accepted.is_none() {
+        tracing::debug!("TLS handshake with a peer timed out");
+    }
+    accepted.flatten()
 }

@@ -1,6 +1,7 @@
 //! Opens the TLS connections to other members.
 
 use std::error::Error;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -11,6 +12,7 @@ use http::Uri;
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, MaybeHttpsStream};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
+use membership::MemberId;
 use runtime::Runtime;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
@@ -18,6 +20,24 @@ use tower::Service;
 
 use crate::causes;
 use crate::identity::{Identity, server_name};
+
+/// Session to which a connection belongs, with the reasons for which the client opens a new connection to it. Its text
+/// is the user part of a URI.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Session {
+    pub(crate) id: MemberId,
+    /// [`Identity::generation`]. After a change of the authorities, the certificates must be checked again.
+    pub(crate) generation: u64,
+    /// Hour in which the connection opens, so that the members check each other's certificates at least once an hour.
+    pub(crate) hour: u64,
+}
+
+impl fmt::Display for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Session { id, generation, hour } = self;
+        write!(f, "{id}.{generation}.{hour}")
+    }
+}
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -53,9 +73,10 @@ impl Service<Uri> for Connector {
         let Connector { runtime, tcp, identity, timeout } = self.clone();
         Box::pin(async move {
             let authority = uri.authority().map_or("", |authority| authority.as_str());
-            let (id, address) = authority.split_once('@').ok_or("the URI contains no id of a session")?;
+            let (session, address) = authority.split_once('@').ok_or("the URI contains no session")?;
+            let (id, _) = session.split_once('.').ok_or("the session has no generation")?;
             let id = u128::from_str_radix(id, 16).map_err(|_| "the id of the session is invalid")?;
-            let name = ServerName::try_from(server_name(membership::MemberId(id)))?;
+            let name = ServerName::try_from(server_name(MemberId(id)))?;
             let name = Arc::new(FixedServerNameResolver::new(name));
             let mut tls = HttpsConnector::new(tcp, identity.client_config()?, true, name);
             let connecting = tls.call(format!("https://{address}").parse()?);

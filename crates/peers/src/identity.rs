@@ -11,7 +11,8 @@ use membership::MemberId;
 use runtime::{Monotonic, Runtime};
 use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::UnixTime;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::time_provider::TimeProvider;
@@ -44,8 +45,8 @@ struct Inner {
     runtime: Runtime,
     provider: Arc<CryptoProvider>,
     state: Mutex<State>,
-    /// Signal that a peer presented a certificate of an authority that this member does not know.
-    unknown_authority: Notify,
+    /// Signal that this member and a peer do not trust the same authorities.
+    mismatch: Notify,
     /// Time of the last warning for each cause.
     warned: Mutex<HashMap<&'static str, Monotonic>>,
     is_quiet: bool,
@@ -56,8 +57,7 @@ struct State {
     roots: Arc<RootCertStore>,
     /// Number that changes whenever the authorities change.
     generation: u64,
-    /// Certificates by their names.
-    issued: HashMap<String, Issued>,
+    issued: HashMap<(String, Purpose), Issued>,
 }
 
 struct Issued {
@@ -75,17 +75,17 @@ impl Identity {
         Ok(Identity(Arc::new(Inner::new(runtime, State::new(issuer, others, 0)?, false))))
     }
 
-    /// Creates an identity that trusts only `authority`, and that logs no warning about rejected certificates. A caller
-    /// uses it to find out whether members use this authority.
+    /// Creates an identity like [`Identity::new`] that logs no warnings. A caller uses it to find out whether members
+    /// trust and use an authority.
     ///
     /// # Errors
-    /// Returns an error if the authority cannot issue certificates.
-    pub fn probe(runtime: &Runtime, authority: Authority) -> Result<Self, AuthorityError> {
-        Ok(Identity(Arc::new(Inner::new(runtime, State::new(authority, &[], 0)?, true))))
+    /// Returns an error if an authority cannot issue certificates.
+    pub fn probe(runtime: &Runtime, issuer: Authority, others: &[Authority]) -> Result<Self, AuthorityError> {
+        Ok(Identity(Arc::new(Inner::new(runtime, State::new(issuer, others, 0)?, true))))
     }
 
-    /// Replaces the authorities. Connections that other members opened before end after their current requests. This
-    /// member continues to use its own connections until the other members close them.
+    /// Replaces the authorities. The listener and the client then open new connections for further requests. The
+    /// listener still serves one request on an earlier connection if it trusts the certificate of the caller.
     ///
     /// # Errors
     /// Returns an error if an authority cannot issue certificates. The identity then keeps its authorities.
@@ -95,10 +95,10 @@ impl Identity {
         Ok(())
     }
 
-    /// Waits until a peer presents a certificate of an authority that this member does not know. The cluster may have a
-    /// new authority, so the caller should read the authorities again.
-    pub async fn unknown_authority(&self) {
-        self.0.unknown_authority.notified().await;
+    /// Waits until this member or a peer rejects a certificate because of its authority. The cluster may have a new
+    /// authority, so the caller should read the authorities again.
+    pub async fn mismatch(&self) {
+        self.0.mismatch.notified().await;
     }
 
     pub(crate) fn generation(&self) -> u64 {
@@ -126,16 +126,26 @@ impl Identity {
     /// true.
     #[must_use]
     pub fn server_config(&self, is_me: IsCurrentSession) -> Arc<ServerConfig> {
-        let roots = self.state().roots.clone();
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots, self.0.provider.clone());
         let mut config = ServerConfig::builder_with_details(self.0.provider.clone(), self.clock())
             .with_protocol_versions(&[&TLS13])
             .expect("the provider supports TLS 1.3")
-            .with_client_cert_verifier(verifier.build().expect("the identity trusts at least one authority"))
+            .with_client_cert_verifier(self.verifier())
             .with_cert_resolver(Arc::new(Resolver { identity: self.clone(), is_me }));
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Arc::new(config)
+    }
+
+    /// Returns true if this member trusts the certificates that a caller has presented.
+    pub(crate) fn trusts(&self, caller: &[CertificateDer<'_>]) -> bool {
+        let Some(((first, rest), now)) = caller.split_first().zip(self.clock().current_time()) else { return false };
+        self.verifier().verify_client_cert(first, rest, now).is_ok()
+    }
+
+    fn verifier(&self) -> Arc<dyn ClientCertVerifier> {
+        let roots = self.state().roots.clone();
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, self.0.provider.clone());
+        verifier.build().expect("the identity trusts at least one authority")
     }
 
     /// Returns a certificate with at least the half of its validity left. Issues a new certificate if necessary.
@@ -145,12 +155,13 @@ impl Identity {
         // An operator may also set the clock back. Other members would then reject the certificate as not valid yet.
         let is_fresh =
             |issued: &Issued| now.since(issued.at) < VALIDITY / 2 && issued.at.since(now) < CLOCK_OFFSET_MAX / 2;
-        if let Some(issued) = state.issued.get(name).filter(|issued| is_fresh(issued)) {
+        let of = (name.to_owned(), purpose);
+        if let Some(issued) = state.issued.get(&of).filter(|issued| is_fresh(issued)) {
             return Ok(issued.key.clone());
         }
         let key = Arc::new(state.issuer.issue(&self.0.provider, name, purpose, now)?);
         state.issued.retain(|_, issued| is_fresh(issued));
-        state.issued.insert(name.to_owned(), Issued { key: key.clone(), at: now });
+        state.issued.insert(of, Issued { key: key.clone(), at: now });
         Ok(key)
     }
 
@@ -161,8 +172,8 @@ impl Identity {
             tracing::debug!(address, %error, "TLS handshake between members failed");
             return;
         };
-        if rejection == Rejection::UnknownAuthority {
-            self.0.unknown_authority.notify_one();
+        if matches!(rejection, Rejection::UnknownAuthority | Rejection::ByPeer) {
+            self.0.mismatch.notify_one();
         }
         let now = self.0.runtime.monotonic();
         let text = rejection.text();
@@ -189,7 +200,7 @@ impl Inner {
             runtime: runtime.clone(),
             provider: Arc::new(rustls::crypto::ring::default_provider()),
             state: Mutex::new(state),
-            unknown_authority: Notify::new(),
+            mismatch: Notify::new(),
             warned: Mutex::default(),
             is_quiet,
         }
@@ -311,7 +322,9 @@ impl Rejection {
                 "the peer's certificate is not valid yet by this member's clock; synchronize the clocks of both machines"
             }
             Rejection::NoCertificate => "the peer presented no certificate; only members of the cluster may connect",
-            Rejection::Other => "the peer's certificate is not valid for a member of this cluster",
+            Rejection::Other => {
+                "the peer's certificate is not valid for a member of this cluster; check the peer's address and build"
+            }
         }
     }
 }

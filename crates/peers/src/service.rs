@@ -110,6 +110,15 @@ impl Service {
                 (status, reason.into())
             }
         };
+        self.response(status, body)
+    }
+
+    /// Returns the response to a request of a caller whose certificate this member no longer trusts.
+    pub(crate) fn reject_untrusted(&self) -> Response<Full<Bytes>> {
+        self.response(StatusCode::FORBIDDEN, "this member no longer trusts the caller's certificate".into())
+    }
+
+    fn response(&self, status: StatusCode, body: Bytes) -> Response<Full<Bytes>> {
         self.parts.request_counter.count(status);
         let mut response = Response::new(Full::new(body));
         *response.status_mut() = status;

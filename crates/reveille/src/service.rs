@@ -149,17 +149,18 @@ impl Service {
         authority::ensure(runtime, &store, &unlocked.keyring).await?;
         let following = FollowingIdentity::read(runtime, &store, &unlocked.keyring).await?;
         let identity = following.identity.clone();
+        // The join may wait for the coordination engine, and the authorities may change in the meantime.
+        let stop_peers = CancellationToken::new();
+        let (stop, follow) =
+            (stop_peers.clone(), following.follow(runtime.clone(), store.clone(), unlocked.keyring.clone()));
+        tasks.spawn("authorities", async move {
+            stop.run_until_cancelled(follow).await;
+        });
         let deliver = Arc::new(deliver(runtime, options, &unlocked, &mut registry)?);
         let parts = Parts { store: &store, encrypted: unlocked.store, identity: identity.clone(), deliver };
         let joined = cluster::join(runtime, engine, &options.member, parts, options.scheduler.clone(), registry);
         let cluster::Member { scheduler, listener } = joined.await?;
-        let stop_peers = CancellationToken::new();
         tasks.spawn("peers", serve_peers(listener, identity, scheduler.clone(), stop_peers.clone()));
-        let follow = following.follow(runtime.clone(), store.clone(), unlocked.keyring);
-        let stop = stop_peers.clone();
-        tasks.spawn("authorities", async move {
-            stop.run_until_cancelled(follow).await;
-        });
         let front = Front::bind(&scheduler, options).await?;
         let limits = options.server.limits.clone();
         let (mover, inbox) = (scheduler.clone(), store.clone());
@@ -262,14 +263,14 @@ async fn watch_folder(
     }
 }
 
-async fn serve_peers(listener: Listener, tls: Identity, scheduler: Scheduler, stop: CancellationToken) {
-    let identity = scheduler.clone();
-    let is_me: peers::IsCurrentSession = Arc::new(move |id| identity.is_member(id));
+async fn serve_peers(listener: Listener, identity: Identity, scheduler: Scheduler, stop: CancellationToken) {
+    let sessions = scheduler.clone();
+    let is_me: peers::IsCurrentSession = Arc::new(move |id| sessions.is_member(id));
     let handler: peers::Handler = Arc::new(move |operation, request| {
         let scheduler = scheduler.clone();
         Box::pin(async move { scheduler.handle(&operation, &request).await })
     });
-    listener.serve_until(tls, is_me, handler, async move { stop.cancelled().await }).await;
+    listener.serve_until(identity, is_me, handler, async move { stop.cancelled().await }).await;
 }
 
 /// Creates a registry of metrics that contains a metric with the version of the build.

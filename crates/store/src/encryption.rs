@@ -57,7 +57,7 @@ pub enum Place<'a> {
     /// Secret that signs a tenant's callbacks.
     SigningSecret { tenant: TenantId, id: &'a str },
     /// Key of the cluster's certificate authority with this number.
-    AuthorityKey { number: u64 },
+    AuthorityKey { number: u32 },
     /// Record in the operator tenant that states whether every header of the store is bound.
     HeaderBinding,
 }

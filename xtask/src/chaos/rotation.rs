@@ -10,22 +10,39 @@ use super::database::Database;
 use super::faults::wait_until;
 use super::member::MemberConfig;
 
-/// Rotates the authority repeatedly until `is_over`. Returns the number of complete rotations. A rotation may fail while
-/// faults disturb the members, and the next one completes it.
+/// Errors that no fault explains.
+const INEXPLICABLE: [&str; 3] = ["cannot decrypt", "is damaged", "has no certificate authority"];
+
+/// Results of the rotations during the faults.
+#[derive(Default)]
+pub(super) struct Rotations {
+    pub(super) complete: usize,
+    /// Errors that no fault explains.
+    pub(super) failures: Vec<String>,
+}
+
+/// Rotates the authority repeatedly until `is_over`. A rotation may fail while faults disturb the members, and the next
+/// one completes it.
 pub(super) fn rotate_repeatedly(
     database: &Database,
     config: &MemberConfig,
     period: Duration,
     is_over: &AtomicBool,
-) -> usize {
-    let mut complete = 0;
+) -> Rotations {
+    let mut rotations = Rotations::default();
     while !wait_until(period, || is_over.load(Ordering::Relaxed)) {
         match rotate(database, config) {
-            Ok(()) => complete += 1,
-            Err(error) => eprintln!("a rotation is incomplete: {error:#}"),
+            Ok(()) => rotations.complete += 1,
+            Err(error) => {
+                let error = format!("a rotation is incomplete: {error:#}");
+                eprintln!("{error}");
+                if INEXPLICABLE.iter().any(|text| error.contains(text)) {
+                    rotations.failures.push(error);
+                }
+            }
         }
     }
-    complete
+    rotations
 }
 
 /// Rotates the authority after all faults have ended.

@@ -163,7 +163,7 @@ pub(crate) fn echo(operation: String, request: Bytes) -> Handling {
 /// Head of a request for the operation [`NUDGE`], without its end.
 pub(crate) const HEAD: &str = "POST /peer/v3/request HTTP/1.1\r\nhost: a\r\nreveille-peer-operation: nudge\r\n";
 
-/// Accepts one connection as a member of the cluster, whatever its session is.
+/// Accepts one connection as a member of the cluster. The member accepts every session id.
 pub(crate) async fn accepted(listener: &TcpListener) -> TlsStream<TcpStream> {
     let (stream, _) = listener.accept().await.unwrap();
     TlsAcceptor::from(identity().server_config(Arc::new(|_| true))).accept(stream).await.unwrap().into()

@@ -43,7 +43,8 @@ pub(crate) fn migrated(server: &Postgres) -> String {
 }
 
 /// Statements that revert migrations, from the newest one to the oldest one, each with the version before it.
-const UNDO: [(i32, &str); 4] = [
+const UNDO: [(i32, &str); 5] = [
+    (10, "drop table reveille.authority;"),
     (
         9,
         "drop function reveille.start_epoch, reveille.database_id, reveille.timeline;

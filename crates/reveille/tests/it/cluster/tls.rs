@@ -43,7 +43,7 @@ fn rotation_of_the_authority_disturbs_no_request_between_members() {
     let rotated = rotating.join().unwrap();
     let output = String::from_utf8_lossy(&rotated.stdout).into_owned();
     assert!(rotated.status.success(), "{}", String::from_utf8_lossy(&rotated.stderr));
-    assert!(output.contains("created a new") && output.contains("dropped the old"), "{output}");
+    assert!(output.contains("created a new") && output.contains("no longer trust the old one"), "{output}");
     assert_eq!(cluster.sql("select number from reveille.authority").trim(), "2");
     for number in 0..20 {
         let (status, body) = create(&mut clients[number % 2], &format!("after-{number}"));
