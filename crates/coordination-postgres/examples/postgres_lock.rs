@@ -24,7 +24,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         );
     };
     // Only clients with the same credentials can access the nodes of the lock.
-    let credentials = vec![Credentials { name: "report".to_owned(), password: std::fs::read_to_string(file)? }];
+    let password = std::fs::read_to_string(file)?.trim_end().to_owned();
+    let credentials = vec![Credentials { name: "report".to_owned(), password }];
     let session = SessionOptions { credentials, ..SessionOptions::default() };
     let runtime = Runtime::real();
     let options = Options::default();

@@ -93,6 +93,12 @@ impl ZookeeperUrl {
         })?;
         let root = match root.strip_suffix('/').unwrap_or(root) {
             "" => None,
+            // A password with a slash would otherwise become a part of the root path.
+            root if user.is_none() && root.contains('@') => {
+                return Err(invalid(
+                    "the root path contains @ although the URL has no user; write / in a password as %2F",
+                ));
+            }
             root => Some(NodePath::new(root).map_err(|_| invalid("the part /ROOT is not a valid node path"))?),
         };
         let tls = tls_of(query)?;
@@ -112,6 +118,12 @@ impl ZookeeperUrl {
         }
         let (user, password) = user.map(user_of).transpose()?.unzip();
         Ok(ZookeeperUrl { servers, root, tls, user, password: password.flatten() })
+    }
+
+    /// Returns true if the URL contains a password of its user.
+    #[must_use]
+    pub fn has_password(&self) -> bool {
+        self.password.is_some()
     }
 
     /// Replaces the password of the URL's user. Does nothing if `password` is `None`, or if the URL has no user.

@@ -29,6 +29,10 @@ pub(crate) struct Server {
 
 impl std::fmt::Display for Server {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The address of IPv6 is in brackets.
+        if self.host.contains(':') {
+            return write!(f, "[{}]:{}", self.host, self.port);
+        }
         write!(f, "{}:{}", self.host, self.port)
     }
 }

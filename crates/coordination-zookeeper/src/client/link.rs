@@ -58,9 +58,10 @@ pub(super) struct Link {
 enum Failed {
     /// Another attempt may succeed.
     Unreachable(String),
-    /// TLS with this server fails until an operator acts. Another server may accept the session.
+    /// This server and the client do not accept each other's certificate or user until an operator acts. Another server
+    /// may accept the session.
     Insecure(String),
-    /// The server rejected the session for good.
+    /// The ensemble rejected the session for good.
     Rejected(TreeError),
 }
 
@@ -205,7 +206,7 @@ impl Link {
         user: &User,
         silence_max: Duration,
     ) -> Result<(), Failed> {
-        let rejected = |reason: &str| Failed::Rejected(TreeError::Invalid(reason.to_owned()));
+        let rejected = |reason: &str| Failed::Insecure(reason.to_owned());
         let nonce = format!("{:032x}", self.runtime.random_u128());
         let challenge = self.sasl(connection, &[], silence_max).await?;
         let response = sasl::respond(&challenge, user, &nonce).ok_or_else(|| rejected(NO_SASL))?;
@@ -230,9 +231,7 @@ impl Link {
         let (header, mut reader) = self.response(connection, silence_max).await?;
         match header.code {
             code::OK => Ok(reader.buffer()?),
-            code::AUTH_FAILED | code::AUTHENTICATION_REQUIRED => {
-                Err(Failed::Rejected(TreeError::Invalid(WRONG_PASSWORD.to_owned())))
-            }
+            code::AUTH_FAILED | code::AUTHENTICATION_REQUIRED => Err(Failed::Insecure(WRONG_PASSWORD.to_owned())),
             code => Err(failed(code)),
         }
     }

@@ -89,7 +89,8 @@ impl Tls {
 
     /// Encrypts a connection to the server `host`.
     pub(super) async fn handshake(&self, stream: TcpStream, host: &str) -> Result<TlsStream<TcpStream>, TlsError> {
-        let config = self.config().map_err(|error| TlsError::Lasting(error.to_string()))?;
+        // The URL was accepted with valid files, so an operator may be replacing them at this moment.
+        let config = self.config().map_err(|error| TlsError::Io(io::Error::other(error.to_string())))?;
         let name = ServerName::try_from(host.to_owned()).map_err(|error| TlsError::Lasting(error.to_string()))?;
         let connected = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
         connected.map_err(|error| match error.kind() {
@@ -127,7 +128,11 @@ impl Tls {
                  zookeeper://"
                     .to_owned()
             }
-            reason => format!("TLS failed: {reason}; compare the TLS settings of the server with TLS 1.2 and 1.3"),
+            rustls::Error::PeerIncompatible(_)
+            | rustls::Error::AlertReceived(AlertDescription::HandshakeFailure | AlertDescription::ProtocolVersion) => {
+                format!("TLS failed: {reason}; compare the TLS settings of the server with TLS 1.2 and 1.3")
+            }
+            _ => return TlsError::Io(error),
         })
     }
 }

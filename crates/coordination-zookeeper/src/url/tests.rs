@@ -15,6 +15,7 @@ fn zookeeper_url_parser_returns_the_servers_and_the_root_path() {
         assert_eq!((&found[..], url.root().map(NodePath::as_str)), (servers, root), "{text}");
         assert_eq!(url.tls().is_some(), text.contains("tls"), "{text}");
     }
+    assert_eq!(ZookeeperUrl::parse("zookeeper://[::1]:7,b/x").unwrap().to_string(), "[::1]:7,b:2181");
 }
 
 #[test]
@@ -49,6 +50,7 @@ fn error_for_an_invalid_url_shows_the_expected_form_and_hides_the_password() {
         "zookeeper://u:secret@",
         "zookeeper://u:secret%ff@a",
         "zookeeper://u:sec/secret@a",
+        "zookeeper://u:12345/secret@a",
         "zookeeper://u:sec?secret@a",
         "zookeeper://u:sec#secret@a",
         "zookeeper://a:99999",
