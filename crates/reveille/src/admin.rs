@@ -180,8 +180,7 @@ pub(crate) async fn migrate_schema(runtime: &Runtime, engine: &PostgresEngine) -
     let migrated = store_postgres::migrate(runtime, engine.store.as_str(), &options).await;
     let migrated = migrated.context("cannot migrate the schema of the store")?;
     let coordinated =
-        coordination_connect::migrate(runtime, engine.coordination.as_str(), engine.coordination_password.clone())
-            .await;
+        coordination_connect::migrate(runtime, engine.coordination.as_str(), engine.coordination_password()).await;
     coordinated.context("the store's schema is migrated, but the coordination engine's schema cannot be migrated")?;
     console::line(&match migrated.from {
         None => format!("created the schema of the store: version {}, cluster id {}", migrated.to, migrated.cluster),

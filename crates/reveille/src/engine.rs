@@ -61,7 +61,8 @@ pub(crate) struct PostgresEngine {
     pub(crate) store: Url,
     pub(crate) coordination: Url,
     pub(crate) password: Option<String>,
-    pub(crate) coordination_password: Option<String>,
+    /// Password for the coordination engine, if it has a file of its own.
+    coordination_password: Option<String>,
 }
 
 impl fmt::Debug for PostgresEngine {
@@ -88,7 +89,7 @@ impl EngineArguments {
                 Ok(Engine::Postgres(PostgresEngine {
                     store: store.clone(),
                     coordination: coordination.as_ref().unwrap_or(store).clone(),
-                    coordination_password: read(&self.coordination_password_file)?.or_else(|| password.clone()),
+                    coordination_password: read(&self.coordination_password_file)?,
                     password,
                 }))
             }
@@ -201,6 +202,17 @@ impl PostgresEngine {
         coordination.ownership.view().await.context("cannot read the members of the cluster")
     }
 
+    /// Returns the password that replaces the one in the coordination engine's URL. The store's password is only a
+    /// fallback for a user without a password: the client must not show it to an engine that has its own password.
+    pub(crate) fn coordination_password(&self) -> Option<String> {
+        let has_own = match coordination_connect::Engine::of(self.coordination.as_str()) {
+            Ok(coordination_connect::Engine::Zookeeper(url)) => url.has_password(),
+            _ => false,
+        };
+        let fallback = self.password.clone().filter(|_| !has_own);
+        self.coordination_password.clone().or(fallback)
+    }
+
     async fn open_coordination(
         &self,
         runtime: &Runtime,
@@ -222,7 +234,7 @@ impl PostgresEngine {
         credentials: Credentials,
         purpose: Purpose,
     ) -> Result<Coordination, ConnectError> {
-        let (url, password) = (self.coordination.as_str(), self.coordination_password.clone());
+        let (url, password) = (self.coordination.as_str(), self.coordination_password());
         match coordination_connect::Engine::of(url)? {
             coordination_connect::Engine::Zookeeper(ensemble) => {
                 let address = ensemble.to_string();
@@ -267,6 +279,24 @@ mod tests {
     fn arguments(store: Option<&str>, coordination: Option<&str>) -> EngineArguments {
         let url = |text: Option<&str>| text.map(|text| text.parse().unwrap());
         EngineArguments { store: url(store), coordination: url(coordination), ..EngineArguments::default() }
+    }
+
+    #[test]
+    fn store_password_goes_only_to_an_engine_without_a_password_of_its_own() {
+        let password = |coordination: &str, file: Option<&str>| {
+            let engine = PostgresEngine {
+                store: "postgres://app@db/x".parse().unwrap(),
+                coordination: coordination.parse().unwrap(),
+                password: Some("of the store".to_owned()),
+                coordination_password: file.map(str::to_owned),
+            };
+            engine.coordination_password()
+        };
+        let store = Some("of the store".to_owned());
+        assert_eq!(password("zookeeper://shop:own@zk", None), None);
+        assert_eq!(password("zookeeper://shop@zk", None), store);
+        assert_eq!(password("postgres://app@db/x", None), store);
+        assert_eq!(password("zookeeper://shop:own@zk", Some("of the file")), Some("of the file".to_owned()));
     }
 
     #[test]
