@@ -104,6 +104,7 @@ pub async fn poll_leader(
     let first = KnownLeader { leader: read().await?, is_current: true };
     let clock = runtime.clone();
     let poll = |sender: watch::Sender<KnownLeader>| async move {
+        let mut logged = None;
         loop {
             tokio::select! {
                 biased;
@@ -111,8 +112,18 @@ pub async fn poll_leader(
                 () = clock.sleep(POLL_PERIOD) => {}
             }
             let known = match read().await {
-                Ok(leader) => KnownLeader { leader, is_current: true },
-                Err(_unavailable) => KnownLeader { is_current: false, ..sender.borrow().clone() },
+                Ok(leader) => {
+                    logged = None;
+                    KnownLeader { leader, is_current: true }
+                }
+                Err(error) => {
+                    // The task logs an error that needs an operator only once while it persists.
+                    if !error.is_retryable() && logged.as_ref() != Some(&error) {
+                        tracing::warn!(%error, "cannot read the leader; trying again");
+                        logged = Some(error);
+                    }
+                    KnownLeader { is_current: false, ..sender.borrow().clone() }
+                }
             };
             send_if_new(&sender, known);
         }

@@ -328,7 +328,7 @@ impl Shared {
         let response = self.runtime.timeout(limit, call).await;
         let no_response = || Err(OwnershipError::Unavailable(format!("no response within {limit:?}")));
         let response = response.unwrap_or_else(no_response);
-        if let Err(error @ OwnershipError::Unavailable(_)) = &response {
+        if let Err(error @ (OwnershipError::Unavailable(_) | OwnershipError::Rejected(_))) = &response {
             let now = self.runtime.monotonic();
             self.contact().failed(now, self.options.contact_limit(), &self.options.engine, error);
         }

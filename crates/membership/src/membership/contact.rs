@@ -50,14 +50,15 @@ impl Contact {
         *self = Contact::new(now);
     }
 
-    /// Records a call without a response. The engine counts as lost if it has not responded for `limit`.
+    /// Records a call that the engine did not carry out, because it did not respond or because it rejected this member.
+    /// The engine counts as lost if it has carried out no call for `limit`.
     pub(super) fn failed(&mut self, now: Monotonic, limit: Duration, engine: &str, error: &OwnershipError) {
         if !self.is_lost && now.since(self.last_response) >= limit {
             self.is_lost = true;
             tracing::warn!(
                 engine,
                 %error,
-                "the coordination engine does not respond; at the end of its lease, this member releases its shards, \
+                "the coordination engine does not respond to this member; at the end of its lease, this member releases its shards, \
                  and it takes them again when the engine responds; check the engine and the network"
             );
         }

@@ -18,12 +18,14 @@ pub(super) struct Keeper {
     member: MemberId,
     /// Value of [`Member::owns`] that the engine shows for this member. `None` if this value is unknown.
     announced_owns: Option<bool>,
+    /// Cause of the last failed check before a renewal, which the task has logged.
+    logged_check: Option<&'static str>,
 }
 
 impl Keeper {
     pub(super) fn new(shared: Arc<Shared>, profile: Profile, before_renewal: BeforeRenewal) -> Self {
         let member = MemberId::random(&shared.runtime);
-        Keeper { shared, profile, before_renewal, member, announced_owns: None }
+        Keeper { shared, profile, before_renewal, member, announced_owns: None, logged_check: None }
     }
 
     pub(super) async fn run(mut self) {
@@ -159,9 +161,14 @@ impl Keeper {
                 None => "the check before the session renewal timed out",
                 Some(_) => "the check before the session renewal failed",
             };
-            tracing::warn!(why, "cannot renew the session; retrying until the lease ends");
+            // The task logs the cause only once while it persists.
+            if self.logged_check != Some(why) {
+                self.logged_check = Some(why);
+                tracing::warn!(why, "cannot renew the session; retrying until the lease ends");
+            }
             return Err(OwnershipError::Unavailable(why.to_owned()));
         }
+        self.logged_check = None;
         if self.announced_owns != Some(self.owns()) {
             return self.open().await;
         }

@@ -58,8 +58,8 @@ pub(super) fn reject_create(rejection: CreateRejection, when: &'static str, sche
         CreateRejection::Unreachable => match scheduler.coordination_outage() {
             Some(outage) if scheduler.health() == Health::Ready => {
                 let detail = format!(
-                    "{outage}, so no member owns the schedule's shard; the request may or may not have taken effect; \
-                     send it again when the engine responds"
+                    "{outage}, so this member cannot find the owner of the schedule's shard; the request may or may not \
+                     have taken effect; send it again when the engine responds"
                 );
                 reject(Code::CoordinationUnavailable, detail)
             }

@@ -48,6 +48,7 @@ pub(super) async fn ready(State(app): App) -> HandlerResult {
     let status = match app.scheduler.coordination_outage() {
         None => status,
         // Until the end of its lease, the member creates and fires schedules as before.
+        Some(_) if app.scheduler.may_own() && status != "ready" => status,
         Some(_) if app.scheduler.may_own() => "coordination_unavailable",
         Some(outage) => {
             let detail = format!(
