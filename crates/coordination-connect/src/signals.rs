@@ -6,8 +6,13 @@ use runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// Returns a token that the first SIGTERM or SIGINT (Ctrl-C) to this process cancels. From this call on, these signals
-/// do not end the process.
+/// Exit status of a process that SIGINT ended.
+const INTERRUPTED: i32 = 130;
+/// Exit status of a process that SIGTERM ended.
+const TERMINATED: i32 = 143;
+
+/// Returns a token that the first SIGTERM or SIGINT (Ctrl-C) to this process cancels. A second signal ends the process at
+/// once, with the status that shells report for the signal.
 ///
 /// # Errors
 /// Returns an error if the process cannot listen for the signals.
@@ -19,12 +24,17 @@ pub fn stop_signal() -> io::Result<CancellationToken> {
     let stop = CancellationToken::new();
     let stopped = stop.clone();
     drop(Runtime::real().spawn("stop signal", async move {
-        tokio::select! {
-            biased;
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+        for is_first in [true, false] {
+            let status = tokio::select! {
+                biased;
+                _ = terminate.recv() => TERMINATED,
+                _ = interrupt.recv() => INTERRUPTED,
+            };
+            if !is_first {
+                std::process::exit(status);
+            }
+            stopped.cancel();
         }
-        stopped.cancel();
     }));
     Ok(stop)
 }
