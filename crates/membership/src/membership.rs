@@ -341,6 +341,14 @@ impl Shared {
         self.contact().responded(self.runtime.monotonic(), &self.options.engine);
     }
 
+    /// Records the end of a session. The engine counts as lost if it has not responded for some time, even if no call has
+    /// failed since then.
+    fn session_ended(&self) {
+        let error = OwnershipError::Unavailable("no response until the end of the lease".to_owned());
+        let now = self.runtime.monotonic();
+        self.contact().failed(now, self.options.contact_limit(), &self.options.engine, &error);
+    }
+
     fn is_engine_lost(&self) -> bool {
         self.contact().lost_for(self.runtime.monotonic()).is_some()
     }

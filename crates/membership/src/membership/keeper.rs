@@ -60,6 +60,7 @@ impl Keeper {
             // is unreachable, the session ends with its lease.
             let _gone = self.leave().await;
             // The contact with the engine logs the start and the end of an outage.
+            self.shared.session_ended();
             if self.shared.is_engine_lost() {
                 tracing::debug!(member = %self.member, "session lost because of an outage of the engine");
             } else {
