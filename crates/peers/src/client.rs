@@ -42,6 +42,9 @@ pub struct PeersOptions {
     /// Longest time for which the client keeps an unused connection open. Default 30 s. The value should be less than
     /// the idle timeout of the listener (`ListenerOptions::idle_timeout`).
     pub idle_timeout: Duration,
+    /// Longest time for which the client uses a connection. Default 1 h. The members then open a new connection, and
+    /// check each other's certificates again.
+    pub connection_age_max: Duration,
     /// Maximum number of requests in flight to one address, which is also the maximum number of connections. Further
     /// requests wait, and the wait counts towards their `request_timeout`. Default 128. The value should be less than
     /// the listener's `requests_max`, so that one member cannot use up all request permits of another member.
@@ -54,6 +57,7 @@ impl Default for PeersOptions {
             connect_timeout: Duration::from_secs(1),
             request_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(30),
+            connection_age_max: Duration::from_secs(3_600),
             in_flight_per_address_max: 128,
         }
     }
@@ -134,7 +138,7 @@ impl Client {
         if body.len() > REQUEST_BYTES_MAX {
             return Err(format!("the request has {} bytes; the limit is {REQUEST_BYTES_MAX}", body.len()));
         }
-        let user = Session { id: to.id, generation: self.identity.generation(), hour: self.hour() };
+        let user = Session { id: to.id, generation: self.identity.generation(), period: self.period() };
         let uri = uri(&user.to_string(), &to.address)?;
         let sending = Box::pin(async {
             let slots = self.slots(&to.address);
@@ -157,9 +161,9 @@ impl Client {
         read(response).await
     }
 
-    /// Returns the number of whole hours since the start of the clock.
-    fn hour(&self) -> u64 {
-        self.runtime.monotonic().since_start().as_secs() / 3_600
+    /// Returns the number of the current period. The client uses a connection only in the period in which it opened.
+    fn period(&self) -> u128 {
+        self.runtime.monotonic().since_start().as_nanos() / self.options.connection_age_max.as_nanos().max(1)
     }
 
     fn slots(&self, address: &str) -> Arc<Semaphore> {

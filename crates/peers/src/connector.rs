@@ -28,14 +28,15 @@ pub(crate) struct Session {
     pub(crate) id: MemberId,
     /// [`Identity::generation`]. After a change of the authorities, the certificates must be checked again.
     pub(crate) generation: u64,
-    /// Hour in which the connection opens, so that the members check each other's certificates at least once an hour.
-    pub(crate) hour: u64,
+    /// Number of the period in which the connection opens. A period takes
+    /// [`connection_age_max`](crate::PeersOptions::connection_age_max).
+    pub(crate) period: u128,
 }
 
 impl fmt::Display for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Session { id, generation, hour } = self;
-        write!(f, "{id}.{generation}.{hour}")
+        let Session { id, generation, period } = self;
+        write!(f, "{id}.{generation}.{period}")
     }
 }
 

@@ -1,5 +1,6 @@
 //! Tests of members that hang, disconnect, respond slowly, stop and restart.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use membership::Member;
@@ -141,6 +142,33 @@ async fn sequential_requests_share_one_connection() {
     };
     // The test serves only one connection, so a request on a second connection would never receive a response.
     tokio::select! { biased; () = requests => {} () = carry => panic!("the connection was closed") }
+}
+
+#[tokio::test]
+async fn client_opens_a_new_connection_when_its_connection_is_too_old() {
+    let server = TestMember::echoing().await;
+    let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let to = Member { address: between.local_addr().unwrap().to_string(), ..member(server.address) };
+    let options = PeersOptions { connection_age_max: Duration::from_nanos(1), ..PeersOptions::default() };
+    let peers = HttpPeers::new(&Runtime::real(), identity(), "sender", options);
+    let opened = AtomicUsize::new(0);
+    let carry = async || {
+        let (mut here, _) = between.accept().await.unwrap();
+        opened.fetch_add(1, Ordering::SeqCst);
+        let mut there = TcpStream::connect(server.address).await.unwrap();
+        let _ends = tokio::io::copy_bidirectional(&mut here, &mut there).await;
+    };
+    let requests = async {
+        for _ in 0..3 {
+            assert_eq!(nudge(&peers, &to).await, nudged());
+        }
+    };
+    tokio::select! {
+        biased;
+        () = requests => {}
+        _ = async { tokio::join!(carry(), carry(), carry()) } => panic!("all connections were closed"),
+    }
+    assert_eq!(opened.load(Ordering::SeqCst), 3);
 }
 
 #[tokio::test]
