@@ -75,12 +75,13 @@ pub struct CredentialsError {
 #[derive(Clone)]
 pub struct ConnectOptions {
     /// Longest time for which the call waits until the engine responds. The default is 15 s. If the time is too short,
-    /// a program that starts together with its engine fails. If it is too long, a person who has mistyped the address
-    /// waits for a long time.
+    /// a program that starts together with its engine fails. If the time is too long, a program with a wrong address
+    /// reports its error late.
     pub limit: Duration,
     /// Timeout of the client's sessions ([`SessionOptions::timeout`]). The default is 10 s.
     pub session_timeout: Duration,
-    /// Password of the database. It replaces a password in the URL. By default the URL contains the password.
+    /// Password of the database, or of the user in a ZooKeeper URL. It replaces a password in the URL. By default the
+    /// URL contains the password.
     pub password: Option<String>,
 }
 

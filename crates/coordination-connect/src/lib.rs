@@ -1,5 +1,5 @@
-//! Opens coordination engines by URL, `zookeeper://…`, `zookeeper+tls://…` or `postgres://…`. A program that uses this crate names no engine
-//! in its code. It switches to another engine when its user configures another URL.
+//! Opens coordination engines by URL, `zookeeper://…`, `zookeeper+tls://…` or `postgres://…`. A program that uses this
+//! crate names no engine in its code. It switches to another engine when its user configures another URL.
 //!
 //! [`connect()`] opens a client of the recipes with one call. The other functions return the parts of this call, for a
 //! program that opens its sessions itself, and the electors.
@@ -36,7 +36,8 @@ pub enum OpenError {
     /// a password.
     #[error(
         "unknown or missing scheme of the coordination URL; use zookeeper://HOST:PORT,HOST:PORT/ROOT, \
-         zookeeper+tls:// with the same parts for TLS, or postgres://USER:PASSWORD@HOST:PORT/DATABASE with a database that `reveille store migrate` has prepared"
+         zookeeper+tls:// with the same parts for TLS, or postgres://USER:PASSWORD@HOST:PORT/DATABASE with a \
+         database that `reveille store migrate` has prepared"
     )]
     Unknown,
     /// The URL starts with `zookeeper://` or `zookeeper+tls://`, but is not a valid ZooKeeper URL, or a file that it

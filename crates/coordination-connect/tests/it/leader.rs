@@ -18,10 +18,25 @@ impl Process {
         Process(command.spawn().unwrap())
     }
 
+    fn terminate(&self) {
+        rustix::process::kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
+    }
+
+    /// Sends SIGTERM repeatedly until the process ends. Returns its exit status.
+    async fn stop_at_once(mut self, runtime: &Runtime) -> Option<i32> {
+        loop {
+            self.terminate();
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status.code();
+            }
+            runtime.sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     /// Sends SIGTERM, and checks that the process ends soon. Returns whether it ended without an error.
     fn stop(mut self) -> bool {
-        let (pid, began) = (Pid::from_raw(self.0.id().cast_signed()).unwrap(), Instant::now());
-        rustix::process::kill_process(pid, Signal::TERM).unwrap();
+        let began = Instant::now();
+        self.terminate();
         let status = self.0.wait().unwrap();
         assert!(began.elapsed() < Duration::from_secs(8), "the process ended after {:?}", began.elapsed());
         status.success()
@@ -58,18 +73,21 @@ fn program_starts_before_its_ensemble_and_stops_with_sigterm() {
         let mut followed = group.follow_leader().await.unwrap();
         let leader = led(&mut followed, true).await.leader.unwrap();
         assert_eq!(leader.id, "host-7");
-        let second = Process::start(&url, folder.path());
-        let waits = async {
+        let two_participate = async || {
             while group.participants().await.unwrap().len() < 2 {
                 client.runtime().sleep(Duration::from_millis(20)).await;
             }
         };
-        assert!(client.runtime().timeout(TIMEOUT, waits).await.is_some(), "the second process waits");
+        let second = Process::start(&url, folder.path());
+        assert!(client.runtime().timeout(TIMEOUT, two_participate()).await.is_some(), "the second process waits");
         assert!(first.stop());
         let is_next = |known: &KnownLeader| known.leader.as_ref().is_some_and(|next| next.term > leader.term);
         assert!(client.runtime().timeout(TIMEOUT, followed.until(is_next)).await.is_some(), "the second leads");
+        let third = Process::start(&url, folder.path());
+        assert!(client.runtime().timeout(TIMEOUT, two_participate()).await.is_some(), "the third process waits");
         // Without contact to the engine, the process ends too. It reports that it could not close its session.
         servers.pause(0).unwrap();
+        assert_eq!(third.stop_at_once(client.runtime()).await, Some(143), "the second signal ends the process");
         assert!(!second.stop());
         servers.resume(0).unwrap();
     });

@@ -94,6 +94,36 @@ fn error_of_a_rejected_user_arrives_at_once() {
     });
 }
 
+#[test]
+fn session_opens_on_a_server_that_accepts_the_user() {
+    with_real_runtime(async |runtime| {
+        let (user, password) = USERS[0];
+        let (without_users, with_users) = (shared().addresses(), shared_secure().addresses());
+        for servers in [format!("{without_users},{with_users}"), format!("{with_users},{without_users}")] {
+            let url = ZookeeperUrl::parse(&format!("zookeeper://{user}@{servers}")).unwrap();
+            let trees = ZookeeperTrees::new(runtime.clone(), url.with_password(Some(password.to_owned())));
+            // Each session begins with a random server.
+            for _ in 0..8 {
+                trees.open(SessionOptions::default()).await.unwrap().close().await.unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+fn file_that_is_missing_for_a_moment_is_a_retryable_error() {
+    with_real_runtime(async |runtime| {
+        let (server, folder) = (shared_secure(), tempfile::tempdir().unwrap());
+        let roots = folder.path().join("root.crt");
+        std::fs::copy(server.certificate("root.crt"), &roots).unwrap();
+        let url = format!("zookeeper+tls://localhost:{}?sslrootcert={}", server.secure_port(), roots.display());
+        let trees = ZookeeperTrees::new(runtime.clone(), ZookeeperUrl::parse(&url).unwrap());
+        std::fs::remove_file(&roots).unwrap();
+        let error = trees.open(SessionOptions::default()).await.err().unwrap();
+        assert!(error.is_retryable() && error.to_string().contains("sslrootcert"), "{error}");
+    });
+}
+
 /// RFC 2831 encodes a password in ISO 8859-1 or in UTF-8, and ZooKeeper's server must encode it in the same way.
 #[test]
 fn users_authenticate_with_passwords_of_all_encodings() {
