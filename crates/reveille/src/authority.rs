@@ -144,8 +144,9 @@ pub(crate) async fn rotate(runtime: &Runtime, arguments: &RotateArguments) -> an
         unlocked.register_key(runtime).await?;
         let timeout = Duration::from_secs(arguments.timeout);
         let rotation = Rotation { runtime, engine: &engine, store, keyring: &unlocked.keyring, timeout };
-        let newest = rotation.newest().await?;
-        if store.authorities().await.context(CANNOT_READ)?.len() > 1 {
+        let mut stored = store.authorities().await.context(CANNOT_READ)?;
+        let newest = stored.pop().context(NO_AUTHORITY)?;
+        if !stored.is_empty() {
             console::line("an earlier rotation is incomplete; completing it first")?;
             rotation.complete(newest.number).await?;
         }
@@ -168,16 +169,12 @@ struct Rotation<'a> {
 }
 
 impl Rotation<'_> {
-    async fn newest(&self) -> anyhow::Result<StoredAuthority> {
-        let newest = self.store.authorities().await.context(CANNOT_READ)?.pop();
-        newest.context(NO_AUTHORITY)
-    }
-
     /// Completes the rotation to the authority `number`, which is the newest one.
     async fn complete(&self, number: u32) -> anyhow::Result<()> {
         const CHANGED: &str =
             "another process changed the certificate authorities at the same time; run `reveille cluster rotate` again";
-        if !self.newest().await?.issues {
+        let newest = self.store.authorities().await.context(CANNOT_READ)?.pop().context(NO_AUTHORITY)?;
+        if !newest.issues {
             let trusting = self.wait_for_members(number, "trust", true).await?;
             ensure!(self.store.let_authority_issue(&trusting).await.context(CANNOT_CHANGE)?, CHANGED);
             console::line("all members trust the new certificate authority")?;

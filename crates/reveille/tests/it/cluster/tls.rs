@@ -1,6 +1,7 @@
 //! Tests of TLS between members and of its certificate authority.
 
 use std::process::Command;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use membership::{Member, MemberId};
@@ -31,16 +32,19 @@ fn rotation_of_the_authority_disturbs_no_request_between_members() {
 
     let mut rotate = Command::new(BINARY);
     rotate.args(["cluster", "rotate", "--store", &cluster.url, "--data"]).arg(cluster.key_folder());
-    let rotating = std::thread::spawn(move || run(&mut rotate));
+    let (ended, rotated) = mpsc::channel();
+    std::thread::spawn(move || ended.send(run(&mut rotate)).unwrap());
     let mut clients = [a.client(), b.client()];
     let mut count = 0;
-    while !rotating.is_finished() {
+    let rotated = loop {
         let (status, body) = create(&mut clients[count % 2], &format!("n{count}"));
         assert_eq!(status, 201, "{body}");
         count += 1;
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let rotated = rotating.join().unwrap();
+        match rotated.recv_timeout(Duration::from_millis(5)) {
+            Ok(output) => break output,
+            Err(error) => assert_eq!(error, RecvTimeoutError::Timeout),
+        }
+    };
     let output = String::from_utf8_lossy(&rotated.stdout).into_owned();
     assert!(rotated.status.success(), "{}", String::from_utf8_lossy(&rotated.stderr));
     assert!(output.contains("created a new") && output.contains("no longer trust the old one"), "{output}");
