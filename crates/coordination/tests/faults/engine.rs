@@ -189,9 +189,16 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
+    /// Opens the tree at `url`. Repeats this while a busy server does not respond in time.
     async fn open(runtime: &Runtime, url: &str, timeout: Duration) -> Peer {
-        let trees = coordination_connect::trees(runtime, url, None).await.unwrap();
-        Peer::on(runtime, trees, timeout)
+        let begin = runtime.monotonic();
+        loop {
+            match coordination_connect::trees(runtime, url, None).await {
+                Ok(trees) => return Peer::on(runtime, trees, timeout),
+                Err(error) => assert!(runtime.monotonic().since(begin) < crate::TIMEOUT, "{error}"),
+            }
+            runtime.sleep(Duration::from_millis(10)).await;
+        }
     }
 
     pub(crate) fn on(runtime: &Runtime, trees: Arc<dyn Trees>, timeout: Duration) -> Peer {

@@ -33,13 +33,18 @@ fn members_recover_after_a_zookeeper_outage() {
     servers.kill(0).unwrap();
     let from = now_millis() + 3_000;
     let mut client = a.client();
+    let mut is_down = true;
     for n in 0..50_u64 {
         let schedule = one_shot(&format!("n{n}"), from, &receiver.url(), &json!(n));
-        // The server rejects a schedule while the owner of its shard is unknown, so the client sends the request again.
-        until("the schedule is created", || matches!(client.create(&schedule).status, 201 | 409));
-        if n == 25 {
-            servers.restart(0).unwrap();
-        }
+        // A member accepts schedules until its lease ends. From then on it rejects them until the ensemble is back.
+        until(&format!("schedule n{n} is created"), || {
+            let is_created = matches!(client.create(&schedule).status, 201 | 409);
+            if is_down && (n == 25 || !is_created) {
+                servers.restart(0).unwrap();
+                is_down = false;
+            }
+            is_created
+        });
     }
     let hits = receiver.wait(|hits| counts(hits).len() == 50);
     assert!(hits.iter().all(|hit| hit.at_millis >= from), "no callback is early");
