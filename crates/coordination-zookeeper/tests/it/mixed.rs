@@ -17,9 +17,9 @@ use runtime::Runtime;
 use serde_json::json;
 use std::sync::Arc;
 use test_servers::mixed::{self, Mixed};
-use test_servers::zookeeper;
+use test_servers::zookeeper::{self, Zookeeper};
 
-use crate::support::with_real_runtime;
+use crate::support::{connections, number, with_real_runtime};
 
 const TIMEOUT: Duration = Duration::from_secs(4);
 const LIMIT: Duration = Duration::from_secs(30);
@@ -118,6 +118,36 @@ fn curator_and_this_crate_elect_one_common_leader() {
         assert!((&mut leading).now_or_never().is_none(), "there must be one leader");
         drop(dying);
         scene.within("this process leads", leading).await.unwrap().release().await;
+    });
+}
+
+/// Each process has a node in the same leader queue. At rest, both send only pings.
+#[test]
+fn session_at_rest_sends_at_most_twice_as_many_requests_as_kazoo() {
+    with_real_runtime(async |runtime| {
+        let ensemble = Zookeeper::start(1).unwrap();
+        let url = ZookeeperUrl::parse(&format!("zookeeper://{}", ensemble.addresses())).unwrap();
+        let options = SessionOptions { timeout: TIMEOUT, ..SessionOptions::default() };
+        let client = Client::new(&runtime, Arc::new(ZookeeperTrees::new(runtime.clone(), url)), options);
+        let queue = LeaderQueue::new(&client, &NodePath::new("/queue").unwrap(), Acl::Open).unwrap();
+        let held = queue.join(Bytes::new()).await.unwrap().lead().await.unwrap();
+        let python = mixed::kazoo(&ensemble.addresses(), TIMEOUT).unwrap();
+        assert_eq!(python.ask("queue-join /queue eA==").unwrap(), "1");
+
+        let own = format!("sid={},", client.session().await.unwrap().session().id());
+        let received = || {
+            let connections = connections(&ensemble);
+            let (ours, kazoo): (Vec<&String>, Vec<&String>) = connections.iter().partition(|line| line.contains(&own));
+            assert_eq!((ours.len(), kazoo.len()), (1, 1), "{connections:?}");
+            [ours[0], kazoo[0]].map(|line| number(line, "recved="))
+        };
+        runtime.sleep(TIMEOUT / 2).await;
+        let before = received();
+        runtime.sleep(TIMEOUT * 3).await;
+        let after = received();
+        let [ours, kazoo] = [0, 1].map(|at| after[at] - before[at]);
+        assert!(ours > 0 && ours <= 2 * kazoo, "{ours} requests of ours, {kazoo} of kazoo in 3 timeouts");
+        held.release().await;
     });
 }
 

@@ -242,11 +242,19 @@ pub(crate) fn with_real_runtime<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
 /// Returns the number of messages that the servers have received in this session, and the number of messages that they
 /// have sent.
 pub(crate) fn messages(session: &str) -> (u64, u64) {
-    let connections: String = (0..ensemble().count()).map(|at| ensemble().ask(at, "cons").unwrap()).collect();
-    let line = connections.lines().find(|line| line.contains(&format!("sid={session},"))).expect(&connections);
-    let count = |name: &str| {
-        let count = line.split(name).nth(1).and_then(|rest| rest.split(',').next());
-        count.and_then(|count| count.parse().ok()).expect(line)
-    };
-    (count("recved="), count("sent="))
+    let connections = connections(ensemble());
+    let line = connections.iter().find(|line| line.contains(&format!("sid={session},"))).expect("the session exists");
+    (number(line, "recved="), number(line, "sent="))
+}
+
+/// Returns a line for each connection that has a session.
+pub(crate) fn connections(ensemble: &Zookeeper) -> Vec<String> {
+    let texts: String = (0..ensemble.count()).map(|at| ensemble.ask(at, "cons").unwrap()).collect();
+    texts.lines().filter(|line| line.contains("sid=")).map(str::to_owned).collect()
+}
+
+/// Returns the number after `name` in the line of a connection.
+pub(crate) fn number(line: &str, name: &str) -> u64 {
+    let number = line.split(name).nth(1).and_then(|rest| rest.split(',').next());
+    number.and_then(|number| number.parse().ok()).expect(line)
 }
