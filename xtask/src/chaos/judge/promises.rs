@@ -160,12 +160,14 @@ pub(super) fn unaccounted(history: &History, records: &Records) -> Vec<u64> {
     let came: BTreeSet<u64> = history.callbacks.iter().map(|callback| callback.nominal_ms).collect();
     let is_explained = |nominal: u64| history.runs.iter().any(|run| explains(run, nominal));
     // A due instant needs no callback if the shard had no owner at this instant, and a client cancelled the schedule
-    // before the shard had an owner again.
+    // before the shard had an owner again. If the database has kept the record of a later callback, it has kept the
+    // outcomes of all earlier instants.
     let is_calm = |fault: &Fault| fault.start_ms > cancel.asked_ms || fault.healed_ms + RECOVERY_MS < cancel.asked_ms;
     let owed_until = if records.faults.iter().all(is_calm) {
         cancel.asked_ms.saturating_sub(PUNCTUAL_MS)
     } else {
-        came.last().copied().unwrap_or(0)
+        let kept = history.callbacks.iter().filter(|callback| !records.may_lack_attempt(callback));
+        kept.map(|callback| callback.nominal_ms).max().unwrap_or(0)
     };
     let nominals: Vec<u64> = match (put.every_ms.and_then(|every| usize::try_from(every).ok()), Cron::of(put)) {
         (Some(every), _) => (first..=owed_until.max(first)).step_by(every).collect(),

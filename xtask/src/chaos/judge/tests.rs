@@ -447,3 +447,24 @@ fn missed_run_needs_no_mark_if_a_fail_over_lost_its_attempt() {
     let cut = fault(Kind::CutFromDatabase, "a", DUE - 500, DUE + 500);
     assert_eq!(broken(vec![cut, failover(DUE + 1_100, DUE + 3_000)]), []);
 }
+
+#[test]
+fn fail_over_may_lose_the_outcome_of_an_instant_until_a_later_outcome_is_kept() {
+    let every = |request: Request| Request { at_ms: None, every_ms: Some(2_000), next_ms: Some(DUE), ..request };
+    let at = |nominal_ms: u64| Callback { nominal_ms, run: nominal_ms.to_string(), ..callback(nominal_ms, "a") };
+    let requests = || {
+        vec![
+            every(request(Operation::Put, 1, 90_000, Answer::Acknowledged)),
+            every(cancel(DUE + 12_500, Answer::Cancelled)),
+        ]
+    };
+    // No callback came for DUE + 2,000. The fail-over ends 3 s before the last instant at which an owner may start an
+    // attempt without a lasting record.
+    let came = |last: u64| vec![at(DUE), at(DUE + 4_000), at(last)];
+    let missing = [Promise::EveryInstantAccountedFor];
+    check(requests(), came(DUE + 6_000), vec![failover(DUE + 3_000, DUE + 5_000)], &[]);
+    check(requests(), came(DUE + 6_000), vec![failover(DUE + 5_500, DUE + 6_500)], &missing);
+    let until = DUE + 5_000;
+    let all = |last: u64| [0, 4, 6, 8].map(|second| at(DUE + 1_000 * second)).into_iter().chain([at(last)]).collect();
+    check(requests(), all(DUE + 10_000), vec![failover(DUE + 3_000, until)], &missing);
+}
