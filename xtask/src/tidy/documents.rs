@@ -139,13 +139,14 @@ fn test_names(line: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Areas of decisions, in the order of the index.
-const AREAS: [&str; 11] = [
+const AREAS: [&str; 12] = [
     "scheduler",
     "store",
     "journal",
     "server",
     "callbacks",
     "coordination",
+    "bus",
     "paxos",
     "operations",
     "cli",

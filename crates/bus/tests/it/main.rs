@@ -1,0 +1,6 @@
+//! Runs the conformance suite on the engine in memory, tests that the suite detects deliberate bugs.
+
+#![expect(clippy::unwrap_used, reason = "a helper of tests fails like a test")]
+
+mod memory;
+mod mutants;
