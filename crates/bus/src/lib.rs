@@ -29,6 +29,7 @@ mod consumer;
 mod error;
 pub mod memory;
 mod murmur2;
+pub mod processor;
 mod producer;
 mod topic;
 

@@ -1,6 +1,8 @@
-//! Runs the conformance suite on the engine in memory, tests that the suite detects deliberate bugs.
+//! Runs the conformance suite on the engine in memory, tests that the suite detects deliberate bugs, and tests the
+//! processor.
 
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails like a test")]
 
 mod memory;
 mod mutants;
+mod processor;

@@ -1,0 +1,367 @@
+//! Lanes of the records in hand. It is a pure state machine: the caller provides the time and runs the handlers.
+//!
+//! A lane contains the records of one key in one partition, in their order. At most one worker has records of a lane,
+//! and it takes the first ones. Lanes of different keys are independent. Each record without a key has a lane of its
+//! own.
+//!
+//! Invariants: a record is in hand from [`Lanes::push`] until its lane has finished it, or until the consumer gives up
+//! the partition. A finished record is in the [`Progress`] of its partition, and no other record is. An assignment has
+//! its own number, so the result of a worker never counts for a later assignment of the same partition.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use bytes::Bytes;
+use hashbrown::HashTable;
+use instants::Monotonic;
+use slab::Slab;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::progress::{MetadataError, Progress};
+use crate::consumer::{Assigned, Commit, RecordBatch};
+use crate::topic::{Offset, Partition, Record};
+
+/// Bounds of the records in hand. Each assigned partition has an equal share of a bound.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Bounds {
+    pub(super) records: usize,
+    pub(super) bytes: usize,
+    /// Largest size of the metadata of a commit, in bytes.
+    pub(super) metadata_bytes: usize,
+}
+
+/// Number of an assignment of a partition. Each assignment has another number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(super) struct AssignmentId(u64);
+
+/// Records that a worker has taken from a lane.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) assignment: AssignmentId,
+    pub(super) partition: Partition,
+    /// First records of the lane, in their order. The list has at least one record.
+    pub(super) records: Vec<Record>,
+    /// Number of failed calls of the handler for the first record.
+    pub(super) calls: u32,
+    lane: usize,
+}
+
+/// Outcome of a worker's first unfinished record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Outcome {
+    /// The worker has finished all records of the work.
+    Finished,
+    /// The worker has finished this many records. The lane waits until the time, and then it is ready again.
+    RetryAt(usize, Monotonic),
+}
+
+pub(super) struct Lanes {
+    bounds: Bounds,
+    /// Seed of the hashes of the keys. A sender of records does not know it, so it cannot choose keys with equal
+    /// hashes.
+    seed: u64,
+    lanes: Slab<Lane>,
+    /// Lanes of keys, by the hash of the key.
+    by_key: HashTable<usize>,
+    /// Lanes that have records and wait for a worker.
+    ready: VecDeque<usize>,
+    /// Lanes that wait for a time.
+    waiting: BTreeSet<(Monotonic, usize)>,
+    assignments: BTreeMap<AssignmentId, Assignment>,
+    by_partition: BTreeMap<Partition, AssignmentId>,
+    last_assignment: u64,
+}
+
+struct Lane {
+    assignment: AssignmentId,
+    hash: u64,
+    key: Option<Bytes>,
+    records: VecDeque<Record>,
+    /// Number of failed calls of the handler for the first record.
+    calls: u32,
+    is_taken: bool,
+}
+
+struct Assignment {
+    partition: Partition,
+    progress: Progress,
+    /// Offset of the next record that the consumer will deliver.
+    position: Offset,
+    /// Lanes with records of this assignment.
+    lanes: BTreeSet<usize>,
+    records: usize,
+    bytes: usize,
+    /// Number of works that workers have.
+    taken: usize,
+    is_paused: bool,
+    is_revoked: bool,
+    /// True if the progress has changed since the last commit.
+    has_changed: bool,
+    /// True if the metadata of the last commit described all finished records.
+    fits: bool,
+}
+
+impl Lanes {
+    pub(super) fn new(bounds: Bounds, seed: u64) -> Self {
+        Lanes {
+            bounds,
+            seed,
+            lanes: Slab::new(),
+            by_key: HashTable::new(),
+            ready: VecDeque::new(),
+            waiting: BTreeSet::new(),
+            assignments: BTreeMap::new(),
+            by_partition: BTreeMap::new(),
+            last_assignment: 0,
+        }
+    }
+
+    /// Adds an assigned partition. Returns the number of the assignment, the offset to which the caller must seek, and
+    /// the error if the metadata of the last commit is invalid.
+    pub(super) fn assign(&mut self, assigned: &Assigned) -> (AssignmentId, Option<Offset>, Option<MetadataError>) {
+        self.last_assignment += 1;
+        let id = AssignmentId(self.last_assignment);
+        let (progress, error) = Progress::new(assigned);
+        let position = progress.first_unfinished(assigned.position);
+        let assignment = Assignment {
+            partition: assigned.partition.clone(),
+            progress,
+            position,
+            lanes: BTreeSet::new(),
+            records: 0,
+            bytes: 0,
+            taken: 0,
+            is_paused: false,
+            is_revoked: false,
+            has_changed: false,
+            fits: true,
+        };
+        self.assignments.insert(id, assignment);
+        self.by_partition.insert(assigned.partition.clone(), id);
+        (id, (position != assigned.position).then_some(position), error)
+    }
+
+    /// Adds the records of a batch. Returns the offset to which the caller must seek, because the records before it are
+    /// already finished.
+    pub(super) fn push(&mut self, batch: RecordBatch) -> Option<Offset> {
+        let id = *self.by_partition.get(&batch.partition)?;
+        let assignment = self.assignments.get_mut(&id)?;
+        if assignment.is_revoked {
+            return None;
+        }
+        for record in batch.records {
+            if record.offset < assignment.position {
+                continue;
+            }
+            // The bus has no records with the offsets between the two records.
+            assignment.progress.finish(assignment.position, record.offset);
+            assignment.position = record.offset.next();
+            if assignment.progress.is_finished(record.offset) {
+                continue;
+            }
+            assignment.records += 1;
+            assignment.bytes += record.bytes();
+            let hash = record.key.as_ref().map_or(0, |key| xxh3_64_with_seed(key, self.seed ^ id.0));
+            let is_same = |at: &usize| {
+                let lane = &self.lanes[*at];
+                lane.hash == hash && lane.assignment == id && lane.key == record.key
+            };
+            let existing = record.key.as_ref().and_then(|_| self.by_key.find(hash, is_same)).copied();
+            if let Some(at) = existing {
+                self.lanes[at].records.push_back(record);
+                continue;
+            }
+            let key = record.key.clone();
+            let has_key = key.is_some();
+            let lane = Lane { assignment: id, hash, key, records: VecDeque::from([record]), calls: 0, is_taken: false };
+            let at = self.lanes.insert(lane);
+            assignment.lanes.insert(at);
+            self.ready.push_back(at);
+            if has_key {
+                let lanes = &self.lanes;
+                self.by_key.insert_unique(hash, at, |other| lanes[*other].hash);
+            }
+        }
+        let next = assignment.progress.first_unfinished(assignment.position);
+        if next == assignment.position {
+            return None;
+        }
+        assignment.position = next;
+        Some(next)
+    }
+
+    /// Returns the first records of a lane that is ready, at most `records_max`.
+    pub(super) fn take(&mut self, records_max: usize) -> Option<Work> {
+        let at = self.ready.pop_front()?;
+        let lane = &mut self.lanes[at];
+        lane.is_taken = true;
+        let count = lane.records.len().min(records_max);
+        let records = lane.records.drain(..count).collect();
+        let assignment = self.assignments.get_mut(&lane.assignment).expect("a lane ends with its assignment");
+        assignment.taken += 1;
+        let partition = assignment.partition.clone();
+        Some(Work { assignment: lane.assignment, partition, records, calls: lane.calls, lane: at })
+    }
+
+    /// Moves the lanes whose time has come to the lanes that are ready. Returns the time of the next lane.
+    pub(super) fn wake(&mut self, now: Monotonic) -> Option<Monotonic> {
+        while let Some((at, lane)) = self.waiting.first().copied() {
+            if at > now {
+                return Some(at);
+            }
+            self.waiting.pop_first();
+            self.ready.push_back(lane);
+        }
+        None
+    }
+
+    /// Records the outcome of a worker. The outcome has no effect if the consumer has lost the partition.
+    pub(super) fn finish(&mut self, work: Work, outcome: Outcome) {
+        let Some(assignment) = self.assignments.get_mut(&work.assignment) else { return };
+        let count = match outcome {
+            Outcome::Finished => work.records.len(),
+            Outcome::RetryAt(count, _) => count,
+        };
+        assignment.taken -= 1;
+        for record in &work.records[..count] {
+            assignment.progress.finish(record.offset, record.offset.next());
+            assignment.records -= 1;
+            assignment.bytes -= record.bytes();
+            assignment.has_changed = true;
+        }
+        let lane = &mut self.lanes[work.lane];
+        lane.is_taken = false;
+        lane.calls = match outcome {
+            Outcome::RetryAt(0, _) => work.calls + 1,
+            Outcome::RetryAt(..) => 1,
+            Outcome::Finished => 0,
+        };
+        for record in work.records.into_iter().skip(count).rev() {
+            lane.records.push_front(record);
+        }
+        let is_revoked = assignment.is_revoked;
+        match outcome {
+            _ if is_revoked || lane.records.is_empty() => self.remove(work.lane),
+            Outcome::RetryAt(_, at) => {
+                self.waiting.insert((at, work.lane));
+            }
+            Outcome::Finished => self.ready.push_back(work.lane),
+        }
+    }
+
+    /// Removes a lane and its records.
+    fn remove(&mut self, at: usize) {
+        let lane = self.lanes.remove(at);
+        if lane.key.is_some()
+            && let Ok(entry) = self.by_key.find_entry(lane.hash, |other| *other == at)
+        {
+            entry.remove();
+        }
+        if let Some(assignment) = self.assignments.get_mut(&lane.assignment) {
+            assignment.lanes.remove(&at);
+            assignment.records -= lane.records.len();
+            assignment.bytes -= lane.records.iter().map(Record::bytes).sum::<usize>();
+        }
+    }
+
+    /// Removes the records of a revoked partition that no worker has taken. The next owner receives them again.
+    pub(super) fn revoke(&mut self, id: AssignmentId) {
+        if let Some(assignment) = self.assignments.get_mut(&id) {
+            assignment.is_revoked = true;
+            self.remove_lanes(id, false);
+        }
+    }
+
+    /// Returns true if no worker has records of the assignment.
+    pub(super) fn is_drained(&self, id: AssignmentId) -> bool {
+        self.assignments.get(&id).is_none_or(|assignment| assignment.taken == 0)
+    }
+
+    /// Removes an assignment with all its records, because the consumer has released or lost the partition.
+    pub(super) fn give_up(&mut self, id: AssignmentId) {
+        if let Some(assignment) = self.assignments.get(&id) {
+            self.by_partition.remove(&assignment.partition);
+            self.remove_lanes(id, true);
+            self.assignments.remove(&id);
+        }
+    }
+
+    fn remove_lanes(&mut self, id: AssignmentId, with_taken: bool) {
+        let lanes = self.assignments[&id].lanes.iter().copied();
+        let removed: BTreeSet<usize> = lanes.filter(|at| with_taken || !self.lanes[*at].is_taken).collect();
+        self.ready.retain(|at| !removed.contains(at));
+        self.waiting.retain(|(_, at)| !removed.contains(at));
+        removed.into_iter().for_each(|at| self.remove(at));
+        if !with_taken {
+            // The records after the taken ones stay in the lane until the worker returns.
+            for at in self.assignments[&id].lanes.clone() {
+                let rest = std::mem::take(&mut self.lanes[at].records);
+                let assignment = self.assignments.get_mut(&id).expect("the assignment exists");
+                assignment.records -= rest.len();
+                assignment.bytes -= rest.iter().map(Record::bytes).sum::<usize>();
+            }
+        }
+    }
+
+    /// Returns true if a lane waits for a worker.
+    pub(super) fn is_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Returns the current assignments of the partitions.
+    pub(super) fn ids_of(&self, partitions: &[Partition]) -> Vec<AssignmentId> {
+        partitions.iter().filter_map(|partition| self.by_partition.get(partition).copied()).collect()
+    }
+
+    /// Returns all assignments.
+    pub(super) fn ids(&self) -> Vec<AssignmentId> {
+        self.assignments.keys().copied().collect()
+    }
+
+    /// Returns the commits of all partitions whose progress has changed since the last call.
+    pub(super) fn commits(&mut self) -> Vec<Commit> {
+        let bytes_max = self.bounds.metadata_bytes;
+        let changed = self.assignments.values_mut().filter_map(|assignment| {
+            if !std::mem::take(&mut assignment.has_changed) {
+                return None;
+            }
+            let (committed, fits) = assignment.progress.commit(bytes_max);
+            assignment.fits = fits;
+            Some(Commit { partition: assignment.partition.clone(), committed })
+        });
+        changed.collect()
+    }
+
+    /// Marks a partition, because the bus has not stored its commit.
+    pub(super) fn commit_failed(&mut self, partition: &Partition) {
+        if let Some(id) = self.by_partition.get(partition) {
+            self.assignments.get_mut(id).expect("each partition has an assignment").has_changed = true;
+        }
+    }
+
+    /// Returns the partitions to pause and the partitions to resume. A partition pauses when its share of a bound is
+    /// full, or when the metadata of a commit cannot describe its finished records. It resumes when half of its share is
+    /// free.
+    pub(super) fn flow(&mut self) -> (Vec<Partition>, Vec<Partition>) {
+        let count = self.assignments.len().max(1);
+        let (records_max, bytes_max) = (self.bounds.records.div_ceil(count), self.bounds.bytes.div_ceil(count));
+        let (mut pause, mut resume) = (Vec::new(), Vec::new());
+        for assignment in self.assignments.values_mut().filter(|assignment| !assignment.is_revoked) {
+            let is_full = |part: usize| {
+                assignment.records >= records_max.div_ceil(part) || assignment.bytes >= bytes_max.div_ceil(part)
+            };
+            if !assignment.is_paused && (is_full(1) || !assignment.fits) {
+                assignment.is_paused = true;
+                pause.push(assignment.partition.clone());
+            } else if assignment.is_paused && !is_full(2) && assignment.fits {
+                assignment.is_paused = false;
+                resume.push(assignment.partition.clone());
+            }
+        }
+        (pause, resume)
+    }
+
+    /// Returns the number of records in hand, including the records that workers have.
+    pub(super) fn record_count(&self) -> usize {
+        self.assignments.values().map(|assignment| assignment.records).sum()
+    }
+}
