@@ -47,11 +47,10 @@ pub struct ProcessorOptions {
     pub consumer: ConsumerOptions,
     /// Largest number of handlers that run at the same time. The default is 1,000.
     pub concurrency: usize,
-    /// Largest number of records in hand: running or waiting. The processor may exceed it by one batch for each
-    /// partition. The default is 10,000.
+    /// Largest number of records in hand: running or waiting. The processor may exceed it by one batch. The default is
+    /// 10,000.
     pub records_max: usize,
-    /// Largest size of the records in hand, in bytes. The processor may exceed it by one batch for each partition. The
-    /// default is 64 MiB.
+    /// Largest size of the records in hand, in bytes. The processor may exceed it by one batch. The default is 64 MiB.
     pub bytes_max: usize,
     /// Time between two commits. The default is 1 s.
     pub commit_interval: Duration,
@@ -232,8 +231,8 @@ impl Processor {
     pub async fn stop(self) -> Result<(), BusError> {
         let Processor { shared, stop, tasks } = self;
         let assignments = shared.state().lanes.ids();
-        let deadline = shared.runtime.monotonic() + shared.options.drain_timeout;
-        let drained = shared.drain(&assignments, deadline).await;
+        let drained = shared.drain(&assignments, shared.options.drain_timeout, shared.options.consumer.session_timeout);
+        let drained = drained.await;
         stop.cancel();
         let closed = shared.consumer.close().await;
         drop(tasks);
@@ -334,9 +333,10 @@ impl Shared {
     fn release(&self, revocation: Revocation) -> BoxFuture<'_, ()> {
         let assignments = self.state().lanes.ids_of(revocation.partitions());
         Box::pin(async move {
-            let limit = self.runtime.monotonic() + self.options.drain_timeout;
-            let deadline = limit.min(revocation.deadline());
-            if let Err(error) = self.drain(&assignments, deadline).await {
+            // The handlers stop before the deadline, so that time is left for the commit.
+            let rest = revocation.deadline().since(self.runtime.monotonic());
+            let drain_time = self.options.drain_timeout.min(rest * 9 / 10);
+            if let Err(error) = self.drain(&assignments, drain_time, rest / 10).await {
                 tracing::warn!(%error, "the last commit of revoked partitions failed");
             }
             self.give_up(&assignments);
@@ -344,8 +344,14 @@ impl Shared {
         })
     }
 
-    /// Waits until no handler of the assignments is running, at most until the deadline, and commits.
-    async fn drain(&self, assignments: &[AssignmentId], deadline: Monotonic) -> Result<(), BusError> {
+    /// Waits until no handler of the assignments is running, at most for `drain_time`. Then commits, for at most
+    /// `commit_time`.
+    async fn drain(
+        &self,
+        assignments: &[AssignmentId],
+        drain_time: Duration,
+        commit_time: Duration,
+    ) -> Result<(), BusError> {
         assignments.iter().for_each(|id| self.state().lanes.revoke(*id));
         let drained = async {
             loop {
@@ -357,13 +363,9 @@ impl Shared {
                 drained.await;
             }
         };
-        self.before(deadline, drained).await;
-        let late = || Err(BusError::Disconnected("no response before the end of the revocation".to_owned()));
-        self.before(deadline, self.commit()).await.unwrap_or_else(late)
-    }
-
-    async fn before<T>(&self, deadline: Monotonic, future: impl Future<Output = T>) -> Option<T> {
-        self.runtime.timeout(deadline.since(self.runtime.monotonic()), future).await
+        self.runtime.timeout(drain_time, drained).await;
+        let late = || Err(BusError::Disconnected("no response to the last commit in time".to_owned()));
+        self.runtime.timeout(commit_time, self.commit()).await.unwrap_or_else(late)
     }
 
     fn commit_changed(&self) -> BoxFuture<'_, ()> {

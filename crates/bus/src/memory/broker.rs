@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use instants::{Monotonic, Timestamp};
 
-use super::group::{Group, MemberId, Sizes};
+use super::group::{Grant, Group, MemberId, Sizes};
 use crate::consumer::{Commit, Committed, RecordBatch};
 use crate::producer::NewRecord;
 use crate::topic::{Offset, Partition, Position, Record, TopicDescription, TopicName};
@@ -168,12 +168,12 @@ impl Broker {
         held: &BTreeSet<Partition>,
         start: Start,
         now: Monotonic,
-    ) -> Result<Vec<Assigned>, BusError> {
+    ) -> Result<Vec<(Assigned, Grant)>, BusError> {
         let sizes = self.sizes();
         let group = self.groups.get_mut(group).ok_or(BusError::Fenced)?;
         group.expire(now, &sizes);
         let assigned = group.heartbeat(id, held, now)?;
-        let with_position = |partition: Partition| {
+        let with_position = |(partition, grant): (Partition, Grant)| {
             let end = end(&self.topics[&partition.topic][partition.index as usize]);
             let committed = group.committed(&partition).cloned();
             let position = match (&committed, start) {
@@ -181,7 +181,7 @@ impl Broker {
                 (_, Start::Earliest) => Offset(0),
                 (_, Start::Latest) => end,
             };
-            Assigned { partition, position, committed }
+            (Assigned { partition, position, committed }, grant)
         };
         Ok(assigned.into_iter().map(with_position).collect())
     }
@@ -190,11 +190,13 @@ impl Broker {
         &mut self,
         group: &str,
         id: MemberId,
-        commits: Vec<Commit>,
+        commits: Vec<(Commit, Grant)>,
         now: Monotonic,
     ) -> Result<(), BusError> {
         let limit = self.capabilities.metadata_bytes_max;
-        if let Some(bytes) = commits.iter().map(|commit| commit.committed.metadata.len()).find(|bytes| *bytes > limit) {
+        if let Some(bytes) =
+            commits.iter().map(|(commit, _)| commit.committed.metadata.len()).find(|bytes| *bytes > limit)
+        {
             return Err(BusError::MetadataTooLarge { bytes, limit });
         }
         let sizes = self.sizes();

@@ -11,7 +11,7 @@ use instants::Monotonic;
 use runtime::TaskSet;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use super::group::MemberId;
+use super::group::{Grant, MemberId};
 use super::{Connection, RETRY_WAIT};
 use crate::consumer::{Assigned, Commit, Event, RecordBatch, Revocation};
 use crate::topic::{Offset, Partition};
@@ -50,6 +50,7 @@ struct State {
 }
 
 struct Held {
+    grant: Grant,
     position: Offset,
     is_paused: bool,
     /// Number of the revocation, if the consumer must release the partition.
@@ -152,7 +153,7 @@ impl Shared {
             });
             let response = self.connection.runtime().timeout(ends.since(sent), request).await;
             match response {
-                Some(Ok(assigned)) => self.accept(revoked, sent, assigned),
+                Some(Ok(granted)) => self.accept(revoked, sent, &held, granted),
                 Some(Err(BusError::Disconnected(_))) if self.now() < ends => {}
                 // The session has ended.
                 Some(Err(_)) | None => {
@@ -187,8 +188,14 @@ impl Shared {
         }
     }
 
-    /// Applies the response to the heartbeat that the consumer sent at `sent`.
-    fn accept(&self, to_release: &mpsc::UnboundedSender<Revoked>, sent: Monotonic, assigned: Vec<Assigned>) {
+    /// Applies the response to the heartbeat that the consumer sent at `sent`, when it held the partitions `held`.
+    fn accept(
+        &self,
+        to_release: &mpsc::UnboundedSender<Revoked>,
+        sent: Monotonic,
+        held: &BTreeSet<Partition>,
+        granted: Vec<(Assigned, Grant)>,
+    ) {
         let now = self.now();
         let mut state = self.state();
         // The process may have been paused after the response arrived.
@@ -197,7 +204,7 @@ impl Shared {
             return;
         }
         state.ends = sent + self.options.session_timeout;
-        let may_hold: BTreeSet<&Partition> = assigned.iter().map(|one| &one.partition).collect();
+        let may_hold: BTreeSet<&Partition> = granted.iter().map(|(assigned, _)| &assigned.partition).collect();
         state.last_revocation += 1;
         let revocation = state.last_revocation;
         let mut revoked = Vec::new();
@@ -207,19 +214,24 @@ impl Shared {
                 revoked.push(partition.clone());
             }
         }
-        let is_new = |one: &Assigned| !state.held.contains_key(&one.partition);
-        let new: Vec<Assigned> = assigned.into_iter().filter(is_new).collect();
         if !revoked.is_empty() {
             let (event, released) = Revocation::new(revoked, now + self.options.revoke_timeout);
             state.events.push_back(Event::Revoked(event));
             // The receiver ends together with this task.
             drop(to_release.send((revocation, released)));
         }
-        if !new.is_empty() {
-            for Assigned { partition, position, .. } in &new {
-                let held = Held { position: *position, is_paused: false, revocation: None, is_known: false };
-                state.held.insert(partition.clone(), held);
+        let mut new = Vec::new();
+        for (assigned, grant) in granted {
+            // If the consumer has released a partition since it sent the heartbeat, the next heartbeat reports this.
+            if held.contains(&assigned.partition) || state.held.contains_key(&assigned.partition) {
+                continue;
             }
+            let position = assigned.position;
+            let held = Held { grant, position, is_paused: false, revocation: None, is_known: false };
+            state.held.insert(assigned.partition.clone(), held);
+            new.push(assigned);
+        }
+        if !new.is_empty() {
             state.events.push_back(Event::Assigned(new));
         }
         if !state.events.is_empty() {
@@ -348,20 +360,22 @@ impl Consumer for MemoryConsumer {
     fn commit(&self, commits: Vec<Commit>) -> Answer<'_, ()> {
         Box::pin(async move {
             let shared = &self.shared;
-            let (member, ends) = {
+            let (member, remaining, granted) = {
                 let state = shared.state();
                 if state.is_closed {
                     return Err(BusError::Closed);
                 }
-                (state.member, state.ends)
+                let known = |one: &Commit| state.held.get(&one.partition).filter(|held| held.is_known);
+                let granted =
+                    commits.into_iter().map(|one| known(&one).map(|held| held.grant).map(|grant| (one, grant)));
+                let granted = granted.collect::<Option<Vec<_>>>().ok_or(BusError::Fenced)?;
+                (state.member, state.ends.since(shared.now()), granted)
             };
-            let remaining = ends.since(shared.now());
-            let is_own = |one: &Commit| shared.state().held.get(&one.partition).is_some_and(|held| held.is_known);
-            if remaining == Duration::ZERO || !commits.iter().all(is_own) {
+            if remaining == Duration::ZERO {
                 return Err(BusError::Fenced);
             }
             let group = &shared.options.group;
-            let request = shared.connection.call(|broker, now| broker.commit(group, member, commits, now.monotonic));
+            let request = shared.connection.call(|broker, now| broker.commit(group, member, granted, now.monotonic));
             let late = || Err(BusError::Disconnected("the session ended before the response".to_owned()));
             shared.connection.runtime().timeout(remaining, request).await.unwrap_or_else(late)
         })

@@ -5,6 +5,10 @@
 //! moving to. A partition moves in two steps: the response no longer contains the partition, and after the member's
 //! next heartbeat without the partition, a response to the new owner contains it. This is the protocol of KIP-848.
 //!
+//! Each response that gives a partition to a member contains a new [`Grant`], and each commit contains the grant of its
+//! partition. Otherwise a commit from before the loss of a partition could take effect after the same member received
+//! the partition again, and after the coordinator read the committed offset for it.
+//!
 //! Invariant: [`Group::owners`] contains at most one member for each partition, and no member holds a partition that
 //! another member owns, as long as each member stops at its own deadline.
 
@@ -21,11 +25,16 @@ use crate::topic::{Partition, TopicName};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct MemberId(pub(super) u64);
 
+/// Number of a change of the owner of a partition. The group uses each number once.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Grant(u64);
+
 #[derive(Default)]
 pub(super) struct Group {
     members: BTreeMap<MemberId, Member>,
-    /// Member that may hold the partition.
-    owners: BTreeMap<Partition, MemberId>,
+    /// Member that may hold the partition, and its grant.
+    owners: BTreeMap<Partition, (MemberId, Grant)>,
+    last_grant: u64,
     committed: BTreeMap<Partition, Committed>,
     /// Number of changes after which the next heartbeat of a member may have another response.
     changes: u64,
@@ -57,8 +66,8 @@ impl Group {
         self.rebalance(sizes);
     }
 
-    /// Renews the session of a member that holds the partitions `held`. Returns the partitions that the member may
-    /// hold. The member must release all others.
+    /// Renews the session of a member that holds the partitions `held`. Returns the partitions that the member may hold,
+    /// and their grants. The member must release all others.
     ///
     /// # Errors
     /// Returns [`BusError::Fenced`] if the session has ended.
@@ -67,25 +76,36 @@ impl Group {
         id: MemberId,
         held: &BTreeSet<Partition>,
         now: Monotonic,
-    ) -> Result<BTreeSet<Partition>, BusError> {
+    ) -> Result<BTreeMap<Partition, Grant>, BusError> {
         let member = self.members.get_mut(&id).ok_or(BusError::Fenced)?;
         member.ends = now + member.session_timeout;
         // The member has released these partitions, or it has never received the response that contained them.
         let count = self.owners.len();
-        self.owners
-            .retain(|partition, owner| *owner != id || held.contains(partition) || member.target.contains(partition));
+        self.owners.retain(|partition, (owner, _)| {
+            *owner != id || held.contains(partition) || member.target.contains(partition)
+        });
         self.changes += u64::from(self.owners.len() < count);
+        let mut granted = BTreeMap::new();
         for partition in &member.target {
-            self.owners.entry(partition.clone()).or_insert(id);
+            let owner = self.owners.get(partition).copied();
+            let grant = match owner {
+                Some((owner, _)) if owner != id => continue,
+                Some((_, grant)) if held.contains(partition) => grant,
+                Some(_) | None => {
+                    self.last_grant += 1;
+                    Grant(self.last_grant)
+                }
+            };
+            self.owners.insert(partition.clone(), (id, grant));
+            granted.insert(partition.clone(), grant);
         }
-        let is_own = |partition: &&Partition| self.owners.get(*partition) == Some(&id);
-        Ok(member.target.iter().filter(is_own).cloned().collect())
+        Ok(granted)
     }
 
     /// Removes a member. Its partitions are free at once.
     pub(super) fn leave(&mut self, id: MemberId, sizes: &Sizes) {
         if self.members.remove(&id).is_some() {
-            self.owners.retain(|_, owner| *owner != id);
+            self.owners.retain(|_, (owner, _)| *owner != id);
             self.rebalance(sizes);
         }
     }
@@ -101,12 +121,13 @@ impl Group {
     /// Stores committed offsets of a member.
     ///
     /// # Errors
-    /// Returns [`BusError::Fenced`], and stores nothing, if the member does not own one of the partitions.
-    pub(super) fn commit(&mut self, id: MemberId, commits: Vec<Commit>) -> Result<(), BusError> {
-        if commits.iter().any(|commit| self.owners.get(&commit.partition) != Some(&id)) {
+    /// Returns [`BusError::Fenced`], and stores nothing, if one of the grants is not the current grant of the member.
+    pub(super) fn commit(&mut self, id: MemberId, commits: Vec<(Commit, Grant)>) -> Result<(), BusError> {
+        let is_current = |(commit, grant): &(Commit, Grant)| self.owners.get(&commit.partition) == Some(&(id, *grant));
+        if !commits.iter().all(is_current) {
             return Err(BusError::Fenced);
         }
-        self.committed.extend(commits.into_iter().map(|commit| (commit.partition, commit.committed)));
+        self.committed.extend(commits.into_iter().map(|(commit, _)| (commit.partition, commit.committed)));
         Ok(())
     }
 
@@ -151,7 +172,7 @@ impl Group {
         for partition in partitions {
             // The owner of a partition, or otherwise the member that waits for it, keeps it up to its share.
             let waiting = || readers.iter().find(|id| self.members[*id].target.contains(&partition)).copied();
-            let keeper = self.owners.get(&partition).copied().or_else(waiting);
+            let keeper = self.owners.get(&partition).map(|(owner, _)| *owner).or_else(waiting);
             let count = keeper.and_then(|id| counts.get_mut(&id).map(|count| (id, count)));
             match count {
                 Some((id, count)) if *count < least || (*count == least && larger > 0) => {
@@ -186,6 +207,11 @@ mod tests {
         Monotonic::from_start(Duration::from_secs(seconds))
     }
 
+    /// Returns the partitions that the member may hold.
+    fn heartbeat_of(group: &mut Group, id: MemberId, held: &BTreeSet<Partition>, now: u64) -> BTreeSet<Partition> {
+        group.heartbeat(id, held, at(now)).unwrap().into_keys().collect()
+    }
+
     proptest! {
         /// Members join, leave, fail, and send heartbeats in any order. The test checks after each step that no two
         /// members hold the same partition, and at the end that the partitions are balanced.
@@ -199,7 +225,7 @@ mod tests {
             let mut next = 0;
             let heartbeat = |group: &mut Group, held: &mut BTreeMap<MemberId, BTreeSet<Partition>>, id| {
                 let all = held.get_mut(&id).unwrap();
-                *all = group.heartbeat(id, all, at(0)).unwrap();
+                *all = heartbeat_of(group, id, all, 0);
             };
             for (kind, member) in steps {
                 let id = held.keys().nth(usize::try_from(member).unwrap()).copied();
@@ -244,10 +270,10 @@ mod tests {
         let [a, b, c] = [1, 2, 3].map(MemberId);
         group.join(a, [topic()].into(), SESSION, at(0), &sizes);
         group.join(b, [topic()].into(), SESSION, at(0), &sizes);
-        let first = [a, b].map(|id| group.heartbeat(id, &BTreeSet::new(), at(0)).unwrap());
+        let first = [a, b].map(|id| heartbeat_of(&mut group, id, &BTreeSet::new(), 0));
         assert_eq!([3, 3], [first[0].len(), first[1].len()]);
         group.join(c, [topic()].into(), SESSION, at(0), &sizes);
-        let second = [(a, &first[0]), (b, &first[1])].map(|(id, held)| group.heartbeat(id, held, at(1)).unwrap());
+        let second = [(a, &first[0]), (b, &first[1])].map(|(id, held)| heartbeat_of(&mut group, id, held, 1));
         assert!(second.iter().zip(&first).all(|(second, first)| second.len() == 2 && second.is_subset(first)));
         assert!(group.heartbeat(c, &BTreeSet::new(), at(1)).unwrap().is_empty(), "the owners still hold them");
         for (id, held) in [(a, &second[0]), (b, &second[1])] {
@@ -262,19 +288,39 @@ mod tests {
         let mut group = Group::default();
         let [a, b] = [1, 2].map(MemberId);
         group.join(a, [topic()].into(), SESSION, at(0), &sizes);
-        let held = group.heartbeat(a, &BTreeSet::new(), at(1)).unwrap();
+        let granted = group.heartbeat(a, &BTreeSet::new(), at(1)).unwrap();
+        let (partition, grant) = granted.into_iter().next().unwrap();
+        let held = BTreeSet::from([partition.clone()]);
         let commit = || {
             let committed = Committed { offset: crate::Offset(1), metadata: String::new() };
-            vec![Commit { partition: held.first().unwrap().clone(), committed }]
+            vec![(Commit { partition: partition.clone(), committed }, grant)]
         };
         group.commit(a, commit()).unwrap();
         group.join(b, [topic()].into(), SESSION, at(5), &sizes);
         assert_eq!(group.commit(b, commit()), Err(BusError::Fenced));
         group.expire(at(10), &sizes);
-        assert!(group.heartbeat(b, &BTreeSet::new(), at(10)).unwrap().is_empty());
+        assert!(heartbeat_of(&mut group, b, &BTreeSet::new(), 10).is_empty());
         group.expire(at(11), &sizes);
-        assert_eq!(group.heartbeat(b, &BTreeSet::new(), at(11)).unwrap(), held);
+        assert_eq!(heartbeat_of(&mut group, b, &BTreeSet::new(), 11), held);
         assert_eq!(group.commit(a, commit()), Err(BusError::Fenced));
         assert_eq!(group.heartbeat(a, &held, at(11)), Err(BusError::Fenced));
+    }
+
+    #[test]
+    fn commit_from_before_a_loss_is_rejected_after_the_same_member_receives_the_partition_again() {
+        let sizes = Sizes::from([(topic(), 1)]);
+        let (mut group, a) = (Group::default(), MemberId(1));
+        group.join(a, [topic()].into(), SESSION, at(0), &sizes);
+        let first = group.heartbeat(a, &BTreeSet::new(), at(1)).unwrap();
+        let held: BTreeSet<Partition> = first.keys().cloned().collect();
+        let kept = group.heartbeat(a, &held, at(2)).unwrap();
+        assert_eq!(kept, first);
+        let second = group.heartbeat(a, &BTreeSet::new(), at(3)).unwrap();
+        let mut commit = |granted: &BTreeMap<Partition, Grant>| {
+            let committed = Committed { offset: crate::Offset(1), metadata: String::new() };
+            let (partition, grant) = granted.first_key_value().unwrap();
+            group.commit(a, vec![(Commit { partition: partition.clone(), committed }, *grant)])
+        };
+        assert_eq!((commit(&first), commit(&second)), (Err(BusError::Fenced), Ok(())));
     }
 }

@@ -338,21 +338,25 @@ impl Lanes {
         }
     }
 
-    /// Returns the partitions to pause and the partitions to resume. A partition pauses when its share of a bound is
-    /// full, or when the metadata of a commit cannot describe its finished records. It resumes when half of its share is
-    /// free.
+    /// Returns the partitions to pause and the partitions to resume. A partition pauses when a bound or its share of the
+    /// bound is reached, or when the metadata of a commit cannot describe its finished records. It resumes when half of
+    /// its share is free.
     pub(super) fn flow(&mut self) -> (Vec<Partition>, Vec<Partition>) {
         let count = self.assignments.len().max(1);
         let (records_max, bytes_max) = (self.bounds.records.div_ceil(count), self.bounds.bytes.div_ceil(count));
+        let all = self.assignments.values();
+        let (records, bytes) = all.fold((0, 0), |(records, bytes), one| (records + one.records, bytes + one.bytes));
+        // A share shrinks when the group assigns a further partition, so the shares alone do not keep the bound.
+        let is_reached = records >= self.bounds.records || bytes >= self.bounds.bytes;
         let (mut pause, mut resume) = (Vec::new(), Vec::new());
         for assignment in self.assignments.values_mut().filter(|assignment| !assignment.is_revoked) {
             let is_full = |part: usize| {
                 assignment.records >= records_max.div_ceil(part) || assignment.bytes >= bytes_max.div_ceil(part)
             };
-            if !assignment.is_paused && (is_full(1) || !assignment.fits) {
+            if !assignment.is_paused && (is_reached || is_full(1) || !assignment.fits) {
                 assignment.is_paused = true;
                 pause.push(assignment.partition.clone());
-            } else if assignment.is_paused && !is_full(2) && assignment.fits {
+            } else if assignment.is_paused && !is_reached && !is_full(2) && assignment.fits {
                 assignment.is_paused = false;
                 resume.push(assignment.partition.clone());
             }

@@ -73,9 +73,10 @@ impl Shared {
         let calling = async { AssertUnwindSafe(self.handler.handle(delivery)).catch_unwind().await };
         let result = tokio::select! {
             biased;
-            result = calling => result,
-            // The outcome has no effect, because the consumer has given up the partition.
+            // The outcome has no effect, because the consumer has given up the partition. The handler may be ready at
+            // the same time, and it must not continue.
             () = cancellation.cancelled() => return (work, Outcome::Finished),
+            result = calling => result,
         };
         let error = match result {
             Ok(Ok(())) => return (work, Outcome::Finished),
