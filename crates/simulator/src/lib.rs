@@ -48,6 +48,8 @@ mod simulation;
 mod trace;
 
 #[cfg(feature = "scenarios")]
+pub mod bus;
+#[cfg(feature = "scenarios")]
 pub mod cluster;
 #[cfg(feature = "scenarios")]
 pub mod single_node;
@@ -60,7 +62,7 @@ mod user;
 #[cfg(feature = "scenarios")]
 #[must_use]
 pub fn suite() -> Suite {
-    tenants::add_to(cluster::add_to(single_node::suite()))
+    bus::add_to(tenants::add_to(cluster::add_to(single_node::suite())))
 }
 
 pub use executor::EPOCH;

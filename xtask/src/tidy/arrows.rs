@@ -130,7 +130,7 @@ const RULES: &[Rule] = &[
     // engine.
     rule(
         "simulator",
-        &["cron-oracle", "domain", "runtime", "journal", "store", "store-embedded", "membership", "scheduler"],
+        &["bus", "cron-oracle", "domain", "runtime", "journal", "store", "store-embedded", "membership", "scheduler"],
         &[],
     ),
     rule("paxos-simulator", &["paxos", "simulator"], &[]),
