@@ -94,6 +94,7 @@ conformance::suite! { $ dyn Subject, conformance_tests, [$crate];
         metadata_of_the_largest_size_is_stored
         paused_partition_delivers_no_records
         partition_can_be_paused_before_its_first_record
+        assignment_ends_a_pause
         seek_moves_the_position
         batch_has_at_most_the_requested_number_of_records
     }

@@ -142,6 +142,21 @@ pub(crate) async fn partition_can_be_paused_before_its_first_record(subject: &dy
     assert_eq!(member.numbers(&partition), [2, 3, 4]);
 }
 
+pub(crate) async fn assignment_ends_a_pause(subject: &dyn Subject) {
+    let scene = Scene::new(subject, 1).await;
+    let partition = scene.partition(0);
+    let options = ConsumerOptions { session_timeout: subject.session_timeout(), ..scene.options() };
+    let mut member = scene.join_with(options).await;
+    member.until("the member owns the partition", |one| one.owns(&partition)).await;
+    member.consumer.pause(std::slice::from_ref(&partition));
+    scene.send(0, [1]).await;
+    scene.process.cut(true);
+    member.until("the member loses the partition", |one| !one.lost.is_empty()).await;
+    scene.process.cut(false);
+    member.until("the member owns the partition again", |one| one.owns(&partition)).await;
+    member.until("the record arrives", |one| one.numbers(&partition) == [1]).await;
+}
+
 pub(crate) async fn seek_moves_the_position(subject: &dyn Subject) {
     let scene = Scene::new(subject, 1).await;
     let partition = scene.partition(0);

@@ -8,8 +8,8 @@
 //! Every engine promises:
 //! - Records with the same key are in the same partition as long as the topic does not grow ([`partition_of`]). The
 //!   bus stores the records of a partition in the order in which a producer sent them.
-//! - An acknowledged record is durable. The bus stores each record of a producer at most once, even if the producer
-//!   repeats a request after a lost response.
+//! - An acknowledged record is durable, except in the engine in memory. The bus stores each record of a producer at
+//!   most once, even if the producer repeats a request after a lost response.
 //! - A consumer receives the records of an assigned partition in the order of their offsets, without gaps.
 //! - A group never assigns a partition to two consumers at the same time. Before another consumer receives
 //!   [`Event::Assigned`], the earlier consumer has released the partition, its `revoke_timeout` has passed, or its

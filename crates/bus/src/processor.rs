@@ -54,8 +54,9 @@ pub struct ProcessorOptions {
     pub bytes_max: usize,
     /// Time between two commits. The default is 1 s.
     pub commit_interval: Duration,
-    /// Longest wait for running handlers when the group moves a partition or the processor stops. The default is 20 s,
-    /// which is less than the default of [`ConsumerOptions::revoke_timeout`].
+    /// Longest wait for running handlers when the group moves a partition or the processor stops. When the group moves a
+    /// partition, the wait is also at most nine tenths of [`ConsumerOptions::revoke_timeout`], so that time is left for
+    /// the commit. The default is 20 s.
     pub drain_timeout: Duration,
     /// Policy for records whose handler fails. The default is [`Retry::None`].
     pub retry: Retry,

@@ -64,11 +64,11 @@ const RULES: &[Rule] = &[
     rule("store-conformance", &["conformance", "domain", "store"], &["runtime", "simulator"]),
     // Conformance suites of the ports, and their shared code. Only tests use these crates.
     rule("conformance", &["runtime"], &[]),
-    rule("bus", &["instants", "runtime"], &["bus-conformance", "simulator"]),
     rule("bus-conformance", &["bus", "conformance", "runtime"], &[]),
     rule("coordination-conformance", &["conformance", "coordination", "runtime"], &[]),
     rule("membership-conformance", &["conformance", "domain", "membership", "runtime"], &[]),
     // General crates for any program. They do not depend on schedules, shards and members.
+    rule("bus", &["instants", "runtime"], &["bus-conformance", "simulator"]),
     rule(
         "coordination",
         &["instants", "runtime"],

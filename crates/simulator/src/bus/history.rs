@@ -165,7 +165,7 @@ fn names(delivery: &Delivery) -> (String, u64) {
     let text = |bytes: Option<&bytes::Bytes>| {
         String::from_utf8(bytes.expect("the producer sets it").to_vec()).expect("the producer sends text")
     };
-    // The mutant `SplitLanes` adds a number to the key.
+    // The mutant `SplitsLanes` adds a number to the key.
     let key = text(delivery.record.key.as_ref());
     let key = key.split('#').next().unwrap_or_default().to_owned();
     (key, text(delivery.record.value.as_ref()).parse().expect("the producer sends a number"))
