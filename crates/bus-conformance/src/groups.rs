@@ -61,13 +61,19 @@ pub(crate) async fn new_partitions_of_a_grown_topic_are_assigned(subject: &dyn S
     member.until("the record arrives", |one| one.numbers(&scene.partition(2)) == [7]).await;
 }
 
-pub(crate) async fn revoked_partition_moves_only_after_its_release(subject: &dyn Subject) {
-    let scene = Scene::new(subject, 2).await;
+/// Returns two members. The group has revoked one of the two partitions of the first member, and this member holds it.
+async fn members_with_revoked_partition(scene: &Scene) -> Vec<Member> {
     let mut members = vec![scene.join().await];
     members[0].holds_revoked = true;
     until_all(&mut members, "one member owns all", |members| members[0].count() == 2).await;
     members.push(scene.join().await);
     until_all(&mut members, "the partition is revoked", |members| !members[0].revocations.is_empty()).await;
+    members
+}
+
+pub(crate) async fn revoked_partition_moves_only_after_its_release(subject: &dyn Subject) {
+    let scene = Scene::new(subject, 2).await;
+    let mut members = members_with_revoked_partition(&scene).await;
     members[1].wait_a_while().await;
     assert_one_owner(&members);
     assert_eq!(members[1].count(), 0, "the first member has not released the partition");
@@ -102,11 +108,7 @@ pub(crate) async fn revoked_partition_moves_at_its_deadline(subject: &dyn Subjec
 
 pub(crate) async fn revoked_partition_delivers_no_records(subject: &dyn Subject) {
     let scene = Scene::new(subject, 2).await;
-    let mut members = vec![scene.join().await];
-    members[0].holds_revoked = true;
-    until_all(&mut members, "one member owns all", |members| members[0].count() == 2).await;
-    members.push(scene.join().await);
-    until_all(&mut members, "the partition is revoked", |members| !members[0].revocations.is_empty()).await;
+    let mut members = members_with_revoked_partition(&scene).await;
     for index in 0..2 {
         scene.send(index, [1]).await;
     }

@@ -114,9 +114,11 @@ impl State {
     fn take_event(&mut self) -> Option<Event> {
         let event = self.events.pop_front()?;
         if let Event::Assigned(assigned) = &event {
-            assigned
-                .iter()
-                .for_each(|one| self.held.get_mut(&one.partition).into_iter().for_each(|held| held.is_known = true));
+            for one in assigned {
+                if let Some(held) = self.held.get_mut(&one.partition) {
+                    held.is_known = true;
+                }
+            }
         }
         Some(event)
     }
@@ -346,7 +348,11 @@ impl Shared {
 
     fn for_each_held(&self, partitions: &[Partition], change: impl Fn(&mut Held)) {
         let mut state = self.state();
-        partitions.iter().for_each(|partition| state.held.get_mut(partition).into_iter().for_each(&change));
+        for partition in partitions {
+            if let Some(held) = state.held.get_mut(partition) {
+                change(held);
+            }
+        }
         drop(state);
         self.changed.notify_one();
     }

@@ -243,7 +243,8 @@ pub(crate) fn with_real_runtime<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
 /// have sent.
 pub(crate) fn messages(session: &str) -> (u64, u64) {
     let connections = connections(ensemble());
-    let line = connections.iter().find(|line| line.contains(&format!("sid={session},"))).expect("the session exists");
+    let line = connections.iter().find(|line| line.contains(&format!("sid={session},")));
+    let line = line.unwrap_or_else(|| panic!("no connection has the session {session}: {connections:?}"));
     (number(line, "recved="), number(line, "sent="))
 }
 
