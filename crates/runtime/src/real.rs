@@ -133,9 +133,8 @@ fn spawn_shared(tokio: &tokio::runtime::Handle, name: &'static str, future: BoxF
 }
 
 /// Difference between the niceness of a thread with a low priority and the niceness of the process. If another thread of
-/// the process needs the same processor, Linux gives the thread with the low priority a thirtieth of the processor's
-/// time. docs/decisions/0230-give-background-threads-niceness-15.md gives the reasons for the number.
-const NICENESS: i32 = 15;
+/// the process needs the same processor, Linux gives the thread with the low priority a tenth of the processor's time.
+const NICENESS: i32 = 10;
 
 /// Lowers the priority of the calling thread. On Linux, other threads of the process keep their priority.
 pub fn lower_priority() {
