@@ -181,8 +181,8 @@ impl Member {
     }
 }
 
-/// Handles the events of all members until the condition holds. Asserts after each event that each partition has one
-/// owner.
+/// Handles the events of all members until the condition holds. Asserts that no partition belongs to two members at the
+/// same time.
 pub(crate) async fn until_all(members: &mut [Member], event: &str, mut holds: impl FnMut(&[Member]) -> bool) {
     let runtime = members[0].runtime.clone();
     let deadline = runtime.monotonic() + LIMIT;
@@ -190,6 +190,10 @@ pub(crate) async fn until_all(members: &mut [Member], event: &str, mut holds: im
         assert!(runtime.monotonic() < deadline, "timed out waiting until {event}");
         for at in 0..members.len() {
             members[at].step(Duration::from_millis(10)).await;
+            // Another member may have lost a partition during this step. It reports the loss before other events.
+            for other in (0..members.len()).filter(|other| *other != at) {
+                members[other].step(Duration::ZERO).await;
+            }
             assert_one_owner(members);
         }
     }
