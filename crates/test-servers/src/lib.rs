@@ -6,7 +6,7 @@
 //!
 //! Invariants: a guard stops a server and deletes its folder soon after the end of the process that started the server,
 //! even after SIGKILL. Two processes never share a server. As in production, a server syncs data to disk before it
-//! acknowledges the data as durable.
+//! acknowledges the data as durable, except Kafka, which relies on its replicas.
 
 // Threads of tests may wait, read a clock and start programs. Only the tested code must use the crate `runtime` for
 // these operations.
@@ -18,11 +18,13 @@ pub mod go;
 mod guard;
 pub mod http;
 pub mod java;
+pub mod kafka;
 pub mod mixed;
 mod network;
 pub mod node;
 pub mod port;
 pub mod postgres;
+mod process;
 mod proxy;
 pub mod python;
 pub mod zookeeper;

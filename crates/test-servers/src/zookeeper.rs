@@ -2,27 +2,24 @@
 
 mod security;
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
-use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::OnceLock;
+use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
-use rustix::process::{Pid, Signal};
+use anyhow::{Context, ensure};
+use rustix::process::Signal;
 
 use crate::guard::Guard;
 use crate::java;
 use crate::port::free_port;
+use crate::process::{GUARD, Process, start_on_free_ports};
 pub use security::{Security, USERS};
 
 /// Length of a tick, the unit of time of the servers. The timeout of a session is between two and 600 ticks.
 pub const TICK: Duration = Duration::from_millis(100);
-const START_MAX: Duration = Duration::from_secs(60);
-/// Interval between two checks of a condition that the crate waits for.
-const PERIOD: Duration = Duration::from_millis(20);
 
 /// ZooKeeper servers that belong to this process. A drop of this value stops the servers and deletes their folder.
 #[derive(Debug)]
@@ -35,14 +32,12 @@ pub struct Zookeeper {
 
 #[derive(Debug)]
 struct Server {
-    folder: PathBuf,
+    process: Process,
     /// Address on which the server listens for clients.
     address: Ipv4Addr,
     port: u16,
     /// Port for TLS of a server with a [`Security`].
     secure_port: Option<u16>,
-    /// Process of the server. `None` while the server is stopped.
-    process: Mutex<Option<Child>>,
 }
 
 /// Returns the shared single server of this process. The first caller starts the server. The server ends soon after the
@@ -105,16 +100,7 @@ impl Zookeeper {
     fn start_of(name: &str, address: Ipv4Addr, count: usize, security: Option<Security>) -> anyhow::Result<Zookeeper> {
         let pom = Path::new(env!("CARGO_MANIFEST_DIR")).join("java").join(name).join("pom.xml");
         let jars = java::jars(name, &pom)?;
-        // Another process may take a port between the check of the port and the start of the server. In this case,
-        // this function tries other ports.
-        let mut attempts_left = 3;
-        loop {
-            attempts_left -= 1;
-            match Zookeeper::try_start(&jars, address, count, security) {
-                Err(error) if attempts_left > 0 && format!("{error:#}").contains("Address already in use") => {}
-                outcome => return outcome,
-            }
-        }
+        start_on_free_ports(|| Zookeeper::try_start(&jars, address, count, security))
     }
 
     fn try_start(
@@ -146,7 +132,7 @@ impl Zookeeper {
                 _ => String::new(),
             };
             fs::write(own.join("zoo.cfg"), configuration(&own, address, *port, &members) + &secure)?;
-            servers.push(Server { folder: own, address, port: *port, secure_port, process: Mutex::default() });
+            servers.push(Server { process: Process::new("ZooKeeper", own), address, port: *port, secure_port });
         }
         let zookeeper = Zookeeper { jars: jars.to_owned(), folder, servers, guard };
         zookeeper.servers.iter().try_for_each(|server| server.spawn(&zookeeper.jars))?;
@@ -186,7 +172,7 @@ impl Zookeeper {
     /// Returns the path of a file of a server with a [`Security`]: `root.crt`, `client.crt` or `client.key`.
     #[must_use]
     pub fn certificate(&self, name: &str) -> PathBuf {
-        self.servers[0].folder.join(name)
+        self.servers[0].process.folder().join(name)
     }
 
     /// Returns the folder with all files of the servers.
@@ -217,11 +203,7 @@ impl Zookeeper {
     /// # Errors
     /// Returns an error if this method cannot kill the server.
     pub fn kill(&self, at: usize) -> anyhow::Result<()> {
-        if let Some(mut process) = self.servers[at].process().take() {
-            process.kill()?;
-            process.wait()?;
-        }
-        Ok(())
+        self.servers[at].process.kill()
     }
 
     /// Starts the server with the index `at` with the same data and port. Kills the server first if it is running.
@@ -251,7 +233,7 @@ impl Zookeeper {
     /// # Errors
     /// Returns an error if the server is not running.
     pub fn pause(&self, at: usize) -> anyhow::Result<()> {
-        self.servers[at].signal(Signal::STOP)
+        self.servers[at].process.signal(Signal::STOP)
     }
 
     /// Resumes the server after [`Zookeeper::pause`].
@@ -259,46 +241,28 @@ impl Zookeeper {
     /// # Errors
     /// Returns an error if the server is not running.
     pub fn resume(&self, at: usize) -> anyhow::Result<()> {
-        self.servers[at].signal(Signal::CONT)
+        self.servers[at].process.signal(Signal::CONT)
     }
 }
 
 impl Server {
-    fn process(&self) -> std::sync::MutexGuard<'_, Option<Child>> {
-        self.process.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn spawn(&self, jars: &Path) -> anyhow::Result<()> {
-        let log = File::options().create(true).append(true).open(self.folder.join("server.log"))?;
         let mut command = java::command(&[jars]);
         // With the option `checkIntervalMs`, the server looks for empty container nodes every 500 ms instead of once a
         // minute.
         command.args(["-Dznode.container.checkIntervalMs=500", "-Dzookeeper.admin.enableServer=false"]);
         if self.secure_port.is_some() {
-            let users = self.folder.join("jaas.conf");
+            let users = self.process.folder().join("jaas.conf");
             command.arg(format!("-Djava.security.auth.login.config={}", users.display()));
         }
-        command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(self.folder.join("zoo.cfg"));
-        command.current_dir(&self.folder).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let process = command.spawn().context("cannot start java; install the package `default-jdk-headless`")?;
-        fs::write(self.folder.join("pid"), process.id().to_string())?;
-        *self.process() = Some(process);
-        Ok(())
+        command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(self.process.folder().join("zoo.cfg"));
+        self.process.spawn(command)
     }
 
     /// Waits until the server serves requests. The method uses the command `srvr`, because a server responds to `ruok`
     /// before it serves requests.
     fn wait(&self) -> anyhow::Result<()> {
-        let start = Instant::now();
-        while !self.ask("srvr").is_ok_and(|text| text.contains("Mode:")) {
-            let has_ended = self.process().as_mut().is_none_or(|process| !matches!(process.try_wait(), Ok(None)));
-            if has_ended || start.elapsed() > START_MAX {
-                let log = fs::read(self.folder.join("server.log")).unwrap_or_default();
-                bail!("ZooKeeper did not start; its log:\n{}", String::from_utf8_lossy(&log));
-            }
-            std::thread::sleep(PERIOD);
-        }
-        Ok(())
+        self.process.wait_until(|| self.ask("srvr").is_ok_and(|text| text.contains("Mode:")))
     }
 
     fn ask(&self, command: &str) -> anyhow::Result<String> {
@@ -312,21 +276,12 @@ impl Server {
         ensure!(!text.is_empty(), "ZooKeeper returned no response to the command {command}");
         Ok(text)
     }
-
-    fn signal(&self, signal: Signal) -> anyhow::Result<()> {
-        let process = self.process();
-        let pid = Pid::from_child(process.as_ref().context("the process of the ZooKeeper server is not running")?);
-        rustix::process::kill_process(pid, signal).context("cannot signal ZooKeeper")
-    }
 }
 
 impl Drop for Zookeeper {
     fn drop(&mut self) {
         for server in &self.servers {
-            if let Some(mut process) = server.process().take() {
-                drop(process.kill());
-                drop(process.wait());
-            }
+            drop(server.process.kill());
         }
         self.guard.stop();
     }
@@ -343,10 +298,3 @@ fn configuration(folder: &Path, address: Ipv4Addr, port: u16, members: &str) -> 
         data = folder.join("data").display(),
     )
 }
-
-/// Guard script that kills the servers that are still running in the folder.
-const GUARD: &str = r#"
-for file in "$1"/*/pid; do
-  pid=$(cat "$file") && [ "$(readlink "/proc/$pid/cwd")" = "$(dirname "$file")" ] && kill -KILL "$pid"
-done
-"#;

@@ -1,0 +1,108 @@
+//! Process of a Java server in a folder of its own.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rustix::process::{Pid, Signal};
+
+const START_MAX: Duration = Duration::from_secs(60);
+/// Interval between two checks of a condition.
+const PERIOD: Duration = Duration::from_millis(20);
+
+/// Process of a server that a test can stop and start again.
+#[derive(Debug)]
+pub(crate) struct Process {
+    /// Name of the server in error texts.
+    name: &'static str,
+    folder: PathBuf,
+    /// `None` while the server is stopped.
+    child: Mutex<Option<Child>>,
+}
+
+impl Process {
+    pub(crate) fn new(name: &'static str, folder: PathBuf) -> Process {
+        Process { name, folder, child: Mutex::default() }
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    fn child(&self) -> MutexGuard<'_, Option<Child>> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the command in the folder. Appends the output to the file `server.log`.
+    pub(crate) fn spawn(&self, mut command: Command) -> anyhow::Result<()> {
+        let log = File::options().create(true).append(true).open(self.folder.join("server.log"))?;
+        command.current_dir(&self.folder).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let child = command.spawn().context("cannot start java; install the package `default-jdk-headless`")?;
+        fs::write(self.folder.join("pid"), child.id().to_string())?;
+        *self.child() = Some(child);
+        Ok(())
+    }
+
+    /// Returns the output of the server since the first start.
+    pub(crate) fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.folder.join("server.log")).unwrap_or_default()).into_owned()
+    }
+
+    /// Waits until `is_ready` returns true. The error contains the log of the server.
+    pub(crate) fn wait_until(&self, is_ready: impl Fn() -> bool) -> anyhow::Result<()> {
+        let start = Instant::now();
+        while !is_ready() {
+            let has_ended = self.child().as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None)));
+            if has_ended || start.elapsed() > START_MAX {
+                bail!("{} did not start; its log:\n{}", self.name, self.log());
+            }
+            std::thread::sleep(PERIOD);
+        }
+        Ok(())
+    }
+
+    /// Kills the server with SIGKILL. Does nothing if the server is stopped.
+    pub(crate) fn kill(&self) -> anyhow::Result<()> {
+        if let Some(mut child) = self.child().take() {
+            child.kill()?;
+            child.wait()?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let child = self.child();
+        let child = child.as_ref().with_context(|| format!("the process of {} is not running", self.name))?;
+        rustix::process::kill_process(Pid::from_child(child), signal)
+            .with_context(|| format!("cannot signal {}", self.name))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.kill());
+    }
+}
+
+/// Starts servers with `start`. Another process may take a port between the check of the port and the start of the
+/// server. In this case, the function tries other ports.
+pub(crate) fn start_on_free_ports<T>(start: impl Fn() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let mut attempts_left = 3;
+    loop {
+        attempts_left -= 1;
+        match start() {
+            Err(error) if attempts_left > 0 && format!("{error:#}").contains("Address already in use") => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Guard script that kills the servers that are still running in the folder.
+pub(crate) const GUARD: &str = r#"
+for file in "$1"/*/pid; do
+  pid=$(cat "$file") && [ "$(readlink "/proc/$pid/cwd")" = "$(dirname "$file")" ] && kill -KILL "$pid"
+done
+"#;
