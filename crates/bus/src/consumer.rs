@@ -111,7 +111,8 @@ pub struct Assigned {
     pub partition: Partition,
     /// Offset of the next record that the consumer receives.
     pub position: Offset,
-    /// Committed offset of the group; `None` if the group has never committed an offset of this partition.
+    /// Committed offset of the group; `None` if the group has never committed an offset of this partition. An engine may
+    /// commit the first position before it assigns a partition.
     pub committed: Option<Committed>,
 }
 

@@ -29,6 +29,7 @@ mod consumer;
 mod error;
 pub mod memory;
 mod murmur2;
+pub mod ownership;
 pub mod processor;
 mod producer;
 mod topic;
@@ -96,4 +97,7 @@ pub struct Capabilities {
     pub metadata_bytes_max: usize,
     /// True if a topic can be compacted ([`TopicOptions::is_compacted`]).
     pub compacts_topics: bool,
+    /// True if a consumer that has not released a revoked partition still receives new records of its other partitions.
+    /// Otherwise it receives only records that it has already fetched.
+    pub delivers_during_revocation: bool,
 }

@@ -45,8 +45,12 @@ pub struct MemoryOptions {
 
 impl Default for MemoryOptions {
     fn default() -> Self {
-        let capabilities =
-            Capabilities { record_bytes_max: 1 << 20, metadata_bytes_max: 4_096, compacts_topics: false };
+        let capabilities = Capabilities {
+            record_bytes_max: 1 << 20,
+            metadata_bytes_max: 4_096,
+            compacts_topics: false,
+            delivers_during_revocation: true,
+        };
         MemoryOptions { capabilities, latency: None, fail_one_in: None }
     }
 }

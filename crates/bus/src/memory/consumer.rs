@@ -1,7 +1,7 @@
 //! Consumer of the engine in memory. One task sends heartbeats and waits for the release of revoked partitions. Each
 //! call of [`Consumer::next`] fetches records.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -9,11 +9,12 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use instants::Monotonic;
 use runtime::TaskSet;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc};
 
 use super::group::{Grant, MemberId};
 use super::{Connection, RETRY_WAIT};
-use crate::consumer::{Assigned, Commit, Event, RecordBatch, Revocation};
+use crate::consumer::{Assigned, Commit, Event, RecordBatch};
+use crate::ownership::{Ownership, Revoked};
 use crate::topic::{Offset, Partition};
 use crate::{Answer, BusError, Consumer, ConsumerOptions};
 
@@ -40,27 +41,10 @@ struct State {
     member: MemberId,
     /// End of the session by the clock of this process.
     ends: Monotonic,
-    /// Partitions that the consumer has not released.
-    held: BTreeMap<Partition, Held>,
-    events: VecDeque<Event>,
-    /// Partition of the last batch. The next batch comes from a later partition, if one has records.
-    last: Option<Partition>,
-    last_revocation: u64,
+    /// Partitions of the consumer. The engine stores the grant of each partition.
+    ownership: Ownership<Grant>,
     is_closed: bool,
 }
-
-struct Held {
-    grant: Grant,
-    position: Offset,
-    is_paused: bool,
-    /// Number of the revocation, if the consumer must release the partition.
-    revocation: Option<u64>,
-    /// True if the caller has received the event of the assignment.
-    is_known: bool,
-}
-
-/// Number of a revocation, and the channel through which the caller releases its partitions.
-type Revoked = (u64, oneshot::Receiver<()>);
 
 impl MemoryConsumer {
     pub(super) async fn join(connection: Connection, options: ConsumerOptions) -> Result<Self, BusError> {
@@ -70,15 +54,8 @@ impl MemoryConsumer {
         }
         let sent = connection.runtime().monotonic();
         let member = connection.call(|broker, now| broker.join(&options, now.monotonic)).await?;
-        let state = State {
-            member,
-            ends: sent + options.session_timeout,
-            held: BTreeMap::new(),
-            events: VecDeque::new(),
-            last: None,
-            last_revocation: 0,
-            is_closed: false,
-        };
+        let state =
+            State { member, ends: sent + options.session_timeout, ownership: Ownership::default(), is_closed: false };
         let task = TaskSet::new(connection.runtime());
         let shared =
             Shared { connection, options, state: Mutex::new(state), changed: Notify::new(), released: Notify::new() };
@@ -96,39 +73,8 @@ impl State {
     /// Ends the session if its time has passed.
     fn expire(&mut self, now: Monotonic) {
         if now >= self.ends {
-            self.lose_all();
+            self.ownership.lose_all();
         }
-    }
-
-    fn lose_all(&mut self) {
-        // The other events in the queue belong to the lost assignment.
-        self.events.retain(|event| matches!(event, Event::Lost(_)));
-        let held = std::mem::take(&mut self.held).into_iter();
-        let lost: Vec<Partition> = held.filter(|(_, held)| held.is_known).map(|(partition, _)| partition).collect();
-        if !lost.is_empty() {
-            self.events.push_back(Event::Lost(lost));
-        }
-    }
-
-    /// Removes the next event from the queue.
-    fn take_event(&mut self) -> Option<Event> {
-        let event = self.events.pop_front()?;
-        if let Event::Assigned(assigned) = &event {
-            for one in assigned {
-                if let Some(held) = self.held.get_mut(&one.partition) {
-                    held.is_known = true;
-                }
-            }
-        }
-        Some(event)
-    }
-
-    /// Removes the partitions of a revocation, and returns them. The result is empty if the consumer has lost them.
-    fn release(&mut self, revocation: u64) -> Vec<Partition> {
-        self.held
-            .extract_if(.., |_, held| held.revocation == Some(revocation))
-            .map(|(partition, _)| partition)
-            .collect()
     }
 }
 
@@ -145,7 +91,7 @@ impl Shared {
         loop {
             let (member, ends, held) = {
                 let state = self.state();
-                (state.member, state.ends, state.held.keys().cloned().collect::<BTreeSet<_>>())
+                (state.member, state.ends, state.ownership.partitions())
             };
             let mut rebalanced = std::pin::pin!(self.connection.engine.rebalanced.notified());
             rebalanced.as_mut().enable();
@@ -159,7 +105,7 @@ impl Shared {
                 Some(Err(BusError::Disconnected(_))) if self.now() < ends => {}
                 // The session has ended.
                 Some(Err(_)) | None => {
-                    self.state().lose_all();
+                    self.state().ownership.lose_all();
                     self.changed.notify_one();
                     self.rejoin().await;
                     continue;
@@ -207,36 +153,16 @@ impl Shared {
         }
         state.ends = sent + self.options.session_timeout;
         let may_hold: BTreeSet<&Partition> = granted.iter().map(|(assigned, _)| &assigned.partition).collect();
-        state.last_revocation += 1;
-        let revocation = state.last_revocation;
-        let mut revoked = Vec::new();
-        for (partition, held) in &mut state.held {
-            if held.revocation.is_none() && !may_hold.contains(partition) {
-                held.revocation = Some(revocation);
-                revoked.push(partition.clone());
-            }
-        }
-        if !revoked.is_empty() {
-            let (event, released) = Revocation::new(revoked, now + self.options.revoke_timeout);
-            state.events.push_back(Event::Revoked(event));
+        let deadline = now + self.options.revoke_timeout;
+        if let Some(revoked) = state.ownership.revoke(deadline, |partition| !may_hold.contains(partition)) {
             // The receiver ends together with this task.
-            drop(to_release.send((revocation, released)));
+            drop(to_release.send(revoked));
         }
-        let mut new = Vec::new();
-        for (assigned, grant) in granted {
-            // If the consumer has released a partition since it sent the heartbeat, the next heartbeat reports this.
-            if held.contains(&assigned.partition) || state.held.contains_key(&assigned.partition) {
-                continue;
-            }
-            let position = assigned.position;
-            let held = Held { grant, position, is_paused: false, revocation: None, is_known: false };
-            state.held.insert(assigned.partition.clone(), held);
-            new.push(assigned);
-        }
-        if !new.is_empty() {
-            state.events.push_back(Event::Assigned(new));
-        }
-        if !state.events.is_empty() {
+        // If the consumer has released a partition since it sent the heartbeat, the next heartbeat reports this.
+        let is_new = |partition: &Partition| !held.contains(partition) && !state.ownership.contains(partition);
+        let new = granted.into_iter().filter(|(assigned, _)| is_new(&assigned.partition)).collect();
+        state.ownership.assign(new);
+        if state.ownership.has_events() {
             self.changed.notify_one();
         }
     }
@@ -253,45 +179,18 @@ impl Shared {
     }
 
     /// Waits until the caller releases the partitions, at most for the timeout.
-    async fn release(&self, (revocation, released): Revoked) {
-        let in_time = self.connection.runtime().timeout(self.options.revoke_timeout, released).await.is_some();
-        let mut state = self.state();
-        let released = state.release(revocation);
-        if !in_time && !released.is_empty() {
-            state.events.push_back(Event::Lost(released));
-        }
-        drop(state);
+    async fn release(&self, revoked: Revoked) {
+        let released = self.connection.runtime().timeout(self.options.revoke_timeout, revoked.released).await;
+        self.state().ownership.release(revoked.number, released.is_some());
         self.changed.notify_one();
         self.released.notify_one();
     }
 
-    /// Returns the partitions to fetch and their positions. The partition after the last fetched partition is the first.
-    fn wanted(&self) -> Vec<(Partition, Offset)> {
-        let state = self.state();
-        let active = state.held.iter().filter(|(_, held)| !held.is_paused && held.revocation.is_none());
-        let mut wanted: Vec<(Partition, Offset)> =
-            active.map(|(partition, held)| (partition.clone(), held.position)).collect();
-        let first = wanted.partition_point(|(partition, _)| Some(partition) <= state.last.as_ref());
-        wanted.rotate_left(first);
-        wanted
-    }
-
-    /// Moves the position behind the batch. Returns `None` if the caller has changed the position or the pause of the
-    /// partition during the fetch, or if the consumer may no longer deliver the partition's records.
     fn deliver(&self, batch: RecordBatch) -> Option<Event> {
         let mut state = self.state();
         state.expire(self.now());
-        // The caller must receive the events of the assignment first.
-        if !state.events.is_empty() {
-            return None;
-        }
-        let held = state.held.get_mut(&batch.partition)?;
-        if held.is_paused || held.revocation.is_some() || batch.records.first()?.offset != held.position {
-            return None;
-        }
-        held.position = batch.records.last()?.offset.next();
-        state.last = Some(batch.partition.clone());
-        Some(Event::Records(batch))
+        let from = batch.records.first()?.offset;
+        state.ownership.deliver(from, batch)
     }
 
     async fn next(&self) -> Result<Event, BusError> {
@@ -302,15 +201,15 @@ impl Shared {
                     return Err(BusError::Closed);
                 }
                 state.expire(self.now());
-                if let Some(event) = state.take_event() {
+                if let Some(event) = state.ownership.take_event() {
                     return Ok(event);
                 }
                 // Without partitions, the end of the session causes no event.
-                (!state.held.is_empty()).then_some(state.ends)
+                (!state.ownership.is_empty()).then_some(state.ends)
             };
             let mut appended = std::pin::pin!(self.connection.engine.appended.notified());
             appended.as_mut().enable();
-            let wanted = self.wanted();
+            let wanted = self.state().ownership.wanted();
             let fetched = async {
                 if wanted.is_empty() {
                     return std::future::pending().await;
@@ -346,14 +245,9 @@ impl Shared {
         }
     }
 
-    fn for_each_held(&self, partitions: &[Partition], change: impl Fn(&mut Held)) {
-        let mut state = self.state();
-        for partition in partitions {
-            if let Some(held) = state.held.get_mut(partition) {
-                change(held);
-            }
-        }
-        drop(state);
+    /// Changes the partitions, and wakes the call of `next`.
+    fn change(&self, change: impl FnOnce(&mut Ownership<Grant>)) {
+        change(&mut self.state().ownership);
         self.changed.notify_one();
     }
 }
@@ -371,9 +265,8 @@ impl Consumer for MemoryConsumer {
                 if state.is_closed {
                     return Err(BusError::Closed);
                 }
-                let known = |one: &Commit| state.held.get(&one.partition).filter(|held| held.is_known);
-                let granted =
-                    commits.into_iter().map(|one| known(&one).map(|held| held.grant).map(|grant| (one, grant)));
+                let grant = |one: &Commit| state.ownership.known(&one.partition).map(|owned| owned.data);
+                let granted = commits.into_iter().map(|one| grant(&one).map(|grant| (one, grant)));
                 let granted = granted.collect::<Option<Vec<_>>>().ok_or(BusError::Fenced)?;
                 (state.member, state.ends.since(shared.now()), granted)
             };
@@ -388,15 +281,15 @@ impl Consumer for MemoryConsumer {
     }
 
     fn seek(&self, partition: &Partition, offset: Offset) {
-        self.shared.for_each_held(std::slice::from_ref(partition), |held| held.position = offset);
+        self.shared.change(|ownership| _ = ownership.seek(partition, offset));
     }
 
     fn pause(&self, partitions: &[Partition]) {
-        self.shared.for_each_held(partitions, |held| held.is_paused = true);
+        self.shared.change(|ownership| ownership.set_paused(partitions, true));
     }
 
     fn resume(&self, partitions: &[Partition]) {
-        self.shared.for_each_held(partitions, |held| held.is_paused = false);
+        self.shared.change(|ownership| ownership.set_paused(partitions, false));
     }
 
     fn close(&self) -> Answer<'_, ()> {
@@ -407,8 +300,7 @@ impl Consumer for MemoryConsumer {
                 if std::mem::replace(&mut state.is_closed, true) {
                     return Ok(());
                 }
-                state.held.clear();
-                state.events.clear();
+                state.ownership.clear();
                 state.member
             };
             shared.changed.notify_one();
