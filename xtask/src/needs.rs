@@ -14,9 +14,14 @@ pub(crate) struct Need {
 
 const POSTGRESQL: &str = r#"ls /usr/lib/postgresql/*/bin/postgres || ls "$(pg_config --bindir)/postgres""#;
 
+const OPENSSL: &str = "echo '#include <openssl/ssl.h>' | cc -E -";
+
 /// Programs that `cargo xtask test` requires.
-pub(crate) const TESTS: [Need; 15] = [
+pub(crate) const TESTS: [Need; 17] = [
     Need { program: "cc", arguments: &["--version"], package: "gcc" },
+    // librdkafka is a C library with its own build. It uses OpenSSL.
+    Need { program: "make", arguments: &["--version"], package: "make" },
+    Need { program: "sh", arguments: &["-c", OPENSSL], package: "libssl-dev" },
     Need { program: "git", arguments: &["--version"], package: "git" },
     Need { program: "bash", arguments: &["--version"], package: "bash" },
     Need { program: "curl", arguments: &["--version"], package: "curl" },
@@ -27,7 +32,7 @@ pub(crate) const TESTS: [Need; 15] = [
     Need { program: "man", arguments: &["--version"], package: "man-db" },
     // The tests use `ip` to run candidates in separate network namespaces.
     Need { program: "ip", arguments: &["-Version"], package: "iproute2" },
-    // The JDK runs ZooKeeper, and compiles the test process that uses Curator. Maven fetches the jars.
+    // The JDK runs ZooKeeper and Kafka, and compiles the test process that uses Curator. Maven fetches the jars.
     Need { program: "javac", arguments: &["-version"], package: "default-jdk-headless" },
     Need { program: "mvn", arguments: &["--version"], package: "maven" },
     // Node and npm compile and run the client in TypeScript.

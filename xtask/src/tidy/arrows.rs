@@ -69,6 +69,7 @@ const RULES: &[Rule] = &[
     rule("membership-conformance", &["conformance", "domain", "membership", "runtime"], &[]),
     // General crates for any program. They do not depend on schedules, shards and members.
     rule("bus", &["instants", "runtime"], &["bus-conformance", "simulator"]),
+    rule("bus-kafka", &["bus", "instants", "runtime"], &["bus-conformance", "test-servers"]),
     rule(
         "coordination",
         &["instants", "runtime"],

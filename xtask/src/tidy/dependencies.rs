@@ -20,6 +20,18 @@ pub(super) struct Graph {
     resolve: Resolve,
 }
 
+impl Graph {
+    /// Returns the names of the packages that use the package `id` in the build. A package that no package uses counts
+    /// as a user of itself.
+    fn users(&self, id: &str) -> impl Iterator<Item = &str> {
+        let uses = |node: &&Node| node.dependencies.iter().any(|used| used == id);
+        let has_users = self.resolve.nodes.iter().any(|node| uses(&node));
+        let is_user = move |node: &&Node| if has_users { uses(node) } else { node.id == id };
+        let users: BTreeSet<&str> = self.resolve.nodes.iter().filter(is_user).map(|node| node.id.as_str()).collect();
+        self.packages.iter().filter(move |package| users.contains(package.id.as_str())).map(|it| it.name.as_str())
+    }
+}
+
 #[derive(Deserialize, Debug)]
 struct Resolve {
     nodes: Vec<Node>,
@@ -29,6 +41,9 @@ struct Resolve {
 #[derive(Deserialize, Debug)]
 struct Node {
     id: String,
+    /// Identifiers of the packages that this package uses in the build.
+    #[serde(default)]
+    dependencies: Vec<String>,
 }
 
 #[derive(Deserialize, Debug)]
@@ -79,7 +94,7 @@ struct Bans {
     multiple_versions: Level,
     skip: Vec<Named>,
     wildcards: Level,
-    deny: Vec<Named>,
+    deny: Vec<Banned>,
 }
 
 #[derive(Deserialize, PartialEq, Eq, Debug)]
@@ -105,13 +120,25 @@ struct Named {
     reason: String,
 }
 
+#[derive(Deserialize, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields)]
+struct Banned {
+    name: String,
+    reason: String,
+    /// Packages that may use the banned package. Empty if no package may use it.
+    #[serde(default)]
+    wrappers: BTreeSet<String>,
+}
+
 impl Policy {
     /// # Errors
     /// Returns an error if the file is not TOML, or if it contains a field or a value that this module does not
     /// enforce.
     pub(super) fn read(file: &File) -> anyhow::Result<Self> {
         let policy: Policy = toml::from_str(&file.text).context(POLICY)?;
-        let without = policy.bans.skip.iter().chain(&policy.bans.deny).find(|named| named.reason.is_empty());
+        let skipped = policy.bans.skip.iter().map(|named| (&named.name, &named.reason));
+        let banned = policy.bans.deny.iter().map(|banned| (&banned.name, &banned.reason));
+        let without = skipped.chain(banned).find(|(_, reason)| reason.is_empty());
         ensure!(without.is_none(), "{POLICY}: {without:?} has no reason");
         ensure!(policy.graph.targets.len() == 1, "{POLICY}: the list `targets` must contain exactly one target");
         ensure!(policy.sources.allow_git.is_empty(), "{POLICY}: git sources are not supported; leave allow-git empty");
@@ -136,7 +163,9 @@ pub(super) fn findings(file: &File, policy: &Policy, graph: &Graph) -> Vec<Findi
         let Crate { name, version, .. } = it;
         let mut report = |fault: String| found.push(file.finding(0, format!("{name} {version} {fault}")));
         versions.entry(name).or_default().push(version);
-        if policy.bans.deny.iter().any(|banned| banned.name == *name) {
+        if let Some(banned) = policy.bans.deny.iter().find(|banned| banned.name == *name)
+            && !graph.users(&it.id).all(|user| banned.wrappers.contains(user))
+        {
             report("is banned".to_owned());
         }
         let Some(source) = &it.source else {
@@ -231,7 +260,10 @@ mod tests {
         multiple-versions = "deny"
         skip = [{ name = "twice", reason = "dependencies require both" }]
         wildcards = "deny"
-        deny = [{ name = "openssl-sys", reason = "TLS is rustls" }]
+        deny = [
+            { name = "openssl-sys", reason = "TLS is rustls" },
+            { name = "wrapped", wrappers = ["ours"], reason = "only one package needs it" },
+        ]
         [sources]
         unknown-registry = "deny"
         unknown-git = "deny"
@@ -254,7 +286,10 @@ mod tests {
             fields.entry("version").or_insert("1.0.0".into());
             fields.entry("dependencies").or_insert(serde_json::json!([]));
         }
-        let nodes: Vec<_> = packages.iter().map(|it| serde_json::json!({"id": it["id"]})).collect();
+        // Each package uses the next one.
+        let node =
+            |(at, _): (usize, _)| serde_json::json!({"id": at.to_string(), "dependencies": [(at + 1).to_string()]});
+        let nodes: Vec<_> = packages.iter().enumerate().map(node).collect();
         let graph = serde_json::json!({"packages": packages, "resolve": {"nodes": nodes}});
         let found = findings(&file, &Policy::read(&file).unwrap(), &serde_json::from_value(graph).unwrap());
         found.into_iter().map(|finding| finding.what).collect()
@@ -280,6 +315,12 @@ mod tests {
         let ours =
             r#"[{"name":"ours","license":null,"source":null,"dependencies":[{"name":"a","req":"*","path":null}]}]"#;
         assert_eq!(found(ours), ["ours 1.0.0 accepts any version of the package a; require a specific version"]);
+        let wrapped = GOOD.replace("good", "wrapped");
+        let ours = r#"{"name":"ours","license":null,"source":null}"#;
+        assert_eq!(found(&format!("[{ours},{wrapped}]")), [] as [&str; 0]);
+        for others in [format!("[{GOOD},{wrapped}]"), format!("[{wrapped}]")] {
+            assert_eq!(found(&others), ["wrapped 1.0.0 is banned"]);
+        }
         let two = r#"{"name":"good","license":"MIT","source":"registry+https://registry.example","version":"2.0.0"}"#;
         assert_eq!(
             found(&format!("[{GOOD},{two}]")),

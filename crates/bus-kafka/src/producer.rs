@@ -1,0 +1,291 @@
+//! Producer of the Kafka engine. One task gives the records to librdkafka in the order of the calls.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use bus::{Answer, BusError, NewRecord, Offset, Partition, Position, Producer, ProducerOptions, TopicName};
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use instants::Monotonic;
+use rdkafka::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::BaseConsumer;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::message::{Header as RdHeader, Message as _, OwnedHeaders};
+use rdkafka::producer::{BaseRecord, DeliveryResult, Producer as _, ProducerContext, ThreadedProducer};
+use rdkafka::statistics::Statistics;
+use runtime::{Runtime, TaskSet};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::blocking::{blocking, drop_elsewhere};
+use crate::context::Context;
+use crate::error::{bus_error, bus_error_of_code};
+use crate::options::KafkaUrl;
+use crate::{RECORD_BYTES_MAX, REQUEST_MAX, RETRY_WAIT, Shape, create, kafka_index, shape};
+
+type Outcome = Result<Position, BusError>;
+
+pub(crate) struct KafkaProducer {
+    runtime: Runtime,
+    /// `None` after the caller has closed the producer.
+    jobs: Mutex<Option<mpsc::UnboundedSender<Job>>>,
+    _task: TaskSet,
+}
+
+enum Job {
+    Send {
+        records: Vec<NewRecord>,
+        began: Monotonic,
+        batch: Arc<Batch>,
+    },
+    /// Wait for the outcomes of all records.
+    Close(oneshot::Sender<()>),
+}
+
+/// Records of one call, and their outcomes.
+struct Batch(Mutex<Outcomes>);
+
+struct Outcomes {
+    known: Vec<Option<Outcome>>,
+    missing: usize,
+    done: Option<oneshot::Sender<Vec<Outcome>>>,
+}
+
+/// Record whose outcome librdkafka reports.
+struct Pending {
+    batch: Arc<Batch>,
+    at: usize,
+    topic: TopicName,
+}
+
+impl Batch {
+    fn new(len: usize, done: oneshot::Sender<Vec<Outcome>>) -> Arc<Self> {
+        Arc::new(Batch(Mutex::new(Outcomes { known: vec![None; len], missing: len, done: Some(done) })))
+    }
+
+    fn outcomes(&self) -> MutexGuard<'_, Outcomes> {
+        self.0.lock().expect("no code panics while it holds this mutex")
+    }
+
+    fn set(&self, at: usize, outcome: Outcome) {
+        let mut outcomes = self.outcomes();
+        outcomes.known[at] = Some(outcome);
+        outcomes.missing -= 1;
+        if outcomes.missing == 0
+            && let Some(done) = outcomes.done.take()
+        {
+            // The caller may have dropped the future.
+            drop(done.send(std::mem::take(&mut outcomes.known).into_iter().flatten().collect()));
+        }
+    }
+}
+
+/// Receives the outcomes of records.
+#[derive(Default)]
+struct Deliveries(Context);
+
+impl ClientContext for Deliveries {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        self.0.log(level, facility, message);
+    }
+
+    fn stats(&self, _: Statistics) {}
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.0.error(error, reason);
+    }
+}
+
+impl ProducerContext for Deliveries {
+    type DeliveryOpaque = Box<Pending>;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, pending: Box<Pending>) {
+        let Pending { batch, at, topic } = *pending;
+        let outcome = match result {
+            Ok(message) => match (u32::try_from(message.partition()), u64::try_from(message.offset())) {
+                (Ok(index), Ok(offset)) => {
+                    Ok(Position { partition: Partition { topic, index }, offset: Offset(offset) })
+                }
+                _ => Err(BusError::Disconnected("the broker reported no position of the record".to_owned())),
+            },
+            Err((error, _)) => Err(self.0.explain(delivery_error(error, &topic))),
+        };
+        batch.set(at, outcome);
+    }
+}
+
+fn delivery_error(error: &KafkaError, topic: &TopicName) -> BusError {
+    match error.rdkafka_error_code() {
+        Some(Code::UnknownPartition) => BusError::Invalid(format!("the topic {topic} has no such partition")),
+        Some(code) => bus_error_of_code(code, Some(topic)),
+        None => bus_error(error),
+    }
+}
+
+impl KafkaProducer {
+    pub(crate) fn open(
+        runtime: &Runtime,
+        url: &KafkaUrl,
+        client: Arc<BaseConsumer<Context>>,
+        options: ProducerOptions,
+    ) -> Result<Self, BusError> {
+        let timeout = options.delivery_timeout.as_millis();
+        if timeout == 0 {
+            return Err(BusError::Invalid("the delivery timeout of a producer must be at least 1 ms".to_owned()));
+        }
+        let mut config = url.config()?;
+        // Kafka stores each record once, and acknowledges it after all in-sync replicas have it.
+        config.set("enable.idempotence", "true").set("message.timeout.ms", timeout.to_string());
+        // The partitioner of the Java client.
+        config.set("partitioner", "murmur2_random");
+        // Records leave at once. librdkafka sends records that arrive during a request together.
+        config.set("linger.ms", "0");
+        // The callers bound the number of records that wait.
+        config.set("queue.buffering.max.messages", "0").set("queue.buffering.max.kbytes", "2147483647");
+        // A record has at most RECORD_BYTES_MAX bytes. The rest is for its fields.
+        config.set("message.max.bytes", (RECORD_BYTES_MAX + 40_000).to_string());
+        config.set("topic.metadata.propagation.max.ms", "3000");
+        let producer: ThreadedProducer<Deliveries> = create(&config)?;
+        let (jobs, received) = mpsc::unbounded_channel();
+        let producer = Some(Arc::new(producer));
+        let worker = Worker { runtime: runtime.clone(), producer, client, options, known: HashSet::new() };
+        let task = TaskSet::new(runtime);
+        task.spawn("kafka producer", worker.run(received));
+        Ok(KafkaProducer { runtime: runtime.clone(), jobs: Mutex::new(Some(jobs)), _task: task })
+    }
+
+    fn jobs(&self) -> MutexGuard<'_, Option<mpsc::UnboundedSender<Job>>> {
+        self.jobs.lock().expect("no code panics while it holds this mutex")
+    }
+}
+
+impl Producer for KafkaProducer {
+    fn send(&self, records: Vec<NewRecord>) -> BoxFuture<'static, Vec<Outcome>> {
+        let count = records.len();
+        if count == 0 {
+            return std::future::ready(Vec::new()).boxed();
+        }
+        let (done, outcomes) = oneshot::channel();
+        let job = Job::Send { records, began: self.runtime.monotonic(), batch: Batch::new(count, done) };
+        // If the send fails, the channel of the outcomes ends.
+        drop(self.jobs().as_ref().map(|jobs| jobs.send(job)));
+        async move { outcomes.await.unwrap_or_else(|_| vec![Err(BusError::Closed); count]) }.boxed()
+    }
+
+    fn close(&self) -> Answer<'_, ()> {
+        let (done, closed) = oneshot::channel();
+        if let Some(jobs) = self.jobs().take() {
+            drop(jobs.send(Job::Close(done)));
+        }
+        Box::pin(async move {
+            // The channel also ends if another call has closed the producer.
+            drop(closed.await);
+            Ok(())
+        })
+    }
+}
+
+struct Worker {
+    runtime: Runtime,
+    producer: Option<Arc<ThreadedProducer<Deliveries>>>,
+    client: Arc<BaseConsumer<Context>>,
+    options: ProducerOptions,
+    /// Topics that exist. librdkafka would ask a broker to create other topics.
+    known: HashSet<TopicName>,
+}
+
+impl Worker {
+    async fn run(mut self, mut jobs: mpsc::UnboundedReceiver<Job>) {
+        while let Some(job) = jobs.recv().await {
+            match job {
+                Job::Send { records, began, batch } => {
+                    for (at, record) in records.into_iter().enumerate() {
+                        if let Err(error) = self.send(record, began, at, &batch).await {
+                            batch.set(at, Err(error));
+                        }
+                    }
+                }
+                Job::Close(done) => {
+                    let producer = self.producer.take();
+                    // Each record has its outcome after the delivery timeout.
+                    let limit = 2 * self.options.delivery_timeout;
+                    blocking(move || drop(producer.map(|producer| producer.flush(limit)))).await;
+                    _ = done.send(());
+                }
+            }
+        }
+    }
+
+    /// Gives a record to librdkafka, which reports the outcome later. An error is the outcome.
+    async fn send(
+        &mut self,
+        record: NewRecord,
+        began: Monotonic,
+        at: usize,
+        batch: &Arc<Batch>,
+    ) -> Result<(), BusError> {
+        let bytes = record.bytes();
+        if bytes > RECORD_BYTES_MAX {
+            return Err(BusError::RecordTooLarge { bytes, limit: RECORD_BYTES_MAX });
+        }
+        let deadline = began + self.options.delivery_timeout;
+        if !self.known.contains(&record.topic) {
+            self.shape(&record.topic, deadline).await?;
+            self.known.insert(record.topic.clone());
+        }
+        let Some(producer) = self.producer.clone() else { return Err(BusError::Closed) };
+        loop {
+            let Err(error) = give(&producer, &record, at, batch) else { return Ok(()) };
+            let code = error.rdkafka_error_code();
+            let index = record.partition.filter(|_| code == Some(Code::UnknownPartition));
+            let Some(index) = index else { return Err(delivery_error(&error, &record.topic)) };
+            // The topic may have grown since the producer learned its number of partitions.
+            let partitions = self.shape(&record.topic, deadline).await?.partitions;
+            if index >= partitions {
+                let topic = &record.topic;
+                let text = format!("the topic {topic} has {partitions} partitions, so it has no partition {index}");
+                return Err(BusError::Invalid(text));
+            }
+            if self.runtime.monotonic() >= deadline {
+                return Err(BusError::Disconnected("no broker has described the new partitions".to_owned()));
+            }
+            let (producer, topic) = (producer.clone(), record.topic.clone());
+            blocking(move || drop(producer.client().fetch_metadata(Some(topic.as_str()), REQUEST_MAX))).await;
+            self.runtime.sleep(RETRY_WAIT).await;
+        }
+    }
+
+    async fn shape(&self, topic: &TopicName, deadline: Monotonic) -> Result<Shape, BusError> {
+        let left = deadline.since(self.runtime.monotonic());
+        let found = self.runtime.timeout(left, shape(self.client.clone(), topic.clone())).await;
+        found.unwrap_or_else(|| Err(BusError::Disconnected("no broker has described the topic".to_owned())))
+    }
+}
+
+fn give(
+    producer: &ThreadedProducer<Deliveries>,
+    record: &NewRecord,
+    at: usize,
+    batch: &Arc<Batch>,
+) -> Result<(), KafkaError> {
+    let mut headers = OwnedHeaders::new_with_capacity(record.headers.len());
+    for header in &record.headers {
+        headers = headers.insert(RdHeader { key: &header.name, value: header.value.as_deref() });
+    }
+    let new = BaseRecord {
+        topic: record.topic.as_str(),
+        partition: record.partition.map(kafka_index),
+        payload: record.value.as_deref(),
+        key: record.key.as_deref(),
+        timestamp: record.timestamp.map(instants::Timestamp::as_millis),
+        headers: (!record.headers.is_empty()).then_some(headers),
+        delivery_opaque: Box::new(Pending { batch: batch.clone(), at, topic: record.topic.clone() }),
+    };
+    producer.send::<[u8], [u8]>(new).map_err(|(error, _)| error)
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        drop_elsewhere(self.producer.take());
+    }
+}

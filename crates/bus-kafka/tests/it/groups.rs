@@ -1,0 +1,101 @@
+//! Tests of groups that the conformance suite does not contain.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use bus::{Bus as _, BusError, Consumer, ConsumerOptions, Event, Partition, TopicName, TopicOptions};
+use bus_kafka::{KafkaBus, KafkaUrl};
+use runtime::Runtime;
+use test_servers::kafka::shared;
+
+async fn open(parameters: &str) -> KafkaBus {
+    let url = KafkaUrl::parse(&format!("kafka://{}{parameters}", shared().addresses())).unwrap();
+    KafkaBus::open(Runtime::real(), url).await.unwrap()
+}
+
+async fn new_topic(bus: &KafkaBus, partitions: u32) -> TopicName {
+    let topic = TopicName::new(&format!("groups-{:x}", Runtime::real().random())).unwrap();
+    bus.create_topic(&topic, TopicOptions::with_partitions(partitions)).await.unwrap();
+    topic
+}
+
+/// Handles events until the consumer owns `count` partitions. Releases revoked partitions at once. Returns all partitions
+/// that the group revoked.
+async fn until_owns(consumer: &dyn Consumer, owned: &mut BTreeSet<Partition>, count: usize) -> BTreeSet<Partition> {
+    let mut revoked = BTreeSet::new();
+    while owned.len() != count {
+        match consumer.next().await.unwrap() {
+            Event::Assigned(assigned) => owned.extend(assigned.into_iter().map(|one| one.partition)),
+            Event::Revoked(revocation) => {
+                owned.retain(|one| !revocation.partitions().contains(one));
+                revoked.extend(revocation.partitions().iter().cloned());
+                revocation.release();
+            }
+            Event::Lost(lost) => panic!("the consumer lost {lost:?}"),
+            Event::Records(_) => {}
+        }
+    }
+    revoked
+}
+
+async fn partitions_that_a_second_member_revokes(parameters: &str) -> usize {
+    let bus = open(parameters).await;
+    let topic = new_topic(&bus, 4).await;
+    let options = ConsumerOptions::new(topic.as_str(), vec![topic.clone()]);
+    let first = bus.consumer(options.clone()).await.unwrap();
+    let (mut owned, mut others) = (BTreeSet::new(), BTreeSet::new());
+    until_owns(&*first, &mut owned, 4).await;
+    let second = bus.consumer(options).await.unwrap();
+    let shared = async { tokio::join!(until_owns(&*first, &mut owned, 2), until_owns(&*second, &mut others, 2)) };
+    let shared = Runtime::real().timeout(Duration::from_secs(30), shared).await;
+    let (revoked, _) = shared.expect("the members share the partitions");
+    assert!(owned.is_disjoint(&others));
+    first.close().await.unwrap();
+    second.close().await.unwrap();
+    revoked.len()
+}
+
+#[tokio::test]
+async fn assignor_determines_the_revoked_partitions() {
+    assert_eq!(partitions_that_a_second_member_revokes("").await, 2);
+    assert_eq!(partitions_that_a_second_member_revokes("?assignor=range").await, 4);
+}
+
+#[tokio::test]
+async fn consumer_reports_options_that_the_broker_rejects() {
+    let bus = open("").await;
+    let topic = new_topic(&bus, 1).await;
+    let options = ConsumerOptions::new(topic.as_str(), vec![topic.clone()]);
+    // The broker of the tests accepts no shorter session than 100 ms.
+    let short = ConsumerOptions { session_timeout: Duration::from_millis(50), ..options.clone() };
+    let consumer = bus.consumer(short).await.unwrap();
+    let error = consumer.next().await.unwrap_err();
+    assert!(matches!(&error, BusError::Invalid(text) if text.contains("session timeout")), "{error}");
+    consumer.close().await.unwrap();
+
+    for invalid in [
+        ConsumerOptions { topics: Vec::new(), ..options.clone() },
+        ConsumerOptions { group: String::new(), ..options.clone() },
+        ConsumerOptions { session_timeout: Duration::ZERO, ..options.clone() },
+        ConsumerOptions { batch_records_max: 0, ..options.clone() },
+    ] {
+        let error = bus.consumer(invalid).await.err().expect("the options are invalid");
+        assert!(matches!(error, BusError::Invalid(_)), "{error}");
+    }
+}
+
+/// A member that keeps its session must keep its partitions, even if its commits are late, and a member whose proof ends
+/// must own its partitions again.
+#[tokio::test]
+async fn idle_member_keeps_its_partition_for_many_session_timeouts() {
+    let bus = open("").await;
+    let topic = new_topic(&bus, 1).await;
+    let session_timeout = Duration::from_secs(1);
+    let options = ConsumerOptions { session_timeout, ..ConsumerOptions::new(topic.as_str(), vec![topic.clone()]) };
+    let consumer = bus.consumer(options).await.unwrap();
+    let mut owned = BTreeSet::new();
+    until_owns(&*consumer, &mut owned, 1).await;
+    let event = Runtime::real().timeout(5 * session_timeout, consumer.next()).await;
+    assert!(event.is_none(), "{event:?}");
+    consumer.close().await.unwrap();
+}

@@ -1,0 +1,7 @@
+//! Tests against real Kafka brokers, which the crate `test-servers` starts.
+
+#![expect(clippy::unwrap_used, reason = "a test fails at an unexpected error")]
+
+mod conformance;
+mod groups;
+mod secure;
