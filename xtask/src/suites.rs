@@ -22,8 +22,9 @@ use crate::stage::{self, CARGO, Counts};
 const LANES: usize = 3;
 
 /// Names of the suites that take longest. These suites start first, so that no long suite runs alone at the end.
-const LONGEST: [&str; 8] = [
+const LONGEST: [&str; 9] = [
     "reveille it",
+    "bus-kafka it",
     "coordination-postgres it",
     "paxos-simulator model",
     "coordination-zookeeper it",

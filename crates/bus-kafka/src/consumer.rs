@@ -135,22 +135,23 @@ impl Shared {
         while let Some(job) = jobs.recv().await {
             match job {
                 CommitJob::Caller { commits, assignments, outcome } => {
-                    let is_current = {
+                    let is_current = || {
                         let state = self.state();
-                        let assignment = |one: &Commit| state.assignment(&one.partition);
-                        commits.iter().map(assignment).eq(assignments.into_iter().map(Some))
+                        let mut owned = commits.iter().map(|one| state.assignment(&one.partition));
+                        assignments.iter().all(|assignment| owned.next() == Some(Some(*assignment)))
                     };
-                    let result = if is_current { self.make_commit(commits).await } else { Err(BusError::Fenced) };
-                    drop(outcome.send(result));
+                    drop(outcome.send(self.make_commit(&commits, is_current).await));
                 }
-                CommitJob::First { commits, outcome } => drop(outcome.send(self.make_commit(commits).await)),
+                CommitJob::First { commits, outcome } => {
+                    drop(outcome.send(self.make_commit(&commits, || !self.native.has_rebalance()).await));
+                }
                 CommitJob::Proof => {
                     let last = self.state().committed.first_key_value().map(|(partition, committed)| Commit {
                         partition: partition.clone(),
                         committed: committed.clone(),
                     });
                     if let Some(last) = last
-                        && let Err(error) = self.make_commit(vec![last]).await
+                        && let Err(error) = self.make_commit(&[last], || !self.native.has_rebalance()).await
                     {
                         tracing::debug!(%error, "the bus did not accept the proof of a membership");
                     }
@@ -160,14 +161,16 @@ impl Shared {
         }
     }
 
-    async fn make_commit(&self, commits: Vec<Commit>) -> Result<(), BusError> {
-        let sent = self.native.commit(&self.runtime, &commits).await?;
+    async fn make_commit(&self, commits: &[Commit], is_valid: impl Fn() -> bool) -> Result<(), BusError> {
+        let sent = self.native.commit(&self.runtime, commits, is_valid).await?;
         let mut state = self.state();
         // The broker started the session again after the commit arrived.
         state.expire(self.now());
         state.ends = state.ends.max(sent + self.options.session_timeout);
         for Commit { partition, committed } in commits {
-            state.committed.entry(partition).and_modify(|last| *last = committed);
+            if let Some(last) = state.committed.get_mut(partition) {
+                last.clone_from(committed);
+            }
         }
         Ok(())
     }

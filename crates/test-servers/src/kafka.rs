@@ -281,6 +281,7 @@ impl Addresses {
              transaction.state.log.replication.factor={replicas}\ntransaction.state.log.min.isr={in_sync}\n\
              transaction.state.log.num.partitions=4\nshare.coordinator.state.topic.replication.factor={replicas}\n\
              num.network.threads=1\nnum.io.threads=4\nlog.cleaner.dedupe.buffer.size=10000000\n\
+             broker.session.timeout.ms=3000\nbroker.heartbeat.interval.ms=500\n\
              group.initial.rebalance.delay.ms=0\ngroup.min.session.timeout.ms=100\n\
              sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512\n\
              ssl.keystore.type=PEM\nssl.keystore.location={keys}\n\
@@ -308,4 +309,18 @@ impl Drop for Kafka {
         }
         self.guard.stop();
     }
+}
+
+/// Returns the command that starts `tools/kafka-java`, the program with Kafka's Java client. The caller adds arguments.
+///
+/// # Errors
+/// Returns an error if Java or Maven is not installed, or if the program does not compile.
+pub fn java_peer() -> anyhow::Result<Command> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let jars = java::jars("kafka", &root.join("java/kafka/pom.xml"))?;
+    let source = root.join("../../tools/kafka-java/KafkaPeer.java");
+    let classes = java::classes("kafka-java-classes", &jars, &source)?;
+    let mut command = java::command(&[&classes, &jars]);
+    command.args(["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "KafkaPeer"]);
+    Ok(command)
 }

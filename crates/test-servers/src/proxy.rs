@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
+use std::time::Duration;
 
 /// TCP proxy. It accepts connections at [`Proxy::address`] and forwards their data to and from a server. A drop of this
 /// value ends the proxy's threads and connections.
@@ -28,6 +29,10 @@ struct Link {
     unanswered: Mutex<Vec<u8>>,
     /// True while the proxy drops all data that comes from the server.
     is_mute: AtomicBool,
+    /// True while the proxy keeps all data that comes from the server.
+    is_holding: AtomicBool,
+    /// True while the proxy drops all data that goes to the server.
+    is_deaf: AtomicBool,
 }
 
 impl Proxy {
@@ -73,6 +78,8 @@ impl Proxy {
         if !is_cut {
             self.link.unanswered().clear();
             self.link.is_mute.store(false, Ordering::Release);
+            self.link.is_holding.store(false, Ordering::Release);
+            self.link.is_deaf.store(false, Ordering::Release);
             end(&mut connections);
         }
     }
@@ -80,6 +87,18 @@ impl Proxy {
     /// Drops all data from the server, and forwards all data to the server, until the test calls `cut(false)`.
     pub fn cut_answers(&self) {
         self.link.is_mute.store(true, Ordering::Release);
+    }
+
+    /// Keeps all data from the server until the test calls [`Proxy::deliver_late`] or `cut(false)`.
+    pub fn hold_answers(&self) {
+        self.link.is_holding.store(true, Ordering::Release);
+    }
+
+    /// Forwards the data that [`Proxy::hold_answers`] has kept. From now on the proxy drops all data to the server, until
+    /// the test calls `cut(false)`.
+    pub fn deliver_late(&self) {
+        self.link.is_deaf.store(true, Ordering::Release);
+        self.link.is_holding.store(false, Ordering::Release);
     }
 
     /// Forwards the next request that contains `to`. Then drops all data from the server until the test calls
@@ -117,13 +136,18 @@ impl Link {
 
     fn forward(&self, mut from: TcpStream, mut to: TcpStream, is_request: bool, age: u64) {
         let is_connected = || {
-            let is_lost = self.is_cut.load(Ordering::Acquire) || !is_request && self.is_mute.load(Ordering::Acquire);
+            let drops = if is_request { &self.is_deaf } else { &self.is_mute };
+            let is_lost = self.is_cut.load(Ordering::Acquire) || drops.load(Ordering::Acquire);
             !is_lost && self.age.load(Ordering::Acquire) == age
         };
         let mut buffer = vec![0; 64 << 10];
         while let Ok(count @ 1..) = from.read(&mut buffer) {
             if is_request {
                 self.check_request(&buffer[..count]);
+            } else {
+                while self.is_holding.load(Ordering::Acquire) && !self.is_over.load(Ordering::Acquire) {
+                    thread::sleep(Duration::from_millis(1));
+                }
             }
             if is_connected() && to.write_all(&buffer[..count]).is_err() {
                 break;

@@ -13,8 +13,9 @@ use crate::RETRY_WAIT;
 const POLL_MAX: Duration = Duration::from_millis(100);
 /// Limit of the first attempt to read committed offsets.
 const FIND_MIN: Duration = Duration::from_millis(250);
-/// Number of proofs in a session timeout.
-const PROOFS: u32 = 6;
+/// Number of proofs in a session timeout. While the group waits for a member that has died, the broker answers no commit
+/// of the others. A late proof would then end before the group continues.
+const PROOFS: u32 = 12;
 
 /// Partitions of librdkafka's assignment, and their queues.
 type Assignment = Vec<(Partition, Queue)>;

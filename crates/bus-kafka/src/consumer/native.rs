@@ -298,11 +298,19 @@ impl Native {
         Found { partition: partition.clone(), position, committed }
     }
 
-    /// Commits offsets. Repeats the commit while the group is between two generations. Returns the time before the
-    /// accepted commit.
-    pub(super) async fn commit(&self, runtime: &Runtime, commits: &[Commit]) -> Result<Monotonic, BusError> {
+    /// Commits offsets. Repeats the commit while the group changes its generation, until `is_valid` returns false. Returns
+    /// the time before the accepted commit.
+    ///
+    /// A repetition is safe, because librdkafka joins a later generation only after this consumer has answered all
+    /// rebalances, and `is_valid` then returns false for a partition that the consumer has lost.
+    pub(super) async fn commit(
+        &self,
+        runtime: &Runtime,
+        commits: &[Commit],
+        is_valid: impl Fn() -> bool,
+    ) -> Result<Monotonic, BusError> {
         let limit = runtime.monotonic() + self.options.session_timeout;
-        loop {
+        while is_valid() {
             let mut list = TopicPartitionList::new();
             for Commit { partition, committed } in commits {
                 let mut element = list.add_partition(partition.topic.as_str(), kafka_index(partition.index));
@@ -311,14 +319,15 @@ impl Native {
                 element.set_metadata(&committed.metadata);
             }
             let (consumer, sent) = (self.consumer().clone(), runtime.monotonic());
-            match blocking(move || consumer.commit(&list, CommitMode::Sync)).await {
-                Ok(()) => return Ok(sent),
-                Err(error) if error.rdkafka_error_code() == Some(Code::RebalanceInProgress) && sent < limit => {
-                    runtime.sleep(RETRY_WAIT).await;
-                }
-                Err(error) => return Err(bus_error(&error)),
+            let Err(error) = blocking(move || consumer.commit(&list, CommitMode::Sync)).await else { return Ok(sent) };
+            let is_changing =
+                matches!(error.rdkafka_error_code(), Some(Code::RebalanceInProgress | Code::IllegalGeneration));
+            if !is_changing || sent >= limit {
+                return Err(bus_error(&error));
             }
+            runtime.sleep(RETRY_WAIT).await;
         }
+        Err(BusError::Fenced)
     }
 
     /// Moves the position of a partition to `offset`. The caller has called [`Queue::begin_seek`]. Until the move has

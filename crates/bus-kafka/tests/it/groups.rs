@@ -1,4 +1,4 @@
-//! Tests of groups that the conformance suite does not contain.
+//! Tests of groups and topics that the conformance suite does not contain.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use bus_kafka::{KafkaBus, KafkaUrl};
 use runtime::Runtime;
 use test_servers::kafka::shared;
 
-async fn open(parameters: &str) -> KafkaBus {
+pub(crate) async fn open(parameters: &str) -> KafkaBus {
     let url = KafkaUrl::parse(&format!("kafka://{}{parameters}", shared().addresses())).unwrap();
     KafkaBus::open(Runtime::real(), url).await.unwrap()
 }
 
-async fn new_topic(bus: &KafkaBus, partitions: u32) -> TopicName {
+pub(crate) async fn new_topic(bus: &KafkaBus, partitions: u32) -> TopicName {
     let topic = TopicName::new(&format!("groups-{:x}", Runtime::real().random())).unwrap();
     bus.create_topic(&topic, TopicOptions::with_partitions(partitions)).await.unwrap();
     topic
@@ -21,7 +21,11 @@ async fn new_topic(bus: &KafkaBus, partitions: u32) -> TopicName {
 
 /// Handles events until the consumer owns `count` partitions. Releases revoked partitions at once. Returns all partitions
 /// that the group revoked.
-async fn until_owns(consumer: &dyn Consumer, owned: &mut BTreeSet<Partition>, count: usize) -> BTreeSet<Partition> {
+pub(crate) async fn until_owns(
+    consumer: &dyn Consumer,
+    owned: &mut BTreeSet<Partition>,
+    count: usize,
+) -> BTreeSet<Partition> {
     let mut revoked = BTreeSet::new();
     while owned.len() != count {
         match consumer.next().await.unwrap() {
@@ -84,6 +88,38 @@ async fn consumer_reports_options_that_the_broker_rejects() {
     }
 }
 
+/// librdkafka measures the session from the last response, and the broker measures it from the last request. The engine
+/// must therefore not rely on librdkafka.
+#[tokio::test(flavor = "multi_thread")]
+async fn member_whose_responses_are_late_loses_its_partition_before_it_moves() {
+    let (runtime, bus) = (Runtime::real(), open("").await);
+    let topic = new_topic(&bus, 1).await;
+    let session_timeout = Duration::from_secs(4);
+    let options = ConsumerOptions { session_timeout, ..ConsumerOptions::new(topic.as_str(), vec![topic.clone()]) };
+    let door = tokio::task::block_in_place(|| shared().door());
+    let url = KafkaUrl::parse(&format!("kafka://{}", door.address())).unwrap();
+    let remote = KafkaBus::open(runtime.clone(), url).await.unwrap();
+    let first = remote.consumer(options.clone()).await.unwrap();
+    until_owns(&*first, &mut BTreeSet::new(), 1).await;
+    let second = bus.consumer(options).await.unwrap();
+    // The second member joins, and it waits for a partition.
+    assert!(runtime.timeout(session_timeout / 2, second.next()).await.is_none(), "the second member has an event");
+    door.hold_answers();
+    runtime.sleep(session_timeout * 3 / 4).await;
+    door.deliver_late();
+    let mut owned = BTreeSet::new();
+    tokio::select! {
+        biased;
+        event = first.next() => assert!(matches!(event, Ok(Event::Lost(_))), "{event:?}"),
+        _ = until_owns(&*second, &mut owned, 1) => panic!("the partition moved before its owner lost it"),
+    }
+    let moved = runtime.timeout(2 * session_timeout, until_owns(&*second, &mut owned, 1)).await;
+    assert!(moved.is_some(), "the partition moves");
+    drop(door);
+    first.close().await.unwrap();
+    second.close().await.unwrap();
+}
+
 /// A member that keeps its session must keep its partitions, even if its commits are late, and a member whose proof ends
 /// must own its partitions again.
 #[tokio::test]
@@ -98,4 +134,17 @@ async fn idle_member_keeps_its_partition_for_many_session_timeouts() {
     let event = Runtime::real().timeout(5 * session_timeout, consumer.next()).await;
     assert!(event.is_none(), "{event:?}");
     consumer.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn topic_can_be_compacted_and_replicated_only_as_far_as_there_are_brokers() {
+    let bus = open("").await;
+    let topic = new_topic(&bus, 1).await;
+    let options = TopicOptions { replicas: Some(3), ..TopicOptions::with_partitions(1) };
+    let other = TopicName::new(&format!("{topic}-other")).unwrap();
+    let error = bus.create_topic(&other, options).await.unwrap_err().to_string();
+    assert!(error.contains("replication factor"), "{error}");
+    let compacted = TopicOptions { is_compacted: true, ..TopicOptions::with_partitions(1) };
+    bus.create_topic(&other, compacted).await.unwrap();
+    assert_eq!(bus.describe_topic(&other).await.unwrap().replicas, 1);
 }
