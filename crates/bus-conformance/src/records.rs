@@ -125,7 +125,7 @@ pub(crate) async fn record_is_stored_once_if_its_acknowledgement_is_lost(subject
 
 pub(crate) async fn producer_reports_records_without_an_acknowledgement_in_time(subject: &dyn Subject) {
     let scene = Scene::new(subject, 1).await;
-    let options = ProducerOptions { delivery_timeout: Duration::from_secs(2) };
+    let options = ProducerOptions { delivery_timeout: Duration::from_secs(2), ..ProducerOptions::default() };
     let producer = scene.process.producer(options).await.unwrap();
     assert!(producer.send(vec![scene.record(0, 0)]).await[0].is_ok());
     scene.process.cut(true);

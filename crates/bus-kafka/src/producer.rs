@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use bus::{Answer, BusError, NewRecord, Offset, Partition, Position, Producer, ProducerOptions, TopicName};
+use bus::{
+    Answer, BusError, Compression, NewRecord, Offset, Partition, Position, Producer, ProducerOptions, TopicName,
+};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use instants::Monotonic;
@@ -136,6 +138,14 @@ impl KafkaProducer {
         let mut config = url.config()?;
         // Kafka stores each record once, and acknowledges it after all in-sync replicas have it.
         config.set("enable.idempotence", "true").set("message.timeout.ms", timeout.to_string());
+        let codec = match options.compression {
+            Compression::None => "none",
+            Compression::Gzip => "gzip",
+            Compression::Snappy => "snappy",
+            Compression::Lz4 => "lz4",
+            Compression::Zstd => "zstd",
+        };
+        config.set("compression.type", codec);
         // The partitioner of the Java client.
         config.set("partitioner", "murmur2_random");
         // Records leave at once. librdkafka sends records that arrive during a request together.

@@ -41,7 +41,7 @@ use futures_util::future::BoxFuture;
 pub use consumer::{Assigned, Commit, Committed, Consumer, ConsumerOptions, Event, RecordBatch, Revocation, Start};
 pub use error::BusError;
 pub use murmur2::partition_of;
-pub use producer::{NewRecord, Producer, ProducerOptions};
+pub use producer::{Compression, NewRecord, Producer, ProducerOptions};
 pub use topic::{
     Header, Offset, Partition, Position, Record, TopicDescription, TopicName, TopicNameError, TopicOptions,
 };

@@ -16,12 +16,31 @@ pub struct ProducerOptions {
     /// Longest time between a call of [`Producer::send`] and its outcome. Until then the producer repeats its requests.
     /// The default is 30 s.
     pub delivery_timeout: Duration,
+    /// Compression of the records between the producer and the consumers. The default is [`Compression::None`]. An engine
+    /// that sends no records over a network ignores it.
+    pub compression: Compression,
 }
 
 impl Default for ProducerOptions {
     fn default() -> Self {
-        ProducerOptions { delivery_timeout: Duration::from_secs(30) }
+        ProducerOptions { delivery_timeout: Duration::from_secs(30), compression: Compression::None }
     }
+}
+
+/// Compression of records. Consumers recognise it by themselves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Compression {
+    /// No compression.
+    #[default]
+    None,
+    /// DEFLATE in the gzip format.
+    Gzip,
+    /// Snappy.
+    Snappy,
+    /// LZ4.
+    Lz4,
+    /// Zstandard.
+    Zstd,
 }
 
 /// Record that a process sends.

@@ -115,7 +115,9 @@ impl Scene {
             drop(bus.create_topic(&topic, TopicOptions::with_partitions(partitions)).await);
         }
         let producer = loop {
-            if let Ok(producer) = bus.producer(ProducerOptions { delivery_timeout: RECOVERY }).await {
+            if let Ok(producer) =
+                bus.producer(ProducerOptions { delivery_timeout: RECOVERY, ..ProducerOptions::default() }).await
+            {
                 break producer;
             }
         };

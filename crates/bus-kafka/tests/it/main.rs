@@ -4,4 +4,5 @@
 
 mod conformance;
 mod groups;
+mod java;
 mod secure;
