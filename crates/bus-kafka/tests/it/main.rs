@@ -5,4 +5,5 @@
 mod conformance;
 mod groups;
 mod java;
+mod processor;
 mod secure;
