@@ -32,9 +32,11 @@ pub(crate) struct KafkaConsumer {
 
 struct Shared {
     runtime: Runtime,
-    native: Native,
     options: ConsumerOptions,
+    /// The queues in the state must end before the client, because the last of them would otherwise close the client on
+    /// the thread of the caller.
     state: Mutex<State>,
+    native: Native,
     /// Wakes the call of `next` after a change of the state, and after a partition's queue has received records.
     changed: Arc<Notify>,
     commits: mpsc::UnboundedSender<CommitJob>,

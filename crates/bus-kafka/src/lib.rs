@@ -61,7 +61,6 @@ pub struct KafkaBus {
     runtime: Runtime,
     url: KafkaUrl,
     client: Arc<BaseConsumer<Context>>,
-    admin: AdminClient<Context>,
     _task: TaskSet,
 }
 
@@ -85,7 +84,7 @@ impl KafkaBus {
                 poll(&polled);
             }
         });
-        let bus = KafkaBus { runtime, url, client, admin: create(&config)?, _task: task };
+        let bus = KafkaBus { runtime, url, client, _task: task };
         let deadline = bus.runtime.monotonic() + REQUEST_MAX;
         loop {
             let client = bus.client.clone();
@@ -96,6 +95,12 @@ impl KafkaBus {
                 return Err(error);
             }
         }
+    }
+
+    /// Opens a client for one change of a topic. It would keep the log messages of librdkafka in memory, because it has no
+    /// function that takes them.
+    fn admin(&self) -> Result<AdminClient<Context>, BusError> {
+        create(&self.url.config()?)
     }
 
     async fn edges(&self, partitions: &TopicPartitionList, edge: RdOffset) -> Result<Vec<Offset>, BusError> {
@@ -259,7 +264,7 @@ impl Bus for KafkaBus {
             if options.is_compacted {
                 new = new.set("cleanup.policy", "compact");
             }
-            outcome(self.admin.create_topics([&new], &admin_options()).await, &topic)?;
+            outcome(self.admin()?.create_topics([&new], &admin_options()).await, &topic)?;
             self.wait_for_partitions(&topic, options.partitions).await
         })
     }
@@ -287,7 +292,7 @@ impl Bus for KafkaBus {
                 return Err(BusError::Invalid(reason));
             }
             let new = NewPartitions::new(topic.as_str(), check_partitions(partitions)?);
-            outcome(self.admin.create_partitions([&new], &admin_options()).await, &topic)?;
+            outcome(self.admin()?.create_partitions([&new], &admin_options()).await, &topic)?;
             self.wait_for_partitions(&topic, partitions).await
         })
     }
