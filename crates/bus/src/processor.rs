@@ -12,7 +12,10 @@
 //!   releases the partition. When the consumer has lost a partition, the processor drops its running handlers at once
 //!   and commits nothing.
 //! - If a handler panics, its record fails.
+//! - A record whose calls have all failed can wait in retry topics, while later records of its key are handled. Then it
+//!   can become a dead letter. The processor finishes the record only after the bus has stored the copy durably.
 
+mod copies;
 mod lanes;
 mod progress;
 mod worker;
@@ -30,9 +33,11 @@ use runtime::{Runtime, TaskSet};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use self::copies::Copies;
+pub use self::copies::{CALLS_HEADER, ERROR_HEADER, NOT_BEFORE_HEADER, ORIGIN_HEADER, VALUE_OMITTED_HEADER};
 use self::lanes::{AssignmentId, Bounds, Lanes};
 use crate::consumer::{Assigned, Commit, Consumer, ConsumerOptions, Event, Revocation};
-use crate::topic::{Partition, Record};
+use crate::topic::{Partition, Position, Record, TopicName};
 use crate::{Bus, BusError};
 
 /// Number of tasks that run the handlers.
@@ -47,8 +52,8 @@ pub struct ProcessorOptions {
     pub consumer: ConsumerOptions,
     /// Largest number of handlers that run at the same time. The default is 1,000.
     pub concurrency: usize,
-    /// Largest number of records in hand: running or waiting. The processor may exceed it by one batch. The default is
-    /// 10,000.
+    /// Largest number of records in hand: running or waiting. The processor may exceed it by one batch. After a rebalance,
+    /// records that wait in retry topics may exceed it by the same number again. The default is 10,000.
     pub records_max: usize,
     /// Largest size of the records in hand, in bytes. The processor may exceed it by one batch. The default is 64 MiB.
     pub bytes_max: usize,
@@ -60,6 +65,14 @@ pub struct ProcessorOptions {
     pub drain_timeout: Duration,
     /// Policy for records whose handler fails. The default is [`Retry::None`].
     pub retry: Retry,
+    /// Waits of the retry topics, one for each topic. A record whose calls have failed as often as `retry` allows waits in
+    /// the first retry topic for its next call. If this call fails, the record waits in the next retry topic. The later
+    /// records of its key do not wait. A topic has the name `TOPIC-GROUP-retry-N`, from 0. The processor creates the
+    /// topics, with as many partitions and replicas as the topic of the record. By default there are no retry topics.
+    pub retry_waits: Vec<Duration>,
+    /// Topic for copies of records whose calls have all failed, or whose failure is not retriable. The processor creates
+    /// the topic if it does not exist. By default the processor only logs such records.
+    pub dead_letters: Option<TopicName>,
 }
 
 impl ProcessorOptions {
@@ -74,6 +87,8 @@ impl ProcessorOptions {
             commit_interval: Duration::from_secs(1),
             drain_timeout: Duration::from_secs(20),
             retry: Retry::None,
+            retry_waits: Vec::new(),
+            dead_letters: None,
         }
     }
 }
@@ -81,7 +96,7 @@ impl ProcessorOptions {
 /// Policy for records whose handler fails.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Retry {
-    /// A failed record is finished. The processor logs the failure.
+    /// There is no further call in this topic.
     None,
     /// The handler is called again for the same record after a wait. The later records of the same key wait, and other
     /// keys do not.
@@ -90,8 +105,7 @@ pub enum Retry {
         first_wait: Duration,
         /// Longest wait. Each wait is twice the wait before, up to this time.
         wait_max: Duration,
-        /// Largest number of calls; `None` for no limit. After the last call the record is finished, and the processor
-        /// logs the failure.
+        /// Largest number of calls; `None` for no limit.
         calls_max: Option<u32>,
     },
 }
@@ -117,8 +131,10 @@ pub struct Delivery {
     pub partition: Partition,
     /// The record.
     pub record: Record,
-    /// Number of this call for the record. The first call has the number 1. The count starts again after a rebalance or
-    /// a restart.
+    /// Position of the original record. It differs from the position of `record` if this is a copy in a retry topic.
+    pub origin: Position,
+    /// Number of this call for the record. The first call has the number 1. The count of the calls in one topic starts
+    /// again after a rebalance or a restart.
     pub call: u32,
 }
 
@@ -164,6 +180,7 @@ struct Shared {
     runtime: Runtime,
     consumer: Arc<dyn Consumer>,
     handler: Arc<dyn Handler>,
+    copies: Copies,
     options: ProcessorOptions,
     state: Mutex<State>,
     /// Makes the commits one after the other, so that an earlier commit cannot replace a later one.
@@ -186,7 +203,7 @@ impl Processor {
     /// Joins the group and starts to handle records.
     ///
     /// # Errors
-    /// Returns the errors of [`Bus::consumer`], and [`BusError::Invalid`] if an option is zero.
+    /// Returns the errors of [`Bus::consumer`] and [`Bus::create_topic`], and [`BusError::Invalid`] if an option is zero.
     pub async fn start(
         runtime: &Runtime,
         bus: &dyn Bus,
@@ -201,11 +218,15 @@ impl Processor {
             bytes: options.bytes_max,
             metadata_bytes: bus.capabilities().metadata_bytes_max,
         };
-        let consumer = bus.consumer(options.consumer.clone()).await?;
+        let copies = Copies::open(bus, &options).await?;
+        let mut consumer = options.consumer.clone();
+        consumer.topics.extend(copies.topics().cloned());
+        let consumer = bus.consumer(consumer).await?;
         let shared = Arc::new(Shared {
             runtime: runtime.clone(),
             consumer,
             handler,
+            copies,
             state: Mutex::new(State { lanes: Lanes::new(bounds, runtime.random()), cancellations: HashMap::new() }),
             options,
             committing: tokio::sync::Mutex::new(()),
@@ -237,7 +258,9 @@ impl Processor {
         stop.cancel();
         let closed = shared.consumer.close().await;
         drop(tasks);
-        drained.and(closed)
+        // All copies of finished records are acknowledged.
+        let closed_producer = shared.copies.close().await;
+        drained.and(closed).and(closed_producer)
     }
 
     /// Returns the number of records in hand: running or waiting.
@@ -297,7 +320,8 @@ impl Shared {
             }
             Event::Records(batch) => {
                 let partition = batch.partition.clone();
-                if let Some(offset) = self.state().lanes.push(batch) {
+                let due = |record: &Record| self.copies.due(&self.runtime, &partition.topic, record);
+                if let Some(offset) = self.state().lanes.push(batch, due) {
                     self.consumer.seek(&partition, offset);
                 }
                 self.ready.notify_waiters();
@@ -308,7 +332,8 @@ impl Shared {
 
     fn assign(&self, assigned: &Assigned) {
         let mut state = self.state();
-        let (id, position, error) = state.lanes.assign(assigned);
+        let is_delayed = self.copies.is_retry_topic(&assigned.partition.topic);
+        let (id, position, error) = state.lanes.assign(assigned, is_delayed);
         state.cancellations.insert(id, CancellationToken::new());
         if let Some(error) = error {
             let partition = &assigned.partition;

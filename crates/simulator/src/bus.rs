@@ -2,10 +2,11 @@
 //!
 //! Members crash, pause, lose their connections, and stop and start again, while a producer sends records. With some
 //! seeds, random requests to the bus fail, including commits. The handlers take random times, and some calls fail or
-//! panic. The scenario checks:
+//! panic. With some seeds, failed records wait in retry topics and then become dead letters. The scenario checks:
 //!
-//! - Each record is handled. No record is committed before a handler has finished it.
-//! - No handler starts a record before all earlier records of its key are finished.
+//! - Each record is handled or becomes a dead letter. No record is committed before a handler has finished it, or before
+//!   the bus has acknowledged a copy of it.
+//! - Without retry topics, no handler starts a record before all earlier records of its key are finished.
 //! - A member that was assigned a partition after a commit does not handle the records of this commit again.
 //! - No handler continues after its member has released or lost the partition.
 //! - The number of records in hand is bounded.
@@ -33,6 +34,7 @@ use crate::{Handle, Simulation, Suite};
 const MEMBERS: [&str; 3] = ["a", "b", "c"];
 const SESSION: Duration = Duration::from_secs(2);
 const GROUP: &str = "billing";
+const DEAD_LETTERS: &str = "dead";
 /// Largest number of records in hand of a member, without the records of one batch.
 const RECORDS_MAX: usize = 40;
 const BATCH: usize = 15;
@@ -76,7 +78,7 @@ pub fn run_with(sim: &Simulation, mutant: Option<Mutant>) {
         }
         scene.recover().await;
         let total = keys.len() * usize::try_from(sent).expect("a small number");
-        handle.wait_until("all records are handled", RECOVERY, || scene.history.finished() == total).await;
+        handle.wait_until("all records are handled", RECOVERY, || scene.history.done() == total).await;
         for name in MEMBERS {
             scene.stop(name).await;
         }
@@ -136,7 +138,14 @@ impl Scene {
             retry: Retry::Blocking { first_wait, wait_max: first_wait * 20, calls_max: None },
             ..ProcessorOptions::new(consumer)
         };
-        let history = Arc::new(History::new(sim));
+        let has_copies = sim.draw(|random| random.below(3)) == 0;
+        let options = if has_copies { with_copies(sim, options) } else { options };
+        let mut path = Vec::new();
+        if has_copies {
+            let retries = (0..options.retry_waits.len()).map(|step| format!("{topic}-{GROUP}-retry-{step}"));
+            path.extend([topic.to_string()].into_iter().chain(retries).chain([DEAD_LETTERS.to_owned()]));
+        }
+        let history = Arc::new(History::new(sim, path));
         Scene { sim: sim.clone(), mutant, bus, producer, topic, history, options, members: Mutex::default() }
     }
 
@@ -239,7 +248,9 @@ impl Scene {
         let members = self.members.lock().expect("no holder of this lock panics");
         for (name, member) in &*members {
             let count = member.processor.records_in_hand();
-            assert!(count <= RECORDS_MAX + BATCH, "unbounded: {name} has {count} records in hand");
+            // Records that wait in retry topics stay in hand when the shares of the partitions shrink.
+            let waiting_max = if self.options.retry_waits.is_empty() { 0 } else { RECORDS_MAX };
+            assert!(count <= RECORDS_MAX + waiting_max + BATCH, "unbounded: {name} has {count} records in hand");
         }
     }
 
@@ -250,6 +261,18 @@ impl Scene {
         self.sim.sleep(SESSION * 4).await;
         self.stop(name).await;
         self.check();
+    }
+}
+
+/// Adds retry topics and dead letters to the options.
+fn with_copies(sim: &Handle, options: ProcessorOptions) -> ProcessorOptions {
+    let wait = Duration::from_millis(50);
+    let calls_max = sim.draw(|random| 1 + u32::try_from(random.below(2)).expect("a small number"));
+    ProcessorOptions {
+        retry: Retry::Blocking { first_wait: wait, wait_max: wait, calls_max: Some(calls_max) },
+        retry_waits: vec![wait * 4; sim.draw(|random| random.index(3))],
+        dead_letters: Some(TopicName::new(DEAD_LETTERS).expect("the name is valid")),
+        ..options
     }
 }
 

@@ -6,4 +6,5 @@ mod conformance;
 mod groups;
 mod java;
 mod processor;
+mod retries;
 mod secure;

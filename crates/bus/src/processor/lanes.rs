@@ -75,10 +75,16 @@ struct Lane {
     assignment: AssignmentId,
     hash: u64,
     key: Option<Bytes>,
-    records: VecDeque<Record>,
+    records: VecDeque<Queued>,
     /// Number of failed calls of the handler for the first record.
     calls: u32,
     is_taken: bool,
+}
+
+struct Queued {
+    record: Record,
+    /// Time before which no worker may take the record.
+    due: Option<Monotonic>,
 }
 
 struct Assignment {
@@ -92,6 +98,8 @@ struct Assignment {
     bytes: usize,
     /// Number of works that workers have.
     taken: usize,
+    /// True if the records wait for a time, so that many of them may be in hand for long.
+    is_delayed: bool,
     is_paused: bool,
     is_revoked: bool,
     /// True if the progress has changed since the last commit.
@@ -115,9 +123,13 @@ impl Lanes {
         }
     }
 
-    /// Adds an assigned partition. Returns the number of the assignment, the offset to which the caller must seek, and
-    /// the error if the metadata of the last commit is invalid.
-    pub(super) fn assign(&mut self, assigned: &Assigned) -> (AssignmentId, Option<Offset>, Option<MetadataError>) {
+    /// Adds an assigned partition, whose records wait for a time if `is_delayed` is true. Returns the number of the
+    /// assignment, the offset to which the caller must seek, and the error if the metadata of the last commit is invalid.
+    pub(super) fn assign(
+        &mut self,
+        assigned: &Assigned,
+        is_delayed: bool,
+    ) -> (AssignmentId, Option<Offset>, Option<MetadataError>) {
         self.last_assignment += 1;
         let id = AssignmentId(self.last_assignment);
         let (progress, error) = Progress::new(assigned);
@@ -130,6 +142,7 @@ impl Lanes {
             records: 0,
             bytes: 0,
             taken: 0,
+            is_delayed,
             is_paused: false,
             is_revoked: false,
             has_changed: false,
@@ -140,10 +153,12 @@ impl Lanes {
         (id, (position != assigned.position).then_some(position), error)
     }
 
-    /// Adds the records of a batch. Returns the offset to which the caller must seek, because the records before it are
-    /// already finished.
-    pub(super) fn push(&mut self, batch: RecordBatch) -> Option<Offset> {
+    /// Adds the records of a batch. `due` returns the time before which no worker may take a record. Returns the offset to
+    /// which the caller must seek, because the records before it are already finished, or because a delayed partition
+    /// has its share of the records in hand.
+    pub(super) fn push(&mut self, batch: RecordBatch, due: impl Fn(&Record) -> Option<Monotonic>) -> Option<Offset> {
         let id = *self.by_partition.get(&batch.partition)?;
+        let share = self.bounds.records.div_ceil(self.assignments.len());
         let assignment = self.assignments.get_mut(&id)?;
         if assignment.is_revoked {
             return None;
@@ -151,6 +166,10 @@ impl Lanes {
         for record in batch.records {
             if record.offset < assignment.position {
                 continue;
+            }
+            // Records that wait for long must not fill the bound of all partitions.
+            if assignment.is_delayed && assignment.records >= share {
+                return Some(assignment.position);
             }
             // The bus has no records with the offsets between the two records.
             assignment.progress.finish(assignment.position, record.offset);
@@ -166,16 +185,20 @@ impl Lanes {
                 lane.hash == hash && lane.assignment == id && lane.key == record.key
             };
             let existing = record.key.as_ref().and_then(|_| self.by_key.find(hash, is_same)).copied();
+            let queued = Queued { due: due(&record), record };
             if let Some(at) = existing {
-                self.lanes[at].records.push_back(record);
+                self.lanes[at].records.push_back(queued);
                 continue;
             }
-            let key = record.key.clone();
+            let (key, due) = (queued.record.key.clone(), queued.due);
             let has_key = key.is_some();
-            let lane = Lane { assignment: id, hash, key, records: VecDeque::from([record]), calls: 0, is_taken: false };
+            let lane = Lane { assignment: id, hash, key, records: VecDeque::from([queued]), calls: 0, is_taken: false };
             let at = self.lanes.insert(lane);
             assignment.lanes.insert(at);
-            self.ready.push_back(at);
+            match due {
+                Some(due) => _ = self.waiting.insert((due, at)),
+                None => self.ready.push_back(at),
+            }
             if has_key {
                 let lanes = &self.lanes;
                 self.by_key.insert_unique(hash, at, |other| lanes[*other].hash);
@@ -189,13 +212,15 @@ impl Lanes {
         Some(next)
     }
 
-    /// Returns the first records of a lane that is ready, at most `records_max`.
+    /// Returns the first records of a lane that is ready, at most `records_max`. Only the first record may have waited for
+    /// a time.
     pub(super) fn take(&mut self, records_max: usize) -> Option<Work> {
         let at = self.ready.pop_front()?;
         let lane = &mut self.lanes[at];
         lane.is_taken = true;
-        let count = lane.records.len().min(records_max);
-        let records = lane.records.drain(..count).collect();
+        let others = lane.records.iter().skip(1).take_while(|queued| queued.due.is_none()).count();
+        let count = (1 + others).min(records_max);
+        let records = lane.records.drain(..count).map(|queued| queued.record).collect();
         let assignment = self.assignments.get_mut(&lane.assignment).expect("a lane ends with its assignment");
         assignment.taken += 1;
         let partition = assignment.partition.clone();
@@ -236,15 +261,16 @@ impl Lanes {
             Outcome::Finished => 0,
         };
         for record in work.records.into_iter().skip(count).rev() {
-            lane.records.push_front(record);
+            lane.records.push_front(Queued { record, due: None });
         }
-        let is_revoked = assignment.is_revoked;
+        let (is_revoked, due) = (assignment.is_revoked, lane.records.front().and_then(|queued| queued.due));
         match outcome {
             _ if is_revoked || lane.records.is_empty() => self.remove(work.lane),
-            Outcome::RetryAt(_, at) => {
-                self.waiting.insert((at, work.lane));
-            }
-            Outcome::Finished => self.ready.push_back(work.lane),
+            Outcome::RetryAt(_, at) => _ = self.waiting.insert((at, work.lane)),
+            Outcome::Finished => match due {
+                Some(due) => _ = self.waiting.insert((due, work.lane)),
+                None => self.ready.push_back(work.lane),
+            },
         }
     }
 
@@ -259,7 +285,7 @@ impl Lanes {
         if let Some(assignment) = self.assignments.get_mut(&lane.assignment) {
             assignment.lanes.remove(&at);
             assignment.records -= lane.records.len();
-            assignment.bytes -= lane.records.iter().map(Record::bytes).sum::<usize>();
+            assignment.bytes -= lane.records.iter().map(|queued| queued.record.bytes()).sum::<usize>();
         }
     }
 
@@ -297,7 +323,7 @@ impl Lanes {
                 let rest = std::mem::take(&mut self.lanes[at].records);
                 let assignment = self.assignments.get_mut(&id).expect("the assignment exists");
                 assignment.records -= rest.len();
-                assignment.bytes -= rest.iter().map(Record::bytes).sum::<usize>();
+                assignment.bytes -= rest.iter().map(|queued| queued.record.bytes()).sum::<usize>();
             }
         }
     }
@@ -344,8 +370,14 @@ impl Lanes {
     pub(super) fn flow(&mut self) -> (Vec<Partition>, Vec<Partition>) {
         let count = self.assignments.len().max(1);
         let (records_max, bytes_max) = (self.bounds.records.div_ceil(count), self.bounds.bytes.div_ceil(count));
-        let all = self.assignments.values();
-        let (records, bytes) = all.fold((0, 0), |(records, bytes), one| (records + one.records, bytes + one.bytes));
+        // A delayed partition counts at most with its share. Otherwise records that wait for long could pause the others.
+        let counted = |one: &Assignment| match one.is_delayed {
+            true => (one.records.min(records_max), one.bytes.min(bytes_max)),
+            false => (one.records, one.bytes),
+        };
+        let all = self.assignments.values().map(counted);
+        let (records, bytes) =
+            all.fold((0, 0), |(all, all_bytes), (records, bytes)| (all + records, all_bytes + bytes));
         // A share shrinks when the group assigns a further partition, so the shares alone do not keep the bound.
         let is_reached = records >= self.bounds.records || bytes >= self.bounds.bytes;
         let (mut pause, mut resume) = (Vec::new(), Vec::new());

@@ -66,35 +66,48 @@ impl Shared {
         taken
     }
 
-    /// Calls the handler for the first record of the work.
+    /// Calls the handler for the first record of the work. If the record has failed finally, sends its copy.
     async fn handle(self: Arc<Self>, work: Work, cancellation: CancellationToken) -> (Work, Outcome) {
-        let record = work.records[0].clone();
-        let delivery = Delivery { partition: work.partition.clone(), record, call: work.calls + 1 };
-        let calling = async { AssertUnwindSafe(self.handler.handle(delivery)).catch_unwind().await };
-        let result = tokio::select! {
+        let (partition, record) = (&work.partition, &work.records[0]);
+        let handling = async {
+            let mut origin = self.copies.origin(partition, record);
+            let delivery = Delivery {
+                partition: partition.clone(),
+                record: record.clone(),
+                origin: origin.position.clone(),
+                call: origin.calls.saturating_add(work.calls).saturating_add(1),
+            };
+            let calls = delivery.call;
+            let result = AssertUnwindSafe(async { self.handler.handle(delivery).await }).catch_unwind().await;
+            let error = match result {
+                Ok(Ok(())) => return Outcome::Finished,
+                Ok(Err(error)) => error,
+                Err(_) => HandlerError::retriable("the handler panicked"),
+            };
+            let has_calls = error.is_retriable && !self.copies.is_retry_topic(&partition.topic);
+            let wait = self.options.retry.wait(work.calls + 1).filter(|_| has_calls);
+            let (offset, reason) = (record.offset, &error.reason);
+            if let Some(wait) = wait {
+                tracing::debug!(%partition, %offset, reason, ?wait, "the handler failed; its key waits for the next call");
+                return Outcome::RetryAt(0, self.runtime.monotonic() + wait);
+            }
+            origin.calls = calls;
+            match self.copies.copy(self.runtime.now(), &partition.topic, record, &origin, &error) {
+                Some(copy) => self.copies.send(&self.runtime, copy).await,
+                None => {
+                    let text = "the handler failed; the record is finished without success";
+                    tracing::warn!(%partition, %offset, reason, "{text}");
+                }
+            }
+            Outcome::Finished
+        };
+        let outcome = tokio::select! {
             biased;
             // The outcome has no effect, because the consumer has given up the partition. The handler may be ready at
             // the same time, and it must not continue.
-            () = cancellation.cancelled() => return (work, Outcome::Finished),
-            result = calling => result,
+            () = cancellation.cancelled() => Outcome::Finished,
+            outcome = handling => outcome,
         };
-        let error = match result {
-            Ok(Ok(())) => return (work, Outcome::Finished),
-            Ok(Err(error)) => error,
-            Err(_) => HandlerError::retriable("the handler panicked"),
-        };
-        let wait = self.options.retry.wait(work.calls + 1).filter(|_| error.is_retriable);
-        let (partition, offset, reason) = (&work.partition, work.records[0].offset, &error.reason);
-        match wait {
-            Some(wait) => {
-                tracing::debug!(%partition, %offset, reason, ?wait, "the handler failed; its key waits for the next call");
-                let at = self.runtime.monotonic() + wait;
-                (work, Outcome::RetryAt(0, at))
-            }
-            None => {
-                tracing::warn!(%partition, %offset, reason, "the handler failed; the record is finished without success");
-                (work, Outcome::Finished)
-            }
-        }
+        (work, outcome)
     }
 }

@@ -6,3 +6,4 @@
 mod memory;
 mod mutants;
 mod processor;
+mod retries;

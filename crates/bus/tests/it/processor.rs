@@ -18,10 +18,10 @@ use simulator::Simulation;
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Log of the calls of all handlers: for each key, the numbers of the handled records.
-type Log = Arc<Mutex<BTreeMap<String, Vec<u64>>>>;
+pub(crate) type Log = Arc<Mutex<BTreeMap<String, Vec<u64>>>>;
 
 /// Handler that waits, and then logs the record.
-struct Logging {
+pub(crate) struct Logging {
     runtime: Runtime,
     wait: Duration,
     log: Log,
@@ -49,20 +49,24 @@ impl Handler for Logging {
     }
 }
 
-struct Scene {
-    runtime: Runtime,
-    bus: MemoryBus,
-    producer: Arc<dyn Producer>,
-    topic: TopicName,
-    log: Log,
+pub(crate) struct Scene {
+    pub(crate) runtime: Runtime,
+    pub(crate) bus: MemoryBus,
+    pub(crate) producer: Arc<dyn Producer>,
+    pub(crate) topic: TopicName,
+    pub(crate) log: Log,
     calls: Arc<AtomicUsize>,
 }
 
 impl Scene {
-    async fn new(sim: &Simulation, partitions: u32) -> Self {
+    pub(crate) async fn new(sim: &Simulation, partitions: u32) -> Self {
+        Scene::with_options(sim, partitions, MemoryOptions::default()).await
+    }
+
+    pub(crate) async fn with_options(sim: &Simulation, partitions: u32, options: MemoryOptions) -> Self {
         let runtime = sim.outside();
         let latency = Some(Duration::ZERO..=Duration::from_millis(3));
-        let bus = MemoryBus::new(runtime.clone(), MemoryOptions { latency, ..MemoryOptions::default() });
+        let bus = MemoryBus::new(runtime.clone(), MemoryOptions { latency, ..options });
         let topic = TopicName::new("orders").unwrap();
         bus.create_topic(&topic, TopicOptions::with_partitions(partitions)).await.unwrap();
         let producer = bus.producer(ProducerOptions::default()).await.unwrap();
@@ -70,7 +74,7 @@ impl Scene {
     }
 
     /// Sends the numbers for each of the keys.
-    async fn send(&self, keys: &[&str], numbers: Range<u64>) {
+    pub(crate) async fn send(&self, keys: &[&str], numbers: Range<u64>) {
         for number in numbers {
             let record = |key: &&str| NewRecord::new(&self.topic, (*key).to_owned(), number.to_string());
             let outcomes = self.producer.send(keys.iter().map(record).collect()).await;
@@ -78,7 +82,7 @@ impl Scene {
         }
     }
 
-    fn options(&self) -> ProcessorOptions {
+    pub(crate) fn options(&self) -> ProcessorOptions {
         let consumer = ConsumerOptions {
             session_timeout: Duration::from_secs(2),
             ..ConsumerOptions::new("billing", vec![self.topic.clone()])
@@ -86,7 +90,7 @@ impl Scene {
         ProcessorOptions { commit_interval: Duration::from_millis(100), ..ProcessorOptions::new(consumer) }
     }
 
-    fn handler(&self, wait: Duration, fails: fn(&str, u64, u32) -> Option<HandlerError>) -> Arc<Logging> {
+    pub(crate) fn handler(&self, wait: Duration, fails: fn(&str, u64, u32) -> Option<HandlerError>) -> Arc<Logging> {
         Arc::new(Logging {
             runtime: self.runtime.clone(),
             wait,
@@ -96,7 +100,7 @@ impl Scene {
         })
     }
 
-    async fn start(&self, options: ProcessorOptions, handler: Arc<Logging>) -> Processor {
+    pub(crate) async fn start(&self, options: ProcessorOptions, handler: Arc<Logging>) -> Processor {
         self.start_on(&self.bus.reopen(self.runtime.clone()), options, handler).await
     }
 
@@ -104,7 +108,7 @@ impl Scene {
         Processor::start(&self.runtime, bus, options, handler).await.unwrap()
     }
 
-    async fn until(&self, event: &str, mut holds: impl FnMut(&BTreeMap<String, Vec<u64>>) -> bool) {
+    pub(crate) async fn until(&self, event: &str, mut holds: impl FnMut(&BTreeMap<String, Vec<u64>>) -> bool) {
         let looking = async {
             while !holds(&self.log.lock().unwrap()) {
                 self.runtime.sleep(Duration::from_millis(5)).await;
@@ -114,21 +118,21 @@ impl Scene {
         assert!(done.is_some(), "timed out waiting until {event}: {:?}", self.log.lock().unwrap());
     }
 
-    fn calls(&self) -> usize {
+    pub(crate) fn calls(&self) -> usize {
         self.calls.load(Ordering::Relaxed)
     }
 
-    fn count(log: &BTreeMap<String, Vec<u64>>) -> usize {
+    pub(crate) fn count(log: &BTreeMap<String, Vec<u64>>) -> usize {
         log.values().map(Vec::len).sum()
     }
 }
 
-fn succeeds(_: &str, _: u64, _: u32) -> Option<HandlerError> {
+pub(crate) fn succeeds(_: &str, _: u64, _: u32) -> Option<HandlerError> {
     None
 }
 
 /// Runs the test with several seeds.
-fn simulate(test: impl AsyncFn(&Simulation)) {
+pub(crate) fn simulate(test: impl AsyncFn(&Simulation)) {
     for seed in 0..8 {
         let sim = Simulation::new(seed);
         sim.run_until(test(&sim));

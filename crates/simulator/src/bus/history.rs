@@ -5,7 +5,8 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use bus::processor::Delivery;
-use bus::{Commit, Offset, Partition};
+use bus::{Commit, NewRecord, Offset, Partition};
+use bytes::Bytes;
 
 use crate::Handle;
 
@@ -17,6 +18,9 @@ type RecordId = (Partition, Offset);
 
 pub(super) struct History {
     sim: Handle,
+    /// Topics through which a failing record passes: its own, the retry topics, and the topic for dead letters. Empty if
+    /// the members copy no records. Then they must handle the records of a key in their order.
+    path: Vec<String>,
     state: Mutex<State>,
 }
 
@@ -29,15 +33,17 @@ struct State {
     current: BTreeMap<(&'static str, Partition), (AssignmentId, Duration)>,
     /// Times at which handlers finished a record, and the assignments of these handlers.
     effects: BTreeMap<RecordId, Vec<(AssignmentId, Duration)>>,
-    /// Finished numbers of each key.
+    /// For each member, topic, key and number, the last record whose handler the member has started, and its assignment.
+    started: BTreeMap<(&'static str, String, String, u64), (RecordId, AssignmentId)>,
+    /// Numbers of each key that a handler has finished or that became dead letters.
     keys: BTreeMap<String, BTreeSet<u64>>,
     /// Finished records that a successful commit describes, and the time of the response.
     covered: BTreeMap<RecordId, Duration>,
 }
 
 impl History {
-    pub(super) fn new(sim: &Handle) -> Self {
-        History { sim: sim.clone(), state: Mutex::default() }
+    pub(super) fn new(sim: &Handle, path: Vec<String>) -> Self {
+        History { sim: sim.clone(), path, state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -50,9 +56,9 @@ impl History {
         assert!(violation.is_none(), "{}", violation.unwrap_or_default());
     }
 
-    /// Returns the number of distinct records that handlers have finished.
-    pub(super) fn finished(&self) -> usize {
-        self.state().effects.len()
+    /// Returns how many of the sent records handlers have finished, or are dead letters.
+    pub(super) fn done(&self) -> usize {
+        self.state().keys.values().map(BTreeSet::len).sum()
     }
 
     pub(super) fn assign(&self, member: &'static str, partition: &Partition) {
@@ -87,7 +93,7 @@ impl History {
         let id = (delivery.partition.clone(), delivery.record.offset);
         let (key, number) = names(delivery);
         let finished = state.keys.entry(key.clone()).or_default();
-        if let Some(missing) = (0..number).find(|earlier| !finished.contains(earlier)) {
+        if let Some(missing) = (0..number).find(|earlier| self.path.is_empty() && !finished.contains(earlier)) {
             let text = format!("inverted: {member} handles {number} of {key} before {missing} is finished");
             state.violation.get_or_insert(text);
         }
@@ -96,6 +102,8 @@ impl History {
             state.violation.get_or_insert(text);
             return None;
         };
+        let topic = delivery.partition.topic.as_str().to_owned();
+        state.started.insert((member, topic, key.clone(), number), (id.clone(), assignment));
         if let Some(covered) = state.covered.get(&id).filter(|covered| **covered <= since) {
             let text = format!(
                 "repeated: {member} has owned {} since {since:?} and handles {number} of {key}, which was committed at \
@@ -121,6 +129,23 @@ impl History {
         if let Some(assignment) = started {
             let id = (delivery.partition.clone(), delivery.record.offset);
             state.effects.entry(id).or_default().push((assignment, now));
+        }
+    }
+
+    /// Records that the bus has acknowledged the member's copy of a record.
+    pub(super) fn copied(&self, member: &'static str, record: &NewRecord) {
+        let now = self.sim.elapsed();
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let (key, number) = name_of(record.key.as_ref(), record.value.as_ref());
+        let at = self.path.iter().position(|topic| topic == record.topic.as_str()).expect("the path has all topics");
+        // The lane of a key handles its records in this topic one after the other, so this is the copied record.
+        let source = (member, self.path[at - 1].clone(), key.clone(), number);
+        if let Some((id, assignment)) = state.started.get(&source).cloned() {
+            state.effects.entry(id).or_default().push((assignment, now));
+        }
+        if at + 1 == self.path.len() {
+            state.keys.entry(key).or_default().insert(number);
         }
     }
 
@@ -160,13 +185,17 @@ impl History {
     }
 }
 
-/// Returns the key and the number of a record.
 fn names(delivery: &Delivery) -> (String, u64) {
-    let text = |bytes: Option<&bytes::Bytes>| {
+    name_of(delivery.record.key.as_ref(), delivery.record.value.as_ref())
+}
+
+/// Returns the key and the number of a record.
+fn name_of(key: Option<&Bytes>, value: Option<&Bytes>) -> (String, u64) {
+    let text = |bytes: Option<&Bytes>| {
         String::from_utf8(bytes.expect("the producer sets it").to_vec()).expect("the producer sends text")
     };
     // The mutant `SplitsLanes` adds a number to the key.
-    let key = text(delivery.record.key.as_ref());
+    let key = text(key);
     let key = key.split('#').next().unwrap_or_default().to_owned();
-    (key, text(delivery.record.value.as_ref()).parse().expect("the producer sends a number"))
+    (key, text(value).parse().expect("the producer sends a number"))
 }

@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex};
 
 use bus::memory::MemoryBus;
 use bus::{
-    Answer, Bus, Capabilities, Commit, Committed, Consumer, ConsumerOptions, Event, Offset, Partition, Producer,
-    ProducerOptions, Revocation, TopicDescription, TopicName, TopicOptions,
+    Answer, Bus, BusError, Capabilities, Commit, Committed, Consumer, ConsumerOptions, Event, NewRecord, Offset,
+    Partition, Position, Producer, ProducerOptions, Revocation, TopicDescription, TopicName, TopicOptions,
 };
 use bytes::Bytes;
 use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use runtime::Runtime;
 
 use super::history::History;
@@ -28,6 +29,8 @@ pub enum Mutant {
     IgnoresLost,
     /// The member does not pause partitions at its bounds.
     IgnoresPause,
+    /// The member finishes a failed record although the bus has not acknowledged its copy.
+    LosesCopies,
     /// The member releases a revoked partition at once, and continues to handle its records.
     ReleasesAtOnce,
     /// An earlier commit of the member replaces a later commit.
@@ -38,12 +41,13 @@ pub enum Mutant {
 
 impl Mutant {
     /// All bugs, and a text in the message of the check that catches the bug.
-    pub const ALL: [(Mutant, &str); 8] = [
+    pub const ALL: [(Mutant, &str); 9] = [
         (Mutant::CommitsEarly, "early"),
         (Mutant::CommitsNothing, "repeated"),
         (Mutant::ForgetsGaps, "repeated"),
-        (Mutant::IgnoresLost, "repeated"),
+        (Mutant::IgnoresLost, "continued"),
         (Mutant::IgnoresPause, "unbounded"),
+        (Mutant::LosesCopies, "all records are handled"),
         (Mutant::ReleasesAtOnce, "unowned"),
         (Mutant::RepeatsOldCommits, "repeated"),
         (Mutant::SplitsLanes, "inverted"),
@@ -89,7 +93,13 @@ impl Bus for WatchedBus {
     }
 
     fn producer(&self, options: ProducerOptions) -> Answer<'_, Arc<dyn Producer>> {
-        self.inner.producer(options)
+        async {
+            let inner = self.inner.producer(options).await?;
+            let (member, history) = (self.member, self.history.clone());
+            let producer = WatchedProducer { inner, member, history, loses: self.mutant == Some(Mutant::LosesCopies) };
+            Ok(Arc::new(producer) as Arc<dyn Producer>)
+        }
+        .boxed()
     }
 
     fn consumer(&self, options: ConsumerOptions) -> Answer<'_, Arc<dyn Consumer>> {
@@ -107,6 +117,40 @@ impl Bus for WatchedBus {
             Ok(Arc::new(consumer) as Arc<dyn Consumer>)
         }
         .boxed()
+    }
+}
+
+/// Producer of the copies of failed records.
+struct WatchedProducer {
+    inner: Arc<dyn Producer>,
+    member: &'static str,
+    history: Arc<History>,
+    loses: bool,
+}
+
+impl Producer for WatchedProducer {
+    fn send(&self, records: Vec<NewRecord>) -> BoxFuture<'static, Vec<Result<Position, BusError>>> {
+        let (member, history) = (self.member, self.history.clone());
+        let outcomes = if self.loses {
+            let position = |record: &NewRecord| {
+                let partition = Partition { topic: record.topic.clone(), index: 0 };
+                Ok(Position { partition, offset: Offset(0) })
+            };
+            std::future::ready(records.iter().map(position).collect()).boxed()
+        } else {
+            self.inner.send(records.clone())
+        };
+        async move {
+            let outcomes = outcomes.await;
+            let stored = records.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_ok());
+            stored.for_each(|(record, _)| history.copied(member, record));
+            outcomes
+        }
+        .boxed()
+    }
+
+    fn close(&self) -> Answer<'_, ()> {
+        self.inner.close()
     }
 }
 
