@@ -9,7 +9,6 @@ use std::process::Command;
 use std::sync::{Condvar, Mutex, OnceLock};
 
 use anyhow::{Context, ensure};
-use rustix::process::Signal;
 
 use crate::certificate::Authority;
 use crate::guard::Guard;
@@ -122,12 +121,6 @@ impl Kafka {
         self.brokers[0].process.folder().join("root.crt")
     }
 
-    /// Returns the folder with Kafka's jars.
-    #[must_use]
-    pub fn jars(&self) -> &Path {
-        &self.jars
-    }
-
     /// Returns a proxy that no other test uses. Waits until one is free.
     ///
     /// # Panics
@@ -159,22 +152,6 @@ impl Kafka {
         self.kill(at)?;
         broker.spawn(&self.jars)?;
         broker.wait(starts + 1)
-    }
-
-    /// Pauses the broker with the index `at`. Connections stay open, and the broker does not respond.
-    ///
-    /// # Errors
-    /// Returns an error if the broker is not running.
-    pub fn pause(&self, at: usize) -> anyhow::Result<()> {
-        self.brokers[at].process.signal(Signal::STOP)
-    }
-
-    /// Resumes the broker after [`Kafka::pause`].
-    ///
-    /// # Errors
-    /// Returns an error if the broker is not running.
-    pub fn resume(&self, at: usize) -> anyhow::Result<()> {
-        self.brokers[at].process.signal(Signal::CONT)
     }
 }
 

@@ -120,6 +120,34 @@ async fn member_whose_responses_are_late_loses_its_partition_before_it_moves() {
     second.close().await.unwrap();
 }
 
+/// librdkafka waits for the answer to a revocation, also while it leaves the group.
+#[tokio::test]
+async fn consumer_that_holds_a_revoked_partition_can_be_closed_and_dropped() {
+    for is_closed in [true, false] {
+        let (runtime, bus) = (Runtime::real(), open("").await);
+        let topic = new_topic(&bus, 2).await;
+        let options = ConsumerOptions::new(topic.as_str(), vec![topic.clone()]);
+        let first = bus.consumer(options.clone()).await.unwrap();
+        until_owns(&*first, &mut BTreeSet::new(), 2).await;
+        let second = bus.consumer(options.clone()).await.unwrap();
+        let revocation = loop {
+            if let Event::Revoked(revocation) = first.next().await.unwrap() {
+                break revocation;
+            }
+        };
+        let began = runtime.monotonic();
+        if is_closed {
+            first.close().await.unwrap();
+        }
+        drop(first);
+        until_owns(&*second, &mut BTreeSet::new(), 2).await;
+        let took = runtime.monotonic().since(began);
+        assert!(took < options.session_timeout, "the partitions moved after {took:?}");
+        drop(revocation);
+        second.close().await.unwrap();
+    }
+}
+
 /// A member that keeps its session must keep its partitions, even if its commits are late, and a member whose proof ends
 /// must own its partitions again.
 #[tokio::test]
