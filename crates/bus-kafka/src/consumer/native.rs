@@ -161,7 +161,8 @@ impl Native {
         );
         config.set("auto.offset.reset", if start == Start::Latest { "latest" } else { "earliest" });
         config.set("queued.max.messages.kbytes", QUEUE_KIB).set("queued.min.messages", "10000");
-        let mut consumer: BaseConsumer<Group> = create(&config)?;
+        let consumer: BaseConsumer<Group> = create(&config)?;
+        let mut consumer = consumer;
         let woken = consumer.context().woken.clone();
         consumer.set_nonempty_callback(move || woken.notify_one());
         let topics: Vec<&str> = options.topics.iter().map(TopicName::as_str).collect();
@@ -367,46 +368,35 @@ impl Native {
     /// Leaves the group.
     pub(super) async fn leave(&self, limit: Duration) -> Result<(), BusError> {
         let consumer = self.consumer().clone();
-        let has_left = blocking(move || leave(&consumer, limit)).await;
-        has_left.then_some(()).ok_or_else(|| BusError::Disconnected("the session ends by itself".to_owned()))
+        let left = blocking(move || {
+            consumer.context().is_leaving.store(true, Ordering::Release);
+            // librdkafka waits for the answers.
+            while let Some(rebalance) = { consumer.context().rebalances().pop_front() } {
+                let (partitions, is_assignment) = match &rebalance {
+                    Rebalance::Assign(partitions) => (partitions, true),
+                    Rebalance::Revoke(partitions) => (partitions, false),
+                };
+                answer(&consumer, &list_of(partitions), is_assignment);
+            }
+            consumer.close_queue().map_err(|error| bus_error(&error))?;
+            let period = Duration::from_millis(10);
+            for _ in 0..=limit.as_millis() / period.as_millis() {
+                if consumer.closed() {
+                    return Ok(());
+                }
+                drop(consumer.poll(period));
+            }
+            Err(BusError::Disconnected("the session ends by itself".to_owned()))
+        });
+        left.await
     }
-}
-
-/// Leaves the group. Returns false if the client has not left within `limit`.
-fn leave(consumer: &BaseConsumer<Group>, limit: Duration) -> bool {
-    consumer.context().is_leaving.store(true, Ordering::Release);
-    if let Err(error) = consumer.close_queue() {
-        tracing::debug!(%error, "the client has already left the group");
-    }
-    // librdkafka may wait for the answer to a rebalance. It treats each answer as the release of all partitions.
-    drop(consumer.unassign());
-    let period = Duration::from_millis(10);
-    for _ in 0..=limit.as_millis() / period.as_millis() {
-        if consumer.closed() {
-            return true;
-        }
-        drop(consumer.poll(period));
-    }
-    false
 }
 
 impl Drop for Native {
     fn drop(&mut self) {
         if let Some(consumer) = self.consumer.take() {
-            let limit = self.options.session_timeout;
-            drop_elsewhere(Leaving(consumer, limit));
-        }
-    }
-}
-
-/// Client that leaves its group when it is dropped.
-struct Leaving(Arc<BaseConsumer<Group>>, Duration);
-
-impl Drop for Leaving {
-    fn drop(&mut self) {
-        if !leave(&self.0, self.1) {
-            // The drop of the client would wait for ever.
-            std::mem::forget(self.0.clone());
+            consumer.context().is_leaving.store(true, Ordering::Release);
+            drop_elsewhere(consumer);
         }
     }
 }
