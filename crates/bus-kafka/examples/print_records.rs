@@ -39,10 +39,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let [url, group, topic] = arguments.as_slice() else { return Err("usage: print_records URL GROUP TOPIC".into()) };
     let runtime = Runtime::real();
     let bus = KafkaBus::open(runtime.clone(), KafkaUrl::parse(url)?).await?;
-    let consumer = ConsumerOptions {
-        session_timeout: Duration::from_secs(6),
-        ..ConsumerOptions::new(group, vec![TopicName::new(topic)?])
-    };
+    let consumer = ConsumerOptions::new(group, vec![TopicName::new(topic)?]);
     let wait = Duration::from_millis(100);
     let retry = Retry::Blocking { first_wait: wait, wait_max: 10 * wait, calls_max: None };
     let options = ProcessorOptions { retry, records_max: 1_000, ..ProcessorOptions::new(consumer) };

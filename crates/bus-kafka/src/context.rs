@@ -34,12 +34,15 @@ impl Context {
         self.has_failed.load(Ordering::Acquire)
     }
 
+    /// Returns the reason if the last connection failed because a broker rejected the user.
+    pub(crate) fn rejection(&self) -> Option<BusError> {
+        let is_rejection = |cause: &Cause| cause.code == Some(Code::Authentication);
+        self.last().clone().filter(is_rejection).map(|cause| BusError::Unauthorized(cause.reason))
+    }
+
     /// Adds the cause to the error of a request that got no response.
     pub(crate) fn explain(&self, error: BusError) -> BusError {
         match (error, self.last().clone()) {
-            (BusError::Disconnected(_), Some(Cause { code: Some(Code::Authentication), reason })) => {
-                BusError::Unauthorized(reason)
-            }
             (BusError::Disconnected(text), Some(cause)) => {
                 BusError::Disconnected(format!("{text}; the last error of a connection: {}", cause.reason))
             }

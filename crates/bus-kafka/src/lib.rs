@@ -92,7 +92,8 @@ impl KafkaBus {
             let Err(error) = answered else { return Ok(bus) };
             let error = explained(&bus.client, &error);
             if bus.client.context().has_failed() || bus.runtime.monotonic() >= deadline {
-                return Err(error);
+                // Later, the error of a connection may be old, so it does not decide about an error.
+                return Err(bus.client.context().rejection().unwrap_or(error));
             }
         }
     }

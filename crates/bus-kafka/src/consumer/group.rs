@@ -156,17 +156,18 @@ impl Shared {
         self.state().committed.retain(|partition, _| !partitions.contains(partition));
     }
 
-    /// Makes a proof if one is due. If the caller has lost partitions of a member that the group has kept, gives the
-    /// partitions to the caller again. Otherwise waits for an event.
+    /// Makes a proof if one is due. If the caller has lost partitions that the group has kept for this member, gives them
+    /// to the caller again. Otherwise waits for an event.
     async fn keep(&self, assignment: &mut Assignment) {
-        let has_lost = {
+        let lost: Vec<Partition> = {
             let mut state = self.state();
             state.expire(self.now());
-            state.ownership.is_empty() && !assignment.is_empty()
+            let partitions = assignment.iter().map(|(partition, _)| partition);
+            partitions.filter(|partition| !state.ownership.contains(partition)).cloned().collect()
         };
-        if has_lost {
+        if !lost.is_empty() {
             self.changed.notify_one();
-            self.regain(assignment).await;
+            self.regain(assignment, &lost).await;
             self.runtime.sleep(RETRY_WAIT).await;
             return;
         }
@@ -174,18 +175,19 @@ impl Shared {
         _ = self.runtime.timeout(POLL_MAX, self.native.woken()).await;
     }
 
-    /// Gives the partitions of librdkafka's assignment to the caller again.
-    async fn regain(&self, assignment: &mut Assignment) {
-        let partitions: Vec<Partition> = assignment.iter().map(|(partition, _)| partition.clone()).collect();
-        let Some(found) = self.find(&partitions).await else { return };
-        for (partition, queue) in assignment.iter_mut() {
-            *queue = queue.renewed(&self.native);
+    /// Gives partitions of librdkafka's assignment to the caller again.
+    async fn regain(&self, assignment: &mut Assignment, lost: &[Partition]) {
+        let Some(found) = self.find(lost).await else { return };
+        let mut regained = Assignment::new();
+        for (partition, queue) in assignment {
             if let Some(one) = found.iter().find(|one| one.partition == *partition) {
+                *queue = queue.renewed(&self.native);
                 queue.begin_seek();
                 self.native.seek(&self.runtime, queue.clone(), partition.clone(), one.position).await;
+                regained.push((partition.clone(), queue.clone()));
             }
         }
-        self.give(assignment, &found).await;
+        self.give(&regained, &found).await;
     }
 
     /// Commits a committed offset again, if no commit has been accepted for some time.

@@ -120,6 +120,40 @@ async fn member_whose_responses_are_late_loses_its_partition_before_it_moves() {
     second.close().await.unwrap();
 }
 
+/// While the group waits for a member that has died, the broker answers no commit of the others. The proof of a member
+/// with a shorter session ends, but the group keeps its partitions.
+#[tokio::test(flavor = "multi_thread")]
+async fn member_that_the_group_has_kept_owns_its_partitions_again() {
+    let (runtime, bus) = (Runtime::real(), open("").await);
+    let topic = new_topic(&bus, 3).await;
+    let session = Duration::from_secs(3);
+    let options = |session_timeout| ConsumerOptions {
+        session_timeout,
+        ..ConsumerOptions::new(topic.as_str(), vec![topic.clone()])
+    };
+    let (first, mut owned) = (bus.consumer(options(session)).await.unwrap(), BTreeSet::new());
+    until_owns(&*first, &mut owned, 3).await;
+    let door = tokio::task::block_in_place(|| shared().door());
+    let url = KafkaUrl::parse(&format!("kafka://{}", door.address())).unwrap();
+    let dying = KafkaBus::open(runtime.clone(), url).await.unwrap().consumer(options(3 * session)).await.unwrap();
+    let mut others = BTreeSet::new();
+    let shared = async { tokio::join!(until_owns(&*first, &mut owned, 2), until_owns(&*dying, &mut others, 1)) };
+    runtime.timeout(5 * session, shared).await.expect("the members share the partitions");
+    door.cut(true);
+    let last = bus.consumer(options(session)).await.unwrap();
+    let lost = runtime.timeout(2 * session, first.next()).await.expect("the proof ends");
+    let Ok(Event::Lost(lost)) = lost else { panic!("{lost:?}") };
+    owned.retain(|partition| !lost.contains(partition));
+    assert!(owned.is_empty(), "{owned:?}");
+    let mut others = BTreeSet::new();
+    let shared = async { tokio::join!(until_owns(&*first, &mut owned, 2), until_owns(&*last, &mut others, 1)) };
+    runtime.timeout(5 * session, shared).await.expect("the members own all partitions");
+    assert!(owned.is_disjoint(&others), "{owned:?} and {others:?}");
+    for consumer in [first, last] {
+        consumer.close().await.unwrap();
+    }
+}
+
 /// librdkafka waits for the answer to a revocation, also while it leaves the group.
 #[tokio::test]
 async fn consumer_that_holds_a_revoked_partition_can_be_closed_and_dropped() {

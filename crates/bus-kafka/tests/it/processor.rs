@@ -104,7 +104,7 @@ async fn each_record_is_handled_in_order_while_processes_and_a_broker_fail() {
         workers[0].signal(Signal::STOP);
         tokio::task::block_in_place(|| cluster.kill(2).unwrap());
         // The pause is longer than the session.
-        runtime.sleep(Duration::from_secs(8)).await;
+        runtime.sleep(Duration::from_secs(12)).await;
         workers[0].signal(Signal::CONT);
         tokio::task::block_in_place(|| cluster.restart(2).unwrap());
         wait_for(60).await;
