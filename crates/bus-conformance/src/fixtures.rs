@@ -15,7 +15,7 @@ use crate::{Process, Subject};
 /// Timeout of a session that does not end during a case.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 /// Longest time that a case waits for an event.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// Time in which a case waits for an event that must not happen.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(500);
 

@@ -8,6 +8,7 @@
 mod fixtures;
 mod groups;
 mod positions;
+mod readers;
 mod records;
 mod topics;
 
@@ -97,5 +98,10 @@ conformance::suite! { $ dyn Subject, conformance_tests, [$crate];
         assignment_ends_a_pause
         seek_moves_the_position
         batch_has_at_most_the_requested_number_of_records
+    }
+    readers {
+        reader_receives_all_records_and_then_new_ones
+        reader_continues_after_a_lost_connection
+        reader_of_an_unknown_topic_is_rejected
     }
 }

@@ -17,12 +17,14 @@ mod context;
 mod error;
 mod options;
 mod producer;
+mod reader;
+mod records;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bus::{
-    Answer, Bus, BusError, Capabilities, Consumer, ConsumerOptions, Offset, Producer, ProducerOptions,
+    Answer, Bus, BusError, Capabilities, Consumer, ConsumerOptions, Offset, Producer, ProducerOptions, Reader,
     TopicDescription, TopicName, TopicOptions,
 };
 use rdkafka::ClientConfig;
@@ -39,6 +41,7 @@ use crate::context::Context;
 use crate::error::{bus_error, bus_error_of_code};
 pub use crate::options::{Assignor, KafkaUrl, KafkaUrlError};
 use crate::producer::KafkaProducer;
+use crate::reader::KafkaReader;
 
 /// Longest time of a request about topics.
 const REQUEST_MAX: Duration = Duration::from_secs(10);
@@ -312,6 +315,14 @@ impl Bus for KafkaBus {
             }
             let consumer = KafkaConsumer::join(&self.runtime, &self.url, options)?;
             Ok(Arc::new(consumer) as Arc<dyn Consumer>)
+        })
+    }
+
+    fn reader(&self, topic: &TopicName) -> Answer<'_, Arc<dyn Reader>> {
+        let topic = topic.clone();
+        Box::pin(async move {
+            let partitions = self.shape(&topic).await?.partitions;
+            Ok(Arc::new(KafkaReader::open(&self.url, &topic, partitions)?) as Arc<dyn Reader>)
         })
     }
 }

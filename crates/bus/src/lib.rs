@@ -32,6 +32,7 @@ mod murmur2;
 pub mod ownership;
 pub mod processor;
 mod producer;
+mod reader;
 mod topic;
 
 use std::sync::Arc;
@@ -42,6 +43,7 @@ pub use consumer::{Assigned, Commit, Committed, Consumer, ConsumerOptions, Event
 pub use error::BusError;
 pub use murmur2::partition_of;
 pub use producer::{Compression, NewRecord, Producer, ProducerOptions};
+pub use reader::Reader;
 pub use topic::{
     Header, Offset, Partition, Position, Record, TopicDescription, TopicName, TopicNameError, TopicOptions,
 };
@@ -86,6 +88,12 @@ pub trait Bus: Send + Sync + 'static {
     /// Returns [`BusError::UnknownTopic`] if a topic of the group does not exist, and [`BusError::Invalid`] if the bus
     /// rejects the options.
     fn consumer(&self, options: ConsumerOptions) -> Answer<'_, Arc<dyn Consumer>>;
+
+    /// Opens a reader of all current partitions of a topic. It does not read partitions that the topic gets later.
+    ///
+    /// # Errors
+    /// Returns [`BusError::UnknownTopic`] if the topic does not exist.
+    fn reader(&self, topic: &TopicName) -> Answer<'_, Arc<dyn Reader>>;
 }
 
 /// Limits and optional features of an engine.

@@ -12,7 +12,9 @@ mod broker;
 mod consumer;
 mod group;
 mod producer;
+mod reader;
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -24,8 +26,9 @@ use tokio::sync::Notify;
 use self::broker::Broker;
 use self::consumer::MemoryConsumer;
 use self::producer::MemoryProducer;
-use crate::topic::{TopicDescription, TopicName, TopicOptions};
-use crate::{Answer, Bus, BusError, Capabilities, Consumer, ConsumerOptions, Producer, ProducerOptions};
+use self::reader::MemoryReader;
+use crate::topic::{Offset, Partition, TopicDescription, TopicName, TopicOptions};
+use crate::{Answer, Bus, BusError, Capabilities, Consumer, ConsumerOptions, Producer, ProducerOptions, Reader};
 
 /// Wait before the engine repeats a request that failed.
 const RETRY_WAIT: Duration = Duration::from_millis(20);
@@ -33,7 +36,8 @@ const RETRY_WAIT: Duration = Duration::from_millis(20);
 /// Options for the behaviour of the engine in memory. With any options, the engine conforms to the port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemoryOptions {
-    /// Limits of the engine. The default is 1 MiB for a record and 4,096 bytes for the metadata of a commit.
+    /// Limits of the engine. The default is 1 MiB for a record and 4,096 bytes for the metadata of a commit. The engine
+    /// keeps all records of a compacted topic.
     pub capabilities: Capabilities,
     /// Range of the random delay of a request before its effect, and of a second delay after its effect. By default
     /// requests have no delay.
@@ -48,7 +52,7 @@ impl Default for MemoryOptions {
         let capabilities = Capabilities {
             record_bytes_max: 1 << 20,
             metadata_bytes_max: 4_096,
-            compacts_topics: false,
+            compacts_topics: true,
             delivers_during_revocation: true,
         };
         MemoryOptions { capabilities, latency: None, fail_one_in: None }
@@ -170,6 +174,17 @@ impl Bus for MemoryBus {
         Box::pin(async move {
             let consumer = MemoryConsumer::join(self.connection.clone(), options).await?;
             Ok(Arc::new(consumer) as Arc<dyn Consumer>)
+        })
+    }
+
+    fn reader(&self, topic: &TopicName) -> Answer<'_, Arc<dyn Reader>> {
+        let topic = topic.clone();
+        Box::pin(async move {
+            let description = self.connection.call(|broker, _| broker.describe_topic(&topic)).await?;
+            let positions = (0..).zip(description.offsets);
+            let positions: BTreeMap<Partition, Offset> =
+                positions.map(|(index, (first, _))| (Partition { topic: topic.clone(), index }, first)).collect();
+            Ok(Arc::new(MemoryReader::new(self.connection.clone(), positions)) as Arc<dyn Reader>)
         })
     }
 }

@@ -1,21 +1,18 @@
 //! librdkafka's consumer and the queues of its partitions.
 
 use std::collections::VecDeque;
-use std::ffi::CString;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use bus::{BusError, Commit, Committed, ConsumerOptions, Header, Offset, Partition, Record, Start, TopicName};
-use bytes::Bytes;
-use instants::{Monotonic, Timestamp};
+use bus::{BusError, Commit, Committed, ConsumerOptions, Offset, Partition, Record, Start, TopicName};
+use instants::Monotonic;
 use rdkafka::ClientContext;
-use rdkafka::bindings::rd_kafka_get_watermark_offsets;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext, RebalanceProtocol};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
-use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
+use rdkafka::message::Message as _;
 use rdkafka::statistics::Statistics;
 use rdkafka::topic_partition_list::{Offset as RdOffset, TopicPartitionList};
 use rdkafka::types::RDKafkaRespErr;
@@ -26,14 +23,13 @@ use crate::blocking::{blocking, drop_elsewhere};
 use crate::context::Context;
 use crate::error::bus_error;
 use crate::options::{Assignor, KafkaUrl};
+use crate::records::{QUEUE_KIB, end, record_of};
 use crate::{EVENTS_MAX, RETRY_WAIT, create, edges, kafka_index, kafka_offset, offset_of};
 
 /// Longest time between two heartbeats. A member notices a change of its group within this time.
 const HEARTBEAT_MAX: Duration = Duration::from_secs(1);
 /// Least number of heartbeats in a session timeout.
 const HEARTBEATS: u32 = 6;
-/// Largest size of the records that librdkafka fetches in advance for one partition, in KiB.
-const QUEUE_KIB: &str = "4096";
 /// Longest time of a seek, which needs no broker.
 const SEEK_MAX: Duration = Duration::from_secs(1);
 
@@ -353,16 +349,7 @@ impl Native {
 
     /// Returns the offset after the last record of a partition, as far as librdkafka knows.
     pub(super) fn end(&self, partition: &Partition) -> Option<Offset> {
-        let topic = CString::new(partition.topic.as_str()).ok()?;
-        let (mut first, mut end) = (-1, -1);
-        #[expect(unsafe_code, reason = "the crate rdkafka has no function for the offsets that librdkafka knows")]
-        // SAFETY: `self` owns the client and keeps it alive. The name and both numbers outlive the call.
-        let found = unsafe {
-            let client = self.consumer().client().native_ptr();
-            let index = kafka_index(partition.index);
-            rd_kafka_get_watermark_offsets(client, topic.as_ptr(), index, &raw mut first, &raw mut end)
-        };
-        (found == RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR).then(|| u64::try_from(end).ok().map(Offset))?
+        end(self.consumer(), partition)
     }
 
     /// Leaves the group.
@@ -431,19 +418,4 @@ impl Queue {
         }
         records
     }
-}
-
-fn record_of(message: &BorrowedMessage<'_>) -> Option<Record> {
-    let bytes = |bytes: Option<&[u8]>| bytes.map(Bytes::copy_from_slice);
-    let header = |header: rdkafka::message::Header<'_, &[u8]>| Header {
-        name: header.key.to_owned(),
-        value: bytes(header.value),
-    };
-    Some(Record {
-        offset: Offset(u64::try_from(message.offset()).ok()?),
-        timestamp: Timestamp::from_millis(message.timestamp().to_millis().unwrap_or_default()),
-        key: bytes(message.key()),
-        value: bytes(message.payload()),
-        headers: message.headers().map(|headers| headers.iter().map(header).collect()).unwrap_or_default(),
-    })
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bus::{
-    Answer, Bus, Capabilities, Consumer, ConsumerOptions, Producer, ProducerOptions, TopicDescription, TopicName,
-    TopicOptions,
+    Answer, Bus, Capabilities, Consumer, ConsumerOptions, Producer, ProducerOptions, Reader, TopicDescription,
+    TopicName, TopicOptions,
 };
 use bus_conformance::{Case, Process, Subject};
 use bus_kafka::{KafkaBus, KafkaUrl};
@@ -82,5 +82,9 @@ impl Bus for Remote {
 
     fn consumer(&self, options: ConsumerOptions) -> Answer<'_, Arc<dyn Consumer>> {
         self.bus.consumer(options)
+    }
+
+    fn reader(&self, topic: &TopicName) -> Answer<'_, Arc<dyn Reader>> {
+        self.bus.reader(topic)
     }
 }

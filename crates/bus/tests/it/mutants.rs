@@ -7,7 +7,7 @@ use std::time::Duration;
 use bus::memory::{MemoryBus, MemoryOptions};
 use bus::{
     Answer, Bus, BusError, Capabilities, Commit, Consumer, ConsumerOptions, Event, NewRecord, Offset, Partition,
-    Position, Producer, ProducerOptions, Start, TopicDescription, TopicName, TopicOptions,
+    Position, Producer, ProducerOptions, Reader, RecordBatch, Start, TopicDescription, TopicName, TopicOptions,
 };
 use bus_conformance::{Process, Subject, case};
 use futures_util::FutureExt as _;
@@ -24,6 +24,7 @@ enum Bug {
     LostIsIgnored,
     MetadataIsLost,
     PauseIsIgnored,
+    ReaderSkipsRecords,
     RecordIsStoredTwice,
     RevokedIsReleasedAtOnce,
     SeekIsIgnored,
@@ -38,6 +39,7 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::LostIsIgnored, "member_without_contact_loses_its_partitions_before_they_move"),
     (Bug::MetadataIsLost, "metadata_of_the_largest_size_is_stored"),
     (Bug::PauseIsIgnored, "paused_partition_delivers_no_records"),
+    (Bug::ReaderSkipsRecords, "reader_receives_all_records_and_then_new_ones"),
     (Bug::RecordIsStoredTwice, "record_is_stored_once_if_its_acknowledgement_is_lost"),
     (Bug::RevokedIsReleasedAtOnce, "revoked_partition_moves_only_after_its_release"),
     (Bug::SeekIsIgnored, "seek_moves_the_position"),
@@ -125,6 +127,31 @@ impl Bus for Broken {
         async {
             let inner = self.bus.consumer(options).await?;
             Ok(Arc::new(BrokenConsumer { bug: self.bug, inner }) as Arc<dyn Consumer>)
+        }
+        .boxed()
+    }
+
+    fn reader(&self, topic: &TopicName) -> Answer<'_, Arc<dyn Reader>> {
+        let opening = self.bus.reader(topic);
+        async {
+            let inner = opening.await?;
+            if self.bug == Bug::ReaderSkipsRecords {
+                return Ok(Arc::new(SkippingReader(inner)) as Arc<dyn Reader>);
+            }
+            Ok(inner)
+        }
+        .boxed()
+    }
+}
+
+/// Reader that returns only every second batch.
+struct SkippingReader(Arc<dyn Reader>);
+
+impl Reader for SkippingReader {
+    fn next(&self) -> Answer<'_, RecordBatch> {
+        async {
+            drop(self.0.next().await?);
+            self.0.next().await
         }
         .boxed()
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use bus::memory::MemoryBus;
 use bus::{
     Answer, Bus, BusError, Capabilities, Commit, Committed, Consumer, ConsumerOptions, Event, NewRecord, Offset,
-    Partition, Position, Producer, ProducerOptions, Revocation, TopicDescription, TopicName, TopicOptions,
+    Partition, Position, Producer, ProducerOptions, Reader, Revocation, TopicDescription, TopicName, TopicOptions,
 };
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -117,6 +117,10 @@ impl Bus for WatchedBus {
             Ok(Arc::new(consumer) as Arc<dyn Consumer>)
         }
         .boxed()
+    }
+
+    fn reader(&self, topic: &TopicName) -> Answer<'_, Arc<dyn Reader>> {
+        self.inner.reader(topic)
     }
 }
 

@@ -1,0 +1,118 @@
+//! Reader of the Kafka engine: a consumer of librdkafka with a fixed assignment.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bus::{Answer, BusError, Partition, Reader, Record, RecordBatch, TopicName};
+use rdkafka::Message as _;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::error::KafkaError;
+use rdkafka::topic_partition_list::{Offset as RdOffset, TopicPartitionList};
+use tokio::sync::Notify;
+
+use crate::blocking::drop_elsewhere;
+use crate::context::Context;
+use crate::error::bus_error;
+use crate::options::KafkaUrl;
+use crate::records::{QUEUE_KIB, end, record_of};
+use crate::{create, kafka_index};
+
+/// Name of a group that librdkafka requires. The reader neither joins it nor commits offsets.
+const GROUP: &str = "reveille-reader";
+/// Largest number of records in a batch.
+const BATCH_RECORDS_MAX: usize = 1_000;
+
+pub(crate) struct KafkaReader {
+    client: Option<Arc<BaseConsumer<Context>>>,
+    topic: TopicName,
+    woken: Arc<Notify>,
+    /// Batches that the caller has not received.
+    batches: Mutex<VecDeque<RecordBatch>>,
+}
+
+impl KafkaReader {
+    pub(crate) fn open(url: &KafkaUrl, topic: &TopicName, partitions: u32) -> Result<Self, BusError> {
+        let mut config = url.config()?;
+        config.set("group.id", GROUP).set("enable.auto.commit", "false").set("enable.auto.offset.store", "false");
+        // If the bus deletes the first record before the reader fetches it, the reader continues with the new first one.
+        config.set("auto.offset.reset", "earliest").set("queued.max.messages.kbytes", QUEUE_KIB);
+        let mut client: BaseConsumer<Context> = create(&config)?;
+        let woken = Arc::new(Notify::new());
+        let waker = woken.clone();
+        client.set_nonempty_callback(move || waker.notify_one());
+        let mut list = TopicPartitionList::new();
+        for index in 0..partitions {
+            let added = list.add_partition_offset(topic.as_str(), kafka_index(index), RdOffset::Beginning);
+            added.map_err(|error| bus_error(&error))?;
+        }
+        client.assign(&list).map_err(|error| bus_error(&error))?;
+        Ok(KafkaReader { client: Some(Arc::new(client)), topic: topic.clone(), woken, batches: Mutex::default() })
+    }
+
+    /// Takes records from librdkafka, and returns those of each run of one partition as a batch.
+    fn poll(&self, client: &BaseConsumer<Context>) -> Result<VecDeque<RecordBatch>, BusError> {
+        let mut batches = VecDeque::<RecordBatch>::new();
+        for _ in 0..BATCH_RECORDS_MAX {
+            let message = match client.poll(Duration::ZERO) {
+                None => break,
+                Some(Ok(message)) => message,
+                Some(Err(error)) => {
+                    let failure = client.context().explain(bus_error(&error));
+                    let is_fatal = matches!(error, KafkaError::MessageConsumptionFatal(_));
+                    if is_fatal || matches!(failure, BusError::Unauthorized(_)) {
+                        return Err(failure);
+                    }
+                    tracing::debug!(%error, "an error of a reader");
+                    continue;
+                }
+            };
+            let Ok(index) = u32::try_from(message.partition()) else { continue };
+            let Some(record) = record_of(&message) else { continue };
+            match batches.back_mut() {
+                Some(batch) if batch.partition.index == index => batch.records.push(record),
+                _ => batches.push_back(self.batch(index, record)),
+            }
+        }
+        for batch in &mut batches {
+            let after = batch.records.last().map(|last| last.offset.next()).unwrap_or_default();
+            batch.end = end(client, &batch.partition).unwrap_or_default().max(after);
+        }
+        Ok(batches)
+    }
+
+    fn batch(&self, index: u32, record: Record) -> RecordBatch {
+        let partition = Partition { topic: self.topic.clone(), index };
+        RecordBatch { partition, end: record.offset.next(), records: vec![record] }
+    }
+}
+
+impl Reader for KafkaReader {
+    fn next(&self) -> Answer<'_, RecordBatch> {
+        Box::pin(async move {
+            let client = self.client.as_ref().expect("only the drop takes the client");
+            loop {
+                let mut woken = std::pin::pin!(self.woken.notified());
+                woken.as_mut().enable();
+                {
+                    let mut batches = self.batches.lock().expect("no code panics while it holds this mutex");
+                    if batches.is_empty() {
+                        *batches = self.poll(client)?;
+                    }
+                    if let Some(batch) = batches.pop_front() {
+                        return Ok(batch);
+                    }
+                }
+                woken.await;
+            }
+        })
+    }
+}
+
+impl Drop for KafkaReader {
+    fn drop(&mut self) {
+        if let Some(client) = self.client.take() {
+            drop_elsewhere(client);
+        }
+    }
+}
