@@ -26,6 +26,7 @@
 #![warn(missing_docs)]
 
 mod consumer;
+mod context;
 mod error;
 pub mod memory;
 mod murmur2;
@@ -40,12 +41,14 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 
 pub use consumer::{Assigned, Commit, Committed, Consumer, ConsumerOptions, Event, RecordBatch, Revocation, Start};
+pub use context::Context;
 pub use error::BusError;
 pub use murmur2::partition_of;
 pub use producer::{Compression, NewRecord, Producer, ProducerOptions};
 pub use reader::Reader;
 pub use topic::{
-    Header, Offset, Partition, Position, Record, TopicDescription, TopicName, TopicNameError, TopicOptions,
+    Header, Offset, Partition, Position, PositionError, Record, TopicDescription, TopicName, TopicNameError,
+    TopicOptions,
 };
 
 /// Future of the outcome of a request to the bus.

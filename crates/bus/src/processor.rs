@@ -11,17 +11,21 @@
 //! - When the group moves a partition to another member, the processor waits for the running handlers, commits and
 //!   releases the partition. When the consumer has lost a partition, the processor drops its running handlers at once
 //!   and commits nothing.
-//! - If a handler panics, its record fails.
+//! - If a handler panics, its record fails. A [`BatchHandler`] receives several records in one call.
 //! - A record whose calls have all failed can wait in retry topics, while later records of its key are handled. Then it
 //!   can become a dead letter. The processor finishes the record only after the bus has stored the copy durably.
+//! - An [`Operator`] lists the records whose keys wait, and skips records.
 
+mod control;
 mod copies;
+mod handler;
 mod lanes;
+mod metrics;
+mod options;
 mod progress;
 mod worker;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -30,157 +34,52 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use instants::Monotonic;
 use runtime::{Runtime, TaskSet};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use self::control::Control;
+pub use self::control::{Blocked, Operator};
 use self::copies::Copies;
 pub use self::copies::{CALLS_HEADER, ERROR_HEADER, NOT_BEFORE_HEADER, ORIGIN_HEADER, VALUE_OMITTED_HEADER};
+use self::handler::Calls;
+pub use self::handler::{BatchHandler, Delivery, Handler, HandlerError};
 use self::lanes::{AssignmentId, Bounds, Lanes};
-use crate::consumer::{Assigned, Commit, Consumer, ConsumerOptions, Event, Revocation};
-use crate::topic::{Partition, Position, Record, TopicName};
+use self::metrics::Counters;
+pub use self::metrics::ProcessorMetrics;
+pub use self::options::{ProcessorOptions, Retry};
+use crate::consumer::{Assigned, Commit, Consumer, Event, Revocation};
+use crate::topic::{Offset, Partition, Position, Record};
 use crate::{Bus, BusError};
 
 /// Number of tasks that run the handlers.
 const WORKERS: usize = 4;
 /// Wait before the processor asks for the next event after an error.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
-
-/// Options of a processor.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ProcessorOptions {
-    /// Options of the consumer.
-    pub consumer: ConsumerOptions,
-    /// Largest number of handlers that run at the same time. The default is 1,000.
-    pub concurrency: usize,
-    /// Largest number of records in hand: running or waiting. The processor may exceed it by one batch. After a rebalance,
-    /// records that wait in retry topics may exceed it by the same number again. The default is 10,000.
-    pub records_max: usize,
-    /// Largest size of the records in hand, in bytes. The processor may exceed it by one batch. The default is 64 MiB.
-    pub bytes_max: usize,
-    /// Time between two commits. The default is 1 s.
-    pub commit_interval: Duration,
-    /// Longest wait for running handlers when the group moves a partition or the processor stops. When the group moves a
-    /// partition, the wait is also at most nine tenths of [`ConsumerOptions::revoke_timeout`], so that time is left for
-    /// the commit. The default is 20 s.
-    pub drain_timeout: Duration,
-    /// Policy for records whose handler fails. The default is [`Retry::None`].
-    pub retry: Retry,
-    /// Waits of the retry topics, one for each topic. A record whose calls have failed as often as `retry` allows waits in
-    /// the first retry topic for its next call. If this call fails, the record waits in the next retry topic. The later
-    /// records of its key do not wait. A topic has the name `TOPIC-GROUP-retry-N`, from 0. The processor creates the
-    /// topics, with as many partitions and replicas as the topic of the record. By default there are no retry topics.
-    pub retry_waits: Vec<Duration>,
-    /// Topic for copies of records whose calls have all failed, or whose failure is not retriable. The processor creates
-    /// the topic if it does not exist. By default the processor only logs such records.
-    pub dead_letters: Option<TopicName>,
-}
-
-impl ProcessorOptions {
-    /// Returns options with defaults.
-    #[must_use]
-    pub fn new(consumer: ConsumerOptions) -> Self {
-        ProcessorOptions {
-            consumer,
-            concurrency: 1_000,
-            records_max: 10_000,
-            bytes_max: 64 << 20,
-            commit_interval: Duration::from_secs(1),
-            drain_timeout: Duration::from_secs(20),
-            retry: Retry::None,
-            retry_waits: Vec::new(),
-            dead_letters: None,
-        }
-    }
-}
-
-/// Policy for records whose handler fails.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Retry {
-    /// There is no further call in this topic.
-    None,
-    /// The handler is called again for the same record after a wait. The later records of the same key wait, and other
-    /// keys do not.
-    Blocking {
-        /// Wait before the second call.
-        first_wait: Duration,
-        /// Longest wait. Each wait is twice the wait before, up to this time.
-        wait_max: Duration,
-        /// Largest number of calls; `None` for no limit.
-        calls_max: Option<u32>,
-    },
-}
-
-impl Retry {
-    /// Returns the wait before the next call, after `calls` failed calls; `None` if the record is finished.
-    fn wait(&self, calls: u32) -> Option<Duration> {
-        match self {
-            Retry::None => None,
-            Retry::Blocking { calls_max: Some(max), .. } if calls >= *max => None,
-            Retry::Blocking { first_wait, wait_max, .. } => {
-                let factor = 1_u32.checked_shl(calls.saturating_sub(1)).unwrap_or(u32::MAX);
-                Some(first_wait.saturating_mul(factor).min(*wait_max))
-            }
-        }
-    }
-}
-
-/// Record that the processor passes to a handler.
-#[derive(Clone, Debug)]
-pub struct Delivery {
-    /// Partition of the record.
-    pub partition: Partition,
-    /// The record.
-    pub record: Record,
-    /// Position of the original record. It differs from the position of `record` if this is a copy in a retry topic.
-    pub origin: Position,
-    /// Number of this call for the record. The first call has the number 1. The count of the calls in one topic starts
-    /// again after a rebalance or a restart.
-    pub call: u32,
-}
-
-/// Code that handles records.
-pub trait Handler: Send + Sync + 'static {
-    /// Handles a record. The processor may call the handler again for a record whose effect has already happened, so
-    /// the effect must be idempotent. The processor drops the future when the consumer has lost the partition.
-    ///
-    /// # Errors
-    /// An error makes the record fail.
-    fn handle(&self, delivery: Delivery) -> BoxFuture<'_, Result<(), HandlerError>>;
-}
-
-/// Failure of a handler.
-#[derive(Debug)]
-pub struct HandlerError {
-    /// Description of the failure, for the log.
-    pub reason: String,
-    /// False if a further call of the handler cannot succeed.
-    pub is_retriable: bool,
-}
-
-impl HandlerError {
-    /// Returns a failure after which the processor may call the handler again.
-    pub fn retriable(reason: impl fmt::Display) -> Self {
-        HandlerError { reason: reason.to_string(), is_retriable: true }
-    }
-
-    /// Returns a failure after which the record is finished.
-    pub fn not_retriable(reason: impl fmt::Display) -> Self {
-        HandlerError { reason: reason.to_string(), is_retriable: false }
-    }
-}
+/// Largest number of calls of [`Processor::seek`] that wait for the task of the processor.
+const SEEKS_MAX: usize = 16;
 
 /// Running member of a group that calls a handler. A drop of this object stops the processor at once, without a commit.
 pub struct Processor {
     shared: Arc<Shared>,
     stop: CancellationToken,
+    seeks: mpsc::Sender<Seek>,
     tasks: TaskSet,
+}
+
+/// Request to set the position of the group in a partition.
+struct Seek {
+    partition: Partition,
+    offset: Offset,
+    outcome: oneshot::Sender<Result<(), BusError>>,
 }
 
 struct Shared {
     runtime: Runtime,
     consumer: Arc<dyn Consumer>,
-    handler: Arc<dyn Handler>,
+    calls: Calls,
     copies: Copies,
+    control: Option<Control>,
+    counters: Counters,
     options: ProcessorOptions,
     state: Mutex<State>,
     /// Makes the commits one after the other, so that an earlier commit cannot replace a later one.
@@ -200,7 +99,7 @@ struct State {
 }
 
 impl Processor {
-    /// Joins the group and starts to handle records.
+    /// Joins the group and starts to handle records, one in each call of the handler.
     ///
     /// # Errors
     /// Returns the errors of [`Bus::consumer`] and [`Bus::create_topic`], and [`BusError::Invalid`] if an option is zero.
@@ -210,7 +109,31 @@ impl Processor {
         options: ProcessorOptions,
         handler: Arc<dyn Handler>,
     ) -> Result<Self, BusError> {
-        if options.concurrency == 0 || options.records_max == 0 || options.bytes_max == 0 {
+        Processor::start_with(runtime, bus, options, Calls::Single(handler)).await
+    }
+
+    /// Joins the group and starts to handle records, at most `records_max` in each call of the handler.
+    ///
+    /// # Errors
+    /// See [`Processor::start`].
+    pub async fn start_batches(
+        runtime: &Runtime,
+        bus: &dyn Bus,
+        options: ProcessorOptions,
+        records_max: usize,
+        handler: Arc<dyn BatchHandler>,
+    ) -> Result<Self, BusError> {
+        Processor::start_with(runtime, bus, options, Calls::Batches(handler, records_max)).await
+    }
+
+    async fn start_with(
+        runtime: &Runtime,
+        bus: &dyn Bus,
+        options: ProcessorOptions,
+        calls: Calls,
+    ) -> Result<Self, BusError> {
+        let bounds = [options.concurrency, options.records_max, options.bytes_max, calls.records_max()];
+        if bounds.contains(&0) {
             return Err(BusError::Invalid("the bounds of a processor must be above zero".to_owned()));
         }
         let bounds = Bounds {
@@ -219,15 +142,23 @@ impl Processor {
             metadata_bytes: bus.capabilities().metadata_bytes_max,
         };
         let copies = Copies::open(bus, &options).await?;
+        let control = match &options.control {
+            Some(topic) => Some(Control::open(runtime, bus, topic).await?),
+            None => None,
+        };
         let mut consumer = options.consumer.clone();
         consumer.topics.extend(copies.topics().cloned());
         let consumer = bus.consumer(consumer).await?;
+        let mut lanes = Lanes::new(bounds, runtime.random());
+        lanes.set_held(options.starts_paused);
         let shared = Arc::new(Shared {
             runtime: runtime.clone(),
             consumer,
-            handler,
+            calls,
             copies,
-            state: Mutex::new(State { lanes: Lanes::new(bounds, runtime.random()), cancellations: HashMap::new() }),
+            control,
+            counters: Counters::new(),
+            state: Mutex::new(State { lanes, cancellations: HashMap::new() }),
             options,
             committing: tokio::sync::Mutex::new(()),
             ready: Notify::new(),
@@ -240,9 +171,14 @@ impl Processor {
             let (shared, stop) = (shared.clone(), stop.clone());
             tasks.spawn("processor worker", async move { shared.work(worker, &stop).await });
         }
+        if shared.control.is_some() {
+            let (shared, stop) = (shared.clone(), stop.clone());
+            tasks.spawn("processor control", async move { shared.follow_commands(&stop).await });
+        }
+        let (seeks, requests) = mpsc::channel(SEEKS_MAX);
         let (running, stopped) = (shared.clone(), stop.clone());
-        tasks.spawn("processor", async move { running.run(&stopped).await });
-        Ok(Processor { shared, stop, tasks })
+        tasks.spawn("processor", async move { running.run(requests, &stopped).await });
+        Ok(Processor { shared, stop, seeks, tasks })
     }
 
     /// Stops the processor: waits for the running handlers, commits, and leaves the group.
@@ -251,7 +187,7 @@ impl Processor {
     /// Returns an error if the last commit failed or the consumer could not leave the group. Then other members process
     /// some records again.
     pub async fn stop(self) -> Result<(), BusError> {
-        let Processor { shared, stop, tasks } = self;
+        let Processor { shared, stop, seeks: _, tasks } = self;
         let assignments = shared.state().lanes.ids();
         let drained = shared.drain(&assignments, shared.options.drain_timeout, shared.options.consumer.session_timeout);
         let drained = drained.await;
@@ -260,7 +196,46 @@ impl Processor {
         drop(tasks);
         // All copies of finished records are acknowledged.
         let closed_producer = shared.copies.close().await;
-        drained.and(closed).and(closed_producer)
+        let closed_control = match &shared.control {
+            Some(control) => control.close().await,
+            None => Ok(()),
+        };
+        drained.and(closed).and(closed_producer).and(closed_control)
+    }
+
+    /// Pauses the processor. It starts no further calls of the handler and receives no further records, but it stays a
+    /// member of its group and keeps its partitions. Running calls continue.
+    pub fn pause(&self) {
+        self.set_held(true);
+    }
+
+    /// Ends a pause.
+    pub fn resume(&self) {
+        self.set_held(false);
+    }
+
+    fn set_held(&self, is_held: bool) {
+        self.shared.state().lanes.set_held(is_held);
+        self.shared.progressed.notify_one();
+    }
+
+    /// Sets the position of the group in a partition to `offset`, and commits it. The processor stops its running calls for
+    /// records of this partition. The group then handles all records from `offset`, including records that it has already
+    /// finished. It handles no earlier record.
+    ///
+    /// # Errors
+    /// Returns [`BusError::Fenced`] if this processor does not own the partition, and the errors of [`Consumer::commit`].
+    /// After such an error, the position may be the old or the new one.
+    pub async fn seek(&self, partition: &Partition, offset: Offset) -> Result<(), BusError> {
+        let (outcome, received) = oneshot::channel();
+        let seek = Seek { partition: partition.clone(), offset, outcome };
+        self.seeks.send(seek).await.map_err(|_| BusError::Closed)?;
+        received.await.unwrap_or(Err(BusError::Closed))
+    }
+
+    /// Adds the metrics of this processor to the metrics of the process.
+    pub fn add_to(&self, metrics: &ProcessorMetrics) {
+        metrics.add(&self.shared);
     }
 
     /// Returns the number of records in hand: running or waiting.
@@ -276,8 +251,8 @@ impl Shared {
     }
 
     /// Handles the events of the consumer until the processor stops.
-    async fn run(&self, stop: &CancellationToken) {
-        let mut revocations = FuturesUnordered::new();
+    async fn run(&self, mut seeks: mpsc::Receiver<Seek>, stop: &CancellationToken) {
+        let mut running = FuturesUnordered::new();
         let mut next_commit = self.runtime.monotonic() + self.options.commit_interval;
         let mut next = self.consumer.next();
         loop {
@@ -287,11 +262,12 @@ impl Shared {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                Some(()) = revocations.next(), if !revocations.is_empty() => {}
+                Some(()) = running.next(), if !running.is_empty() => {}
+                Some(seek) = seeks.recv() => running.push(self.seek(seek)),
                 event = &mut next => {
                     next = self.consumer.next();
                     match event {
-                        Ok(Event::Revoked(revocation)) => revocations.push(self.release(revocation)),
+                        Ok(Event::Revoked(revocation)) => running.push(self.release(revocation)),
                         Ok(event) => self.accept(event),
                         Err(BusError::Closed) => return,
                         Err(error) => {
@@ -304,10 +280,32 @@ impl Shared {
                 () = self.runtime.sleep_until(timer) => {
                     if self.runtime.monotonic() >= next_commit {
                         next_commit = self.runtime.monotonic() + self.options.commit_interval;
-                        revocations.push(self.commit_changed());
+                        running.push(self.commit_changed());
                     }
                 }
             }
+        }
+    }
+
+    /// Applies the commands of operators until the processor stops.
+    async fn follow_commands(&self, stop: &CancellationToken) {
+        let Some(control) = &self.control else { return };
+        loop {
+            let read = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                read = control.read() => read,
+            };
+            if let Err(error) = read {
+                tracing::warn!(%error, "the commands of operators cannot be read");
+                self.runtime.sleep(RETRY_WAIT).await;
+                continue;
+            }
+            self.state().lanes.wake_where(|partition, offset, calls| {
+                let position = || Position { partition: partition.clone(), offset };
+                control.is_skipped(position, self.copies.source(&partition.topic), calls > 0)
+            });
+            self.progressed.notify_one();
         }
     }
 
@@ -316,6 +314,7 @@ impl Shared {
             Event::Assigned(assigned) => assigned.iter().for_each(|one| self.assign(one)),
             Event::Lost(partitions) => {
                 let assignments = self.state().lanes.ids_of(&partitions);
+                self.counters.lost.inc_by(assignments.len() as u64);
                 self.give_up(&assignments);
             }
             Event::Records(batch) => {
@@ -355,9 +354,30 @@ impl Shared {
         }
     }
 
+    /// Sets the position of a partition at once, and then commits it.
+    fn seek(&self, seek: Seek) -> BoxFuture<'_, ()> {
+        let Seek { partition, offset, outcome } = seek;
+        let owned = self.state().lanes.ids_of(std::slice::from_ref(&partition));
+        let is_owned = owned.iter().any(|id| !self.state().lanes.is_revoked(*id));
+        if is_owned {
+            self.give_up(&owned);
+            self.assign(&Assigned { partition: partition.clone(), position: offset, committed: None });
+            self.state().lanes.mark_changed(&partition);
+            self.consumer.seek(&partition, offset);
+            // The new assignment is not paused.
+            self.consumer.resume(&[partition]);
+        }
+        Box::pin(async move {
+            let committed = if is_owned { self.commit().await } else { Err(BusError::Fenced) };
+            // The caller may have dropped its future.
+            drop(outcome.send(committed));
+        })
+    }
+
     /// Drains revoked partitions and releases them.
     fn release(&self, revocation: Revocation) -> BoxFuture<'_, ()> {
         let assignments = self.state().lanes.ids_of(revocation.partitions());
+        let began = self.runtime.monotonic();
         Box::pin(async move {
             // The handlers stop before the deadline, so that time is left for the commit.
             let rest = revocation.deadline().since(self.runtime.monotonic());
@@ -367,6 +387,7 @@ impl Shared {
             }
             self.give_up(&assignments);
             revocation.release();
+            self.counters.rebalance_seconds.observe(self.runtime.monotonic().since(began).as_secs_f64());
         })
     }
 
@@ -399,6 +420,11 @@ impl Shared {
             if let Err(error) = self.commit().await {
                 tracing::warn!(%error, "a commit failed");
             }
+            if let Some(control) = &self.control {
+                let state = || self.state();
+                let is_finished = |one: &Position| state().lanes.is_finished(&one.partition, one.offset) == Some(true);
+                control.delete_finished(is_finished).await;
+            }
         })
     }
 
@@ -411,8 +437,9 @@ impl Shared {
         }
         let outcome = self.consumer.commit(commits.clone()).await;
         if outcome.is_err() {
+            self.counters.commits_failed.inc();
             let mut state = self.state();
-            commits.iter().for_each(|Commit { partition, .. }| state.lanes.commit_failed(partition));
+            commits.iter().for_each(|Commit { partition, .. }| state.lanes.mark_changed(partition));
         }
         outcome
     }

@@ -131,6 +131,33 @@ pub struct Position {
     pub offset: Offset,
 }
 
+/// Reason why a text is not a position.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("invalid position {0:?}: it must have the form TOPIC/PARTITION/OFFSET, for example orders/0/17")]
+pub struct PositionError(String);
+
+impl FromStr for Position {
+    type Err = PositionError;
+
+    fn from_str(text: &str) -> Result<Self, PositionError> {
+        let parse = || {
+            let mut parts = text.split('/');
+            let topic = TopicName::new(parts.next()?).ok()?;
+            let (index, offset) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+            let position = Position { partition: Partition { topic, index }, offset: Offset(offset) };
+            parts.next().is_none().then_some(position)
+        };
+        parse().ok_or_else(|| PositionError(text.chars().take(TopicName::LEN_MAX).collect()))
+    }
+}
+
+/// Writes the form `TOPIC/PARTITION/OFFSET`.
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.partition.topic, self.partition.index, self.offset)
+    }
+}
+
 /// Header of a record. A record may have several headers with the same name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Header {

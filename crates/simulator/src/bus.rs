@@ -2,7 +2,8 @@
 //!
 //! Members crash, pause, lose their connections, and stop and start again, while a producer sends records. With some
 //! seeds, random requests to the bus fail, including commits. The handlers take random times, and some calls fail or
-//! panic. With some seeds, failed records wait in retry topics and then become dead letters. The scenario checks:
+//! panic. With some seeds, failed records wait in retry topics and then become dead letters, or a call has several
+//! records. Processors pause and resume. The scenario checks:
 //!
 //! - Each record is handled or becomes a dead letter. No record is committed before a handler has finished it, or before
 //!   the bus has acknowledged a copy of it.
@@ -16,17 +17,17 @@
 mod history;
 mod mutant;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bus::memory::{MemoryBus, MemoryOptions};
-use bus::processor::{Delivery, Handler, HandlerError, Processor, ProcessorOptions, Retry};
+use bus::processor::{BatchHandler, Delivery, Handler, HandlerError, Processor, ProcessorOptions, Retry};
 use bus::{Bus, ConsumerOptions, NewRecord, Producer, ProducerOptions, TopicName, TopicOptions};
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
 
-use self::history::History;
+use self::history::{AssignmentId, History};
 pub use self::mutant::Mutant;
 use self::mutant::WatchedBus;
 use crate::{Handle, Simulation, Suite};
@@ -96,6 +97,8 @@ struct Scene {
     topic: TopicName,
     history: Arc<History>,
     options: ProcessorOptions,
+    /// Largest number of records in a call; `None` if the members do not use batches.
+    batch_max: Option<usize>,
     members: Mutex<BTreeMap<&'static str, Member>>,
 }
 
@@ -146,7 +149,9 @@ impl Scene {
             path.extend([topic.to_string()].into_iter().chain(retries).chain([DEAD_LETTERS.to_owned()]));
         }
         let history = Arc::new(History::new(sim, path));
-        Scene { sim: sim.clone(), mutant, bus, producer, topic, history, options, members: Mutex::default() }
+        let batch_max = sim.draw(|random| (random.below(3) == 0).then(|| 2 + random.index(5)));
+        let (sim, members) = (sim.clone(), Mutex::default());
+        Scene { sim, mutant, bus, producer, topic, history, options, batch_max, members }
     }
 
     /// Sends the numbers for each of the keys.
@@ -169,9 +174,14 @@ impl Scene {
                 member: name,
                 history: self.history.clone(),
             };
-            let (starting, options) = (runtime.clone(), self.options.clone());
+            let (starting, options, batch_max) = (runtime.clone(), self.options.clone(), self.batch_max);
             let started = self.sim.call(name, async move {
-                Processor::start(&starting, &watched, options, Arc::new(handler)).await.ok()
+                let handler = Arc::new(handler);
+                let started = match batch_max {
+                    Some(max) => Processor::start_batches(&starting, &watched, options, max, handler).await,
+                    None => Processor::start(&starting, &watched, options, handler).await,
+                };
+                started.ok()
             });
             match started.await {
                 Some(Some(processor)) => {
@@ -190,6 +200,12 @@ impl Scene {
         self.members.lock().expect("no holder of this lock panics").remove(name)
     }
 
+    fn set_paused(&self, name: &str, is_paused: bool) {
+        let members = self.members.lock().expect("no holder of this lock panics");
+        let processor = &members[name].processor;
+        if is_paused { processor.pause() } else { processor.resume() }
+    }
+
     fn bus_of(&self, name: &str) -> Arc<MemoryBus> {
         self.members.lock().expect("no holder of this lock panics")[name].bus.clone()
     }
@@ -206,7 +222,7 @@ impl Scene {
     async fn fault(&self) {
         let name = MEMBERS[self.sim.draw(|random| random.index(MEMBERS.len()))];
         let length = Duration::from_millis(self.sim.draw(|random| random.below(5_000)));
-        match self.sim.draw(|random| random.below(6)) {
+        match self.sim.draw(|random| random.below(7)) {
             0 => {
                 self.sim.crash(name);
                 drop(self.take(name));
@@ -233,6 +249,11 @@ impl Scene {
                 [name, other].iter().for_each(|name| self.bus_of(name).cut(true));
                 self.sim.sleep(length).await;
                 [name, other].iter().for_each(|name| self.bus_of(name).cut(false));
+            }
+            5 => {
+                self.set_paused(name, true);
+                self.sim.sleep(length).await;
+                self.set_paused(name, false);
             }
             _ => self.sim.sleep(length).await,
         }
@@ -284,24 +305,56 @@ struct TestHandler {
     history: Arc<History>,
 }
 
+impl TestHandler {
+    /// Handles a record. Returns the assignment in which the call started.
+    async fn handle_one(&self, delivery: &Delivery) -> Result<Option<AssignmentId>, HandlerError> {
+        let (millis, kind) = self.sim.draw(|random| {
+            let longest = if random.below(20) == 0 { 4_000 } else { 200 };
+            (random.below(longest), random.below(20))
+        });
+        let started = self.history.start(self.member, delivery);
+        self.runtime.sleep(Duration::from_millis(millis)).await;
+        match kind {
+            0 => Err(HandlerError::retriable("a deliberate failure")),
+            // Unlike `panic!`, this function prints nothing.
+            1 => std::panic::resume_unwind(Box::new("a deliberate panic")),
+            _ => {
+                self.history.finish(self.member, delivery, started);
+                Ok(started)
+            }
+        }
+    }
+}
+
 impl Handler for TestHandler {
     fn handle(&self, delivery: Delivery) -> BoxFuture<'_, Result<(), HandlerError>> {
         Box::pin(async move {
-            let (millis, kind) = self.sim.draw(|random| {
-                let longest = if random.below(20) == 0 { 4_000 } else { 200 };
-                (random.below(longest), random.below(20))
-            });
-            let started = self.history.start(self.member, &delivery);
-            self.runtime.sleep(Duration::from_millis(millis)).await;
-            match kind {
-                0 => Err(HandlerError::retriable("a deliberate failure")),
-                // Unlike `panic!`, this function prints nothing.
-                1 => std::panic::resume_unwind(Box::new("a deliberate panic")),
-                _ => {
-                    self.history.finish(self.member, &delivery, started);
-                    Ok(())
+            let started = self.handle_one(&delivery).await?;
+            self.history.report(&delivery, started);
+            Ok(())
+        })
+    }
+}
+
+impl BatchHandler for TestHandler {
+    fn handle(&self, deliveries: Vec<Delivery>) -> BoxFuture<'_, Vec<Result<(), HandlerError>>> {
+        Box::pin(async move {
+            let (mut failed, mut outcomes) = (BTreeSet::new(), Vec::new());
+            for delivery in &deliveries {
+                let key = delivery.record.key.clone();
+                let outcome = match failed.contains(&key) {
+                    true => Err(HandlerError::retriable("an earlier record of the key has failed")),
+                    false => self.handle_one(delivery).await,
+                };
+                if outcome.is_err() {
+                    failed.insert(key);
                 }
+                outcomes.push(outcome);
             }
+            let report = |(delivery, outcome): (&Delivery, Result<_, _>)| {
+                outcome.map(|started| self.history.report(delivery, started))
+            };
+            deliveries.iter().zip(outcomes).map(report).collect()
         })
     }
 }

@@ -16,7 +16,7 @@ use runtime::Runtime;
 use super::{HandlerError, ProcessorOptions};
 use crate::consumer::ConsumerOptions;
 use crate::producer::{NewRecord, Producer, ProducerOptions};
-use crate::topic::{Header, Offset, Partition, Position, Record, TopicName, TopicOptions};
+use crate::topic::{Header, Partition, Position, Record, TopicName, TopicOptions};
 use crate::{Bus, BusError};
 
 /// Header with the position of the original record: `TOPIC/PARTITION/OFFSET`.
@@ -104,6 +104,11 @@ impl Copies {
         self.steps.contains_key(topic)
     }
 
+    /// Returns the topic of the original records of a retry topic, or otherwise the topic itself.
+    pub(super) fn source<'a>(&'a self, topic: &'a TopicName) -> &'a TopicName {
+        self.steps.get(topic).map_or(topic, |(source, _)| source)
+    }
+
     /// Returns the time before which the handler must not be called; `None` if the record does not wait. A record waits
     /// at most as long as its topic says, whatever its header contains.
     pub(super) fn due(&self, runtime: &Runtime, topic: &TopicName, record: &Record) -> Option<Monotonic> {
@@ -119,7 +124,7 @@ impl Copies {
         if !self.is_retry_topic(&partition.topic) {
             return own;
         }
-        let origin = header(record, ORIGIN_HEADER).and_then(position_of);
+        let origin = header(record, ORIGIN_HEADER).and_then(|text| text.parse().ok());
         let calls = header(record, CALLS_HEADER).and_then(|text| text.parse().ok());
         match (origin, calls) {
             (Some(position), Some(calls)) => Origin { position, calls },
@@ -151,16 +156,14 @@ impl Copies {
             (None, Some(dead_letters)) => (dead_letters, None),
             (None, None) => return None,
         };
-        let Position { partition, offset } = &origin.position;
-        let reason = error.reason.char_indices().take_while(|(at, char)| at + char.len_utf8() <= REASON_BYTES_MAX);
         let mut headers: Vec<Header> =
             record.headers.iter().filter(|header| !HEADERS.contains(&header.name.as_str())).cloned().collect();
         let mut add = |name: &str, value: String| {
             headers.push(Header { name: name.to_owned(), value: Some(Bytes::from(value)) });
         };
-        add(ORIGIN_HEADER, format!("{}/{}/{offset}", partition.topic, partition.index));
+        add(ORIGIN_HEADER, origin.position.to_string());
         add(CALLS_HEADER, origin.calls.to_string());
-        add(ERROR_HEADER, reason.map(|(_, char)| char).collect());
+        add(ERROR_HEADER, short(&error.reason).to_owned());
         if let Some(not_before) = not_before {
             add(NOT_BEFORE_HEADER, not_before.as_millis().to_string());
         }
@@ -214,13 +217,19 @@ impl Copies {
     }
 }
 
+/// Returns the first characters of a reason, at most [`REASON_BYTES_MAX`] bytes.
+pub(super) fn short(reason: &str) -> &str {
+    &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)]
+}
+
 /// Copy that the processor sends.
 pub(super) struct Copy {
     record: NewRecord,
-    is_dead_letter: bool,
+    pub(super) is_dead_letter: bool,
 }
 
-async fn create(bus: &dyn Bus, topic: &TopicName, options: TopicOptions) -> Result<(), BusError> {
+/// Creates a topic if it does not exist.
+pub(super) async fn create(bus: &dyn Bus, topic: &TopicName, options: TopicOptions) -> Result<(), BusError> {
     match bus.create_topic(topic, options).await {
         Ok(()) | Err(BusError::TopicExists(_)) => Ok(()),
         Err(error) => Err(error),
@@ -230,12 +239,4 @@ async fn create(bus: &dyn Bus, topic: &TopicName, options: TopicOptions) -> Resu
 fn header<'a>(record: &'a Record, name: &str) -> Option<&'a str> {
     let header = record.headers.iter().find(|header| header.name == name)?;
     std::str::from_utf8(header.value.as_deref()?).ok()
-}
-
-fn position_of(text: &str) -> Option<Position> {
-    let mut parts = text.split('/');
-    let topic = TopicName::new(parts.next()?).ok()?;
-    let (index, offset) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-    let position = Position { partition: Partition { topic, index }, offset: Offset(offset) };
-    parts.next().is_none().then_some(position)
 }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use hashbrown::HashTable;
-use instants::Monotonic;
+use instants::{Monotonic, Timestamp};
 use slab::Slab;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -43,15 +43,45 @@ pub(super) struct Work {
     /// Number of failed calls of the handler for the first record.
     pub(super) calls: u32,
     lane: usize,
+    /// True if the worker still has later records of the lane.
+    is_part: bool,
 }
 
-/// Outcome of a worker's first unfinished record.
+impl Work {
+    /// Removes the first `count` records, and returns them as a part of this work.
+    pub(super) fn split_first(&mut self, count: usize) -> Work {
+        let rest = self.records.split_off(count);
+        let records = std::mem::replace(&mut self.records, rest);
+        let calls = std::mem::take(&mut self.calls);
+        Work {
+            partition: self.partition.clone(),
+            records,
+            calls,
+            is_part: true,
+            assignment: self.assignment,
+            lane: self.lane,
+        }
+    }
+}
+
+/// Outcome of a work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Outcome {
-    /// The worker has finished all records of the work.
-    Finished,
-    /// The worker has finished this many records. The lane waits until the time, and then it is ready again.
-    RetryAt(usize, Monotonic),
+pub(super) struct Outcome {
+    /// Number of finished records. They are the first records of the work.
+    pub(super) finished: usize,
+    /// Time until which the lane waits, because the record after the finished ones has failed. `None` if no record waits
+    /// for its next call.
+    pub(super) retry_at: Option<Monotonic>,
+}
+
+/// Records of a partition that the group has not finished.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Backlog {
+    pub(super) partition: Partition,
+    /// Number of records, as far as the consumer knows.
+    pub(super) records: u64,
+    /// Time of the oldest record in hand. If no record is in hand, the records are later than this time.
+    pub(super) oldest: Option<Timestamp>,
 }
 
 pub(super) struct Lanes {
@@ -69,6 +99,8 @@ pub(super) struct Lanes {
     assignments: BTreeMap<AssignmentId, Assignment>,
     by_partition: BTreeMap<Partition, AssignmentId>,
     last_assignment: u64,
+    /// True if no worker may take records.
+    is_held: bool,
 }
 
 struct Lane {
@@ -78,7 +110,8 @@ struct Lane {
     records: VecDeque<Queued>,
     /// Number of failed calls of the handler for the first record.
     calls: u32,
-    is_taken: bool,
+    /// Time of the first record that a worker has taken; `None` if no worker has records of the lane.
+    taken: Option<Timestamp>,
 }
 
 struct Queued {
@@ -92,6 +125,10 @@ struct Assignment {
     progress: Progress,
     /// Offset of the next record that the consumer will deliver.
     position: Offset,
+    /// Offset after the last record of the partition, as far as the consumer knows.
+    end: Offset,
+    /// Time of the last record that the consumer has delivered.
+    last: Option<Timestamp>,
     /// Lanes with records of this assignment.
     lanes: BTreeSet<usize>,
     records: usize,
@@ -120,6 +157,7 @@ impl Lanes {
             assignments: BTreeMap::new(),
             by_partition: BTreeMap::new(),
             last_assignment: 0,
+            is_held: false,
         }
     }
 
@@ -138,6 +176,8 @@ impl Lanes {
             partition: assigned.partition.clone(),
             progress,
             position,
+            end: position,
+            last: None,
             lanes: BTreeSet::new(),
             records: 0,
             bytes: 0,
@@ -163,6 +203,7 @@ impl Lanes {
         if assignment.is_revoked {
             return None;
         }
+        assignment.end = batch.end;
         for record in batch.records {
             if record.offset < assignment.position {
                 continue;
@@ -174,6 +215,7 @@ impl Lanes {
             // The bus has no records with the offsets between the two records.
             assignment.progress.finish(assignment.position, record.offset);
             assignment.position = record.offset.next();
+            assignment.last = Some(record.timestamp);
             if assignment.progress.is_finished(record.offset) {
                 continue;
             }
@@ -192,7 +234,7 @@ impl Lanes {
             }
             let (key, due) = (queued.record.key.clone(), queued.due);
             let has_key = key.is_some();
-            let lane = Lane { assignment: id, hash, key, records: VecDeque::from([queued]), calls: 0, is_taken: false };
+            let lane = Lane { assignment: id, hash, key, records: VecDeque::from([queued]), calls: 0, taken: None };
             let at = self.lanes.insert(lane);
             assignment.lanes.insert(at);
             match due {
@@ -212,19 +254,53 @@ impl Lanes {
         Some(next)
     }
 
-    /// Returns the first records of a lane that is ready, at most `records_max`. Only the first record may have waited for
-    /// a time.
-    pub(super) fn take(&mut self, records_max: usize) -> Option<Work> {
-        let at = self.ready.pop_front()?;
+    /// Returns works for one call of a handler. They are from different lanes of one assignment, and they have at most
+    /// `records_max` records in all. The list is empty if no lane is ready.
+    pub(super) fn take(&mut self, records_max: usize) -> Vec<Work> {
+        let (mut works, mut left) = (Vec::new(), records_max);
+        while left > 0
+            && let Some(work) = self.take_lane(left, works.first().map(|first: &Work| first.assignment))
+        {
+            left -= work.records.len();
+            works.push(work);
+        }
+        works
+    }
+
+    /// Returns the first records of the next ready lane, at most `records_max`, if it is a lane of `assignment`. Only the
+    /// first record may have waited for a time.
+    fn take_lane(&mut self, records_max: usize, assignment: Option<AssignmentId>) -> Option<Work> {
+        let at = *self.ready.front().filter(|_| !self.is_held)?;
         let lane = &mut self.lanes[at];
-        lane.is_taken = true;
+        if assignment.is_some_and(|assignment| assignment != lane.assignment) {
+            return None;
+        }
+        self.ready.pop_front();
         let others = lane.records.iter().skip(1).take_while(|queued| queued.due.is_none()).count();
         let count = (1 + others).min(records_max);
-        let records = lane.records.drain(..count).map(|queued| queued.record).collect();
+        let records: Vec<Record> = lane.records.drain(..count).map(|queued| queued.record).collect();
+        lane.taken = Some(records[0].timestamp);
         let assignment = self.assignments.get_mut(&lane.assignment).expect("a lane ends with its assignment");
         assignment.taken += 1;
         let partition = assignment.partition.clone();
-        Some(Work { assignment: lane.assignment, partition, records, calls: lane.calls, lane: at })
+        Some(Work { assignment: lane.assignment, partition, records, calls: lane.calls, lane: at, is_part: false })
+    }
+
+    /// Holds all lanes, or ends the hold. Workers take no records of held lanes.
+    pub(super) fn set_held(&mut self, is_held: bool) {
+        self.is_held = is_held;
+    }
+
+    /// Ends the waits of the lanes for which `wakes` is true. Its arguments are the partition and the offset of the first
+    /// record, and the number of failed calls for it.
+    pub(super) fn wake_where(&mut self, wakes: impl Fn(&Partition, Offset, u32) -> bool) {
+        let (lanes, assignments) = (&self.lanes, &self.assignments);
+        let must_wake = |(_, at): &(Monotonic, usize)| {
+            let lane = &lanes[*at];
+            let partition = &assignments[&lane.assignment].partition;
+            lane.records.front().is_some_and(|first| wakes(partition, first.record.offset, lane.calls))
+        };
+        self.ready.extend(self.waiting.extract_if(.., must_wake).map(|(_, at)| at));
     }
 
     /// Moves the lanes whose time has come to the lanes that are ready. Returns the time of the next lane.
@@ -242,35 +318,32 @@ impl Lanes {
     /// Records the outcome of a worker. The outcome has no effect if the consumer has lost the partition.
     pub(super) fn finish(&mut self, work: Work, outcome: Outcome) {
         let Some(assignment) = self.assignments.get_mut(&work.assignment) else { return };
-        let count = match outcome {
-            Outcome::Finished => work.records.len(),
-            Outcome::RetryAt(count, _) => count,
-        };
-        assignment.taken -= 1;
-        for record in &work.records[..count] {
+        let Outcome { finished, retry_at } = outcome;
+        for record in &work.records[..finished] {
             assignment.progress.finish(record.offset, record.offset.next());
             assignment.records -= 1;
             assignment.bytes -= record.bytes();
             assignment.has_changed = true;
         }
+        if work.is_part {
+            return;
+        }
+        assignment.taken -= 1;
         let lane = &mut self.lanes[work.lane];
-        lane.is_taken = false;
-        lane.calls = match outcome {
-            Outcome::RetryAt(0, _) => work.calls + 1,
-            Outcome::RetryAt(..) => 1,
-            Outcome::Finished => 0,
+        lane.taken = None;
+        lane.calls = match retry_at {
+            Some(_) if finished == 0 => work.calls + 1,
+            Some(_) => 1,
+            None => 0,
         };
-        for record in work.records.into_iter().skip(count).rev() {
+        for record in work.records.into_iter().skip(finished).rev() {
             lane.records.push_front(Queued { record, due: None });
         }
-        let (is_revoked, due) = (assignment.is_revoked, lane.records.front().and_then(|queued| queued.due));
-        match outcome {
-            _ if is_revoked || lane.records.is_empty() => self.remove(work.lane),
-            Outcome::RetryAt(_, at) => _ = self.waiting.insert((at, work.lane)),
-            Outcome::Finished => match due {
-                Some(due) => _ = self.waiting.insert((due, work.lane)),
-                None => self.ready.push_back(work.lane),
-            },
+        let due = retry_at.or(lane.records.front().and_then(|queued| queued.due));
+        match due {
+            _ if assignment.is_revoked || lane.records.is_empty() => self.remove(work.lane),
+            Some(due) => _ = self.waiting.insert((due, work.lane)),
+            None => self.ready.push_back(work.lane),
         }
     }
 
@@ -297,6 +370,11 @@ impl Lanes {
         }
     }
 
+    /// Returns true if the consumer must release the partition, or has released it.
+    pub(super) fn is_revoked(&self, id: AssignmentId) -> bool {
+        self.assignments.get(&id).is_none_or(|assignment| assignment.is_revoked)
+    }
+
     /// Returns true if no worker has records of the assignment.
     pub(super) fn is_drained(&self, id: AssignmentId) -> bool {
         self.assignments.get(&id).is_none_or(|assignment| assignment.taken == 0)
@@ -313,7 +391,7 @@ impl Lanes {
 
     fn remove_lanes(&mut self, id: AssignmentId, with_taken: bool) {
         let lanes = self.assignments[&id].lanes.iter().copied();
-        let removed: BTreeSet<usize> = lanes.filter(|at| with_taken || !self.lanes[*at].is_taken).collect();
+        let removed: BTreeSet<usize> = lanes.filter(|at| with_taken || self.lanes[*at].taken.is_none()).collect();
         self.ready.retain(|at| !removed.contains(at));
         self.waiting.retain(|(_, at)| !removed.contains(at));
         removed.into_iter().for_each(|at| self.remove(at));
@@ -330,7 +408,7 @@ impl Lanes {
 
     /// Returns true if a lane waits for a worker.
     pub(super) fn is_ready(&self) -> bool {
-        !self.ready.is_empty()
+        !self.is_held && !self.ready.is_empty()
     }
 
     /// Returns the current assignments of the partitions.
@@ -357,16 +435,16 @@ impl Lanes {
         changed.collect()
     }
 
-    /// Marks a partition, because the bus has not stored its commit.
-    pub(super) fn commit_failed(&mut self, partition: &Partition) {
+    /// Marks a partition whose progress the bus has not stored.
+    pub(super) fn mark_changed(&mut self, partition: &Partition) {
         if let Some(id) = self.by_partition.get(partition) {
             self.assignments.get_mut(id).expect("each partition has an assignment").has_changed = true;
         }
     }
 
     /// Returns the partitions to pause and the partitions to resume. A partition pauses when a bound or its share of the
-    /// bound is reached, or when the metadata of a commit cannot describe its finished records. It resumes when half of
-    /// its share is free.
+    /// bound is reached, when the metadata of a commit cannot describe its finished records, or when all lanes are held.
+    /// It resumes when half of its share is free.
     pub(super) fn flow(&mut self) -> (Vec<Partition>, Vec<Partition>) {
         let count = self.assignments.len().max(1);
         let (records_max, bytes_max) = (self.bounds.records.div_ceil(count), self.bounds.bytes.div_ceil(count));
@@ -379,7 +457,7 @@ impl Lanes {
         let (records, bytes) =
             all.fold((0, 0), |(all, all_bytes), (records, bytes)| (all + records, all_bytes + bytes));
         // A share shrinks when the group assigns a further partition, so the shares alone do not keep the bound.
-        let is_reached = records >= self.bounds.records || bytes >= self.bounds.bytes;
+        let is_reached = self.is_held || records >= self.bounds.records || bytes >= self.bounds.bytes;
         let (mut pause, mut resume) = (Vec::new(), Vec::new());
         for assignment in self.assignments.values_mut().filter(|assignment| !assignment.is_revoked) {
             let is_full = |part: usize| {
@@ -399,5 +477,31 @@ impl Lanes {
     /// Returns the number of records in hand, including the records that workers have.
     pub(super) fn record_count(&self) -> usize {
         self.assignments.values().map(|assignment| assignment.records).sum()
+    }
+
+    /// Returns true if the group has finished the record; `None` if the partition is not assigned.
+    pub(super) fn is_finished(&self, partition: &Partition, offset: Offset) -> Option<bool> {
+        let id = self.by_partition.get(partition)?;
+        Some(self.assignments[id].progress.is_finished(offset))
+    }
+
+    /// Returns the numbers of lanes that workers have, and of lanes whose first record has failed.
+    pub(super) fn lane_counts(&self) -> (usize, usize) {
+        let busy = self.assignments.values().map(|assignment| assignment.taken).sum();
+        let failed = self.lanes.iter().filter(|(_, lane)| lane.calls > 0);
+        (busy, failed.count())
+    }
+
+    /// Returns the backlog of each partition.
+    pub(super) fn backlogs(&self) -> Vec<Backlog> {
+        let backlog = |assignment: &Assignment| {
+            let records = assignment.progress.unfinished(assignment.end);
+            let lanes = assignment.lanes.iter().map(|at| &self.lanes[*at]);
+            let first = |lane: &Lane| lane.taken.or(lane.records.front().map(|queued| queued.record.timestamp));
+            let in_hand = lanes.filter_map(first).min();
+            let fetched_later = assignment.last.filter(|_| records > 0);
+            Backlog { partition: assignment.partition.clone(), records, oldest: in_hand.or(fetched_later) }
+        };
+        self.assignments.values().map(backlog).collect()
     }
 }

@@ -68,6 +68,12 @@ impl Progress {
         self.first_unfinished(offset) != offset
     }
 
+    /// Returns the number of offsets before `end` that are not finished.
+    pub(super) fn unfinished(&self, end: Offset) -> u64 {
+        let finished: u64 = self.finished.iter().map(|(start, end)| end - start).sum();
+        end.0.saturating_sub(self.base).saturating_sub(finished)
+    }
+
     /// Records that all offsets from `start` to the offset before `end` are finished.
     pub(super) fn finish(&mut self, start: Offset, end: Offset) {
         let (mut start, mut end) = (start.0.max(self.base), end.0);

@@ -3,7 +3,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails like a test")]
 
+mod batches;
+mod flow;
 mod memory;
 mod mutants;
+mod operator;
 mod processor;
 mod retries;

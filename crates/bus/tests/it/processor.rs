@@ -118,6 +118,12 @@ impl Scene {
         assert!(done.is_some(), "timed out waiting until {event}: {:?}", self.log.lock().unwrap());
     }
 
+    /// Returns the number of records of a topic with one partition.
+    pub(crate) async fn record_count(&self, topic: &str) -> u64 {
+        let description = self.bus.describe_topic(&TopicName::new(topic).unwrap()).await.unwrap();
+        description.offsets[0].1.0
+    }
+
     pub(crate) fn calls(&self) -> usize {
         self.calls.load(Ordering::Relaxed)
     }

@@ -31,7 +31,7 @@ struct State {
     last_assignment: u64,
     /// Current assignment of each partition of each member, as far as the member knows, and the time of its start.
     current: BTreeMap<(&'static str, Partition), (AssignmentId, Duration)>,
-    /// Times at which handlers finished a record, and the assignments of these handlers.
+    /// Times at which handlers reported a record as finished, and the assignments of these handlers.
     effects: BTreeMap<RecordId, Vec<(AssignmentId, Duration)>>,
     /// For each member, topic, key and number, the last record whose handler the member has started, and its assignment.
     started: BTreeMap<(&'static str, String, String, u64), (RecordId, AssignmentId)>,
@@ -115,8 +115,8 @@ impl History {
         Some(assignment)
     }
 
+    /// Checks the end of a successful call.
     pub(super) fn finish(&self, member: &'static str, delivery: &Delivery, started: Option<AssignmentId>) {
-        let now = self.sim.elapsed();
         let mut guard = self.state();
         let state = &mut *guard;
         let (key, number) = names(delivery);
@@ -126,9 +126,14 @@ impl History {
             state.violation.get_or_insert(text);
         }
         state.keys.entry(key).or_default().insert(number);
+    }
+
+    /// Records that the handler reports this record as finished.
+    pub(super) fn report(&self, delivery: &Delivery, started: Option<AssignmentId>) {
+        let now = self.sim.elapsed();
         if let Some(assignment) = started {
             let id = (delivery.partition.clone(), delivery.record.offset);
-            state.effects.entry(id).or_default().push((assignment, now));
+            self.state().effects.entry(id).or_default().push((assignment, now));
         }
     }
 

@@ -48,7 +48,7 @@ impl Mutant {
         (Mutant::IgnoresLost, "continued"),
         (Mutant::IgnoresPause, "unbounded"),
         (Mutant::LosesCopies, "all records are handled"),
-        (Mutant::ReleasesAtOnce, "unowned"),
+        (Mutant::ReleasesAtOnce, "continued"),
         (Mutant::RepeatsOldCommits, "repeated"),
         (Mutant::SplitsLanes, "inverted"),
     ];
