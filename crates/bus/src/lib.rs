@@ -25,15 +25,18 @@
 
 #![warn(missing_docs)]
 
+mod claim;
 mod consumer;
 mod context;
 mod error;
+pub mod leader;
 pub mod memory;
 mod murmur2;
 pub mod ownership;
 pub mod processor;
 mod producer;
 mod reader;
+pub mod shards;
 mod topic;
 
 use std::sync::Arc;

@@ -5,6 +5,7 @@
 mod conformance;
 mod groups;
 mod java;
+mod leader;
 mod operator;
 mod processor;
 mod retries;

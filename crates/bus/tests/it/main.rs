@@ -5,8 +5,10 @@
 
 mod batches;
 mod flow;
+mod leader;
 mod memory;
 mod mutants;
 mod operator;
 mod processor;
 mod retries;
+mod shards;
