@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,6 +27,8 @@ const CLUSTER: &str = "cmV2ZWlsbGUtdGVzdHMtMQ";
 #[derive(Debug)]
 pub struct Kafka {
     jars: PathBuf,
+    /// Address on which the brokers listen for clients.
+    address: Ipv4Addr,
     brokers: Vec<Broker>,
     /// Proxies that no test uses now.
     doors: Mutex<Vec<Proxy>>,
@@ -66,12 +68,21 @@ impl Kafka {
     /// Returns an error if Java or Maven is not installed, or if Kafka does not start. If a broker does not start, the
     /// error contains its log.
     pub fn start(count: usize) -> anyhow::Result<Kafka> {
-        let pom = Path::new(env!("CARGO_MANIFEST_DIR")).join("java/kafka/pom.xml");
-        let jars = java::jars("kafka", &pom)?;
-        start_on_free_ports(|| Kafka::try_start(&jars, count))
+        Kafka::start_on(Ipv4Addr::LOCALHOST, count)
     }
 
-    fn try_start(jars: &Path, count: usize) -> anyhow::Result<Kafka> {
+    /// Starts a cluster whose brokers listen for clients on `address`. Their ports for TLS and for proxies remain on
+    /// 127.0.0.1.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Kafka::start`].
+    pub fn start_on(address: Ipv4Addr, count: usize) -> anyhow::Result<Kafka> {
+        let pom = Path::new(env!("CARGO_MANIFEST_DIR")).join("java/kafka/pom.xml");
+        let jars = java::jars("kafka", &pom)?;
+        start_on_free_ports(|| Kafka::try_start(&jars, address, count))
+    }
+
+    fn try_start(jars: &Path, address: Ipv4Addr, count: usize) -> anyhow::Result<Kafka> {
         let folder = tempfile::Builder::new().prefix("reveille-kafka-").tempdir()?.keep();
         let guard = Guard::start(&folder, GUARD)?;
         let mut controllers = Vec::new();
@@ -82,7 +93,8 @@ impl Kafka {
         for at in 0..count {
             let own = folder.join((at + 1).to_string());
             fs::create_dir_all(&own)?;
-            let mut addresses = Addresses { port: free_port()?, secure_port: free_port()?, doors: Vec::new() };
+            let (port, secure_port) = (free_port()?, free_port()?);
+            let mut addresses = Addresses { address, port, secure_port, doors: Vec::new() };
             // Clients reach the brokers of a cluster only directly.
             for _ in 0..if count == 1 { DOORS } else { 0 } {
                 let port = free_port()?;
@@ -91,12 +103,11 @@ impl Kafka {
                 doors.push(proxy);
             }
             fs::write(own.join("server.properties"), addresses.properties(&own, at, &controllers)?)?;
-            let (port, secure_port) = (addresses.port, addresses.secure_port);
             brokers.push(Broker { process: Process::new("Kafka", own), port, secure_port });
         }
         brokers.iter().try_for_each(|broker| broker.format(jars, &controllers))?;
         let (jars, doors) = (jars.to_owned(), Mutex::new(doors));
-        let kafka = Kafka { jars, brokers, doors, returned: Condvar::new(), guard };
+        let kafka = Kafka { jars, address, brokers, doors, returned: Condvar::new(), guard };
         kafka.brokers.iter().try_for_each(|broker| broker.spawn(&kafka.jars))?;
         kafka.brokers.iter().try_for_each(|broker| broker.wait(1))?;
         Ok(kafka)
@@ -105,8 +116,8 @@ impl Kafka {
     /// Returns the `HOST:PORT` of each broker, separated by commas.
     #[must_use]
     pub fn addresses(&self) -> String {
-        let addresses: Vec<String> = self.brokers.iter().map(|broker| format!("127.0.0.1:{}", broker.port)).collect();
-        addresses.join(",")
+        let address = |broker: &Broker| format!("{}:{}", self.address, broker.port);
+        self.brokers.iter().map(address).collect::<Vec<String>>().join(",")
     }
 
     /// Returns the `HOST:PORT` of the first broker's port that requires TLS and SASL.
@@ -218,8 +229,10 @@ fn voter(id: usize, port: u16) -> String {
     format!("{id}@127.0.0.1:{port}:cmV2ZWlsbGUtdGVzdHMtM{}", ["Q", "g", "w"][id - 1])
 }
 
-/// Ports of one broker.
+/// Addresses of one broker.
 struct Addresses {
+    /// Address of `port`.
+    address: Ipv4Addr,
     port: u16,
     secure_port: u16,
     /// Port of the broker, and port of the proxy in front of it.
@@ -237,10 +250,10 @@ impl Addresses {
         let (own, count) = (controllers[at], controllers.len());
         let quorum: Vec<String> = controllers.iter().map(|port| format!("127.0.0.1:{port}")).collect();
         let mut listeners = format!(
-            "PLAIN://127.0.0.1:{},SECURE://127.0.0.1:{},CONTROLLER://127.0.0.1:{own}",
-            self.port, self.secure_port
+            "PLAIN://{}:{},SECURE://127.0.0.1:{},CONTROLLER://127.0.0.1:{own}",
+            self.address, self.port, self.secure_port
         );
-        let mut advertised = format!("PLAIN://127.0.0.1:{},SECURE://localhost:{}", self.port, self.secure_port);
+        let mut advertised = format!("PLAIN://{}:{},SECURE://localhost:{}", self.address, self.port, self.secure_port);
         let mut protocols = "PLAIN:PLAINTEXT,SECURE:SASL_SSL,CONTROLLER:PLAINTEXT".to_owned();
         for (door, (port, proxy)) in self.doors.iter().enumerate() {
             write!(listeners, ",DOOR{door}://127.0.0.1:{port}")?;
