@@ -12,6 +12,7 @@
 
 mod application;
 mod build;
+pub(crate) mod bus;
 mod clients;
 mod database;
 mod faults;

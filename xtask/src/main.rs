@@ -79,6 +79,8 @@ enum Chore {
     },
     /// Inject faults into a real cluster under load, and check its guarantees
     Chaos(chaos::ChaosArguments),
+    /// Inject faults into Kafka brokers and a group of consumers, and check the guarantees of the consumer runtime
+    ChaosBus(chaos::bus::BusArguments),
     /// Compare two builds of the binary: their help texts and their responses to the requests of a file
     Compare(compare::CompareArguments),
     /// Run `reveille bench election` on three ZooKeeper servers: compare hand-overs of leadership with Curator's, and
@@ -113,6 +115,7 @@ fn main() -> ExitCode {
         Chore::Sample { seed } => sample::run(&seed),
         Chore::Simulate { arguments } => chores::simulate(&arguments),
         Chore::Chaos(arguments) => chaos::run(&arguments),
+        Chore::ChaosBus(arguments) => chaos::bus::run(&arguments),
         Chore::Compare(arguments) => compare::run(&arguments),
         Chore::Election { arguments } => chores::election(&arguments),
         Chore::Dist(arguments) => dist::run(arguments),
