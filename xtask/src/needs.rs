@@ -16,12 +16,20 @@ const POSTGRESQL: &str = r#"ls /usr/lib/postgresql/*/bin/postgres || ls "$(pg_co
 
 const OPENSSL: &str = "echo '#include <openssl/ssl.h>' | cc -E -";
 
+const CC: Need = Need { program: "cc", arguments: &["--version"], package: "gcc" };
+// librdkafka is a library in C and C++ with its own build. It uses OpenSSL, which `pkg-config` finds.
+const CXX: Need = Need { program: "c++", arguments: &["--version"], package: "g++" };
+const MAKE: Need = Need { program: "make", arguments: &["--version"], package: "make" };
+const PKG_CONFIG: Need = Need { program: "pkg-config", arguments: &["--version"], package: "pkg-config" };
+const LIBSSL: Need = Need { program: "sh", arguments: &["-c", OPENSSL], package: "libssl-dev" };
+
 /// Programs that `cargo xtask test` requires.
-pub(crate) const TESTS: [Need; 17] = [
-    Need { program: "cc", arguments: &["--version"], package: "gcc" },
-    // librdkafka is a C library with its own build. It uses OpenSSL.
-    Need { program: "make", arguments: &["--version"], package: "make" },
-    Need { program: "sh", arguments: &["-c", OPENSSL], package: "libssl-dev" },
+pub(crate) const TESTS: [Need; 19] = [
+    CC,
+    CXX,
+    MAKE,
+    PKG_CONFIG,
+    LIBSSL,
     Need { program: "git", arguments: &["--version"], package: "git" },
     Need { program: "bash", arguments: &["--version"], package: "bash" },
     Need { program: "curl", arguments: &["--version"], package: "curl" },
@@ -47,7 +55,12 @@ pub(crate) const TESTS: [Need; 17] = [
 ];
 
 /// Programs that `cargo xtask dist` requires.
-pub(crate) const PACKAGES: [Need; 2] = [
+pub(crate) const PACKAGES: [Need; 7] = [
+    CC,
+    CXX,
+    MAKE,
+    PKG_CONFIG,
+    LIBSSL,
     Need { program: "objdump", arguments: &["--version"], package: "binutils" },
     Need { program: "dpkg-deb", arguments: &["--version"], package: "dpkg-dev" },
 ];

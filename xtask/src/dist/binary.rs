@@ -61,12 +61,24 @@ pub(super) fn prepare(binary: Option<PathBuf>, work: &Path) -> anyhow::Result<Pr
 
 fn build() -> anyhow::Result<PathBuf> {
     let mut command = Command::new(CARGO);
-    command.args(["build", "--profile", "dist", "--locked", "--package", "reveille"]);
+    command.args(["build", "--profile", "dist", "--locked", "--package", "reveille"]).envs(static_libraries());
     ensure!(
         stage::run_check(&mut command)?.failed == 0,
         "cargo cannot build the binary of reveille; its output shows the error"
     );
     Ok(stage::target()?.join("dist/reveille"))
+}
+
+/// Returns the environment variables with which the build links OpenSSL and zlib statically. By default, the build scripts
+/// of their crates link libraries of the operating system dynamically.
+fn static_libraries() -> [(&'static str, String); 4] {
+    [
+        ("OPENSSL_STATIC", "1".to_owned()),
+        // With these folders, the build script does not use pkg-config, which links no library of the system statically.
+        ("OPENSSL_LIB_DIR", format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH)),
+        ("OPENSSL_INCLUDE_DIR", "/usr/include".to_owned()),
+        ("LIBZ_SYS_STATIC", "1".to_owned()),
+    ]
 }
 
 /// Returns the paths in the output of `ldd`, in the order of their names. For a library that `ldd` does not find, the

@@ -122,6 +122,8 @@ fn document(packages: &[Package], texts: &BTreeMap<String, BTreeSet<String>>) ->
         writeln!(text, "{}: {}", package.id(), package.license.as_deref().unwrap_or("see the licence text below"))
             .expect("writing to a string never fails");
     }
+    // OpenSSL is not a crate: the build links Debian's library.
+    text.push_str("OpenSSL 3, from Debian's package libssl-dev: Apache-2.0\n");
     for (license, users) in texts {
         let users: Vec<&str> = users.iter().map(String::as_str).collect();
         write!(text, "\n{}\nLicence of {}:\n\n{}\n", "-".repeat(80), users.join(", "), license.trim_end())
