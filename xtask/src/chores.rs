@@ -60,15 +60,31 @@ pub(crate) fn simulate(arguments: &[String]) -> anyhow::Result<ExitCode> {
 pub(crate) fn election(arguments: &[String]) -> anyhow::Result<ExitCode> {
     let peer = test_servers::mixed::curator_command()?;
     let ensemble = test_servers::zookeeper::Zookeeper::start(3)?;
+    let coordination = format!("zookeeper://{}", ensemble.addresses());
+    bench(&["election", "--coordination", &coordination], arguments, &peer)
+}
+
+/// Runs `reveille bench consume` with one Kafka broker, and with the contestants in Java.
+///
+/// # Errors
+/// Returns an error if the broker or the benchmark does not start.
+pub(crate) fn consume(arguments: &[String]) -> anyhow::Result<ExitCode> {
+    let java = test_servers::kafka::bench_command()?;
+    let kafka = test_servers::kafka::Kafka::start(1)?;
+    bench(&["consume", "--brokers", &kafka.addresses()], arguments, &java)
+}
+
+/// Builds the profile `dist`, and runs a benchmark with the command of a peer.
+fn bench(words: &[&str], arguments: &[String], peer: &[String]) -> anyhow::Result<ExitCode> {
     let status = Command::new(CARGO)
         .current_dir(stage::root())
         .args(["run", "--quiet", "--profile", "dist", "--package", "reveille", "--bin", "reveille"])
-        .args(["--", "bench", "election"])
-        .args(["--coordination", &format!("zookeeper://{}", ensemble.addresses())])
+        .args(["--", "bench"])
+        .args(words)
         .args(arguments)
         .arg("--")
         .args(peer)
-        // The log level `error` hides the log lines about the start and the end of ZooKeeper sessions.
+        // The log level `error` hides the log lines about the start and the end of sessions.
         .env("RUST_LOG", "error")
         .status()
         .context("cannot start cargo")?;

@@ -91,6 +91,13 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Run `reveille bench consume` on one Kafka broker: compare the processor with other consumers
+    #[command(disable_help_flag = true)]
+    Consume {
+        /// Arguments of the benchmark, such as `--rounds 1 --only slow`; `--help` lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Build a tarball, a Debian package and an image for container engines from the release binary
     Dist(dist::DistArguments),
     /// Install each package of `dist` in a clean Debian 12, start the server, and wait for a callback
@@ -118,6 +125,7 @@ fn main() -> ExitCode {
         Chore::ChaosBus(arguments) => chaos::bus::run(&arguments),
         Chore::Compare(arguments) => compare::run(&arguments),
         Chore::Election { arguments } => chores::election(&arguments),
+        Chore::Consume { arguments } => chores::consume(&arguments),
         Chore::Dist(arguments) => dist::run(arguments),
         Chore::DistTest => dist::trial::run(),
         Chore::Fuzz { minutes } => chores::fuzz(minutes),

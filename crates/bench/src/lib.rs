@@ -10,6 +10,7 @@
 mod arrivals;
 mod batch;
 mod cluster;
+mod consume;
 mod create;
 mod election;
 mod fairness;
@@ -37,6 +38,7 @@ use cli_support::Url;
 use cli_support::console;
 use runtime::Runtime;
 
+use consume::{ConsumeArguments, ContestantArguments};
 use create::Load;
 use election::ElectionArguments;
 use election::candidate::{self, CandidateArguments};
@@ -79,6 +81,12 @@ pub enum Command {
     /// requests of polling and watching electors; fail if Reveille is slower, or if the requests per hand-over grow
     /// with the number of watching replicas
     Election(ElectionArguments),
+    /// Compare consumers of a Kafka topic: Reveille's processor, rdkafka, Kafka's Java consumer, and Confluent's Parallel
+    /// Consumer; fail if Reveille is slower than its targets
+    Consume(ConsumeArguments),
+    /// Run the child process of `consume` that consumes a topic
+    #[command(hide = true)]
+    ConsumeContestant(ContestantArguments),
     /// Run the child process of `election` that is a candidate
     #[command(hide = true)]
     ElectionCandidate(CandidateArguments),
@@ -297,6 +305,8 @@ pub async fn run(runtime: &Runtime, command: Command, store_connections: usize) 
         Command::Soak(arguments) => soak::run(runtime, &arguments).await,
         Command::Fairness(arguments) => fairness::run(runtime, &arguments).await,
         Command::Election(arguments) => Box::pin(election::run(runtime, &arguments)).await,
+        Command::Consume(arguments) => Box::pin(consume::run(runtime, &arguments)).await,
+        Command::ConsumeContestant(arguments) => Box::pin(consume::run_contestant(runtime, &arguments)).await,
         Command::ElectionCandidate(arguments) => Box::pin(candidate::run(runtime, &arguments)).await,
         Command::LimitHandler { listen, journal, database, store } => {
             let durable = match (journal, store.filter(|_| database)) {

@@ -123,8 +123,18 @@ pub(crate) fn cpu(pid: u32) -> Duration {
 
 /// Returns the anonymous resident memory of a process in bytes; zero if the process does not exist.
 pub(crate) fn rss_anon(pid: u32) -> u64 {
+    memory(pid, "RssAnon:")
+}
+
+/// Returns the largest resident memory of a process since its start, in bytes; zero if the process does not exist.
+#[cfg(feature = "kafka")]
+pub(crate) fn memory_peak(pid: u32) -> u64 {
+    memory(pid, "VmHWM:")
+}
+
+fn memory(pid: u32, field: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
     let kibibytes = line.and_then(|line| line.split_whitespace().next()).and_then(|number| number.parse::<u64>().ok());
     kibibytes.unwrap_or(0) * 1024
 }

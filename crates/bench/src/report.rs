@@ -44,6 +44,15 @@ pub(crate) struct Row {
     pub(crate) rss_anon_mib: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) disk_mib: Option<f64>,
+    /// CPU time of a consumer per record, in microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) consumer_cpu_us: Option<f64>,
+    /// Mean duration of a call of a consumer's handler, in microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) handler_us: Option<f64>,
+    /// Largest resident memory of a consumer, in MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) memory_peak_mib: Option<f64>,
     /// Number of reads from the store's database per minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reads_per_minute: Option<f64>,
@@ -95,12 +104,15 @@ impl Row {
             fine(self.bench_cpu_us),
             whole(self.rss_anon_mib),
             whole(self.disk_mib),
+            fine(self.consumer_cpu_us),
+            whole(self.handler_us),
+            whole(self.memory_peak_mib),
             whole(self.reads_per_minute),
         ]
     }
 }
 
-const COLUMNS: [&str; 16] = [
+const COLUMNS: [&str; 19] = [
     "per s",
     "ratio",
     "p50 ms",
@@ -116,6 +128,9 @@ const COLUMNS: [&str; 16] = [
     "bench us",
     "anon MiB",
     "disk MiB",
+    "consumer us",
+    "handler us",
+    "peak MiB",
     "reads/min",
 ];
 
@@ -126,7 +141,7 @@ fn millis(micros: u64) -> f64 {
 
 /// Returns the time `part` divided by the number `count` of operations, in microseconds.
 #[expect(clippy::cast_precision_loss, reason = "counts of operations stay far below 2^52")]
-fn micros_each(part: Duration, count: u64) -> f64 {
+pub(crate) fn micros_each(part: Duration, count: u64) -> f64 {
     part.as_secs_f64() * 1e6 / count.max(1) as f64
 }
 
@@ -170,6 +185,9 @@ pub(crate) fn summary(trial: &str, runs: &[Row]) -> Row {
         bench_cpu_us: middle(|row| row.bench_cpu_us),
         rss_anon_mib: middle(|row| row.rss_anon_mib),
         disk_mib: middle(|row| row.disk_mib),
+        consumer_cpu_us: middle(|row| row.consumer_cpu_us),
+        handler_us: middle(|row| row.handler_us),
+        memory_peak_mib: middle(|row| row.memory_peak_mib),
         reads_per_minute: middle(|row| row.reads_per_minute),
         notes: Vec::new(),
     }

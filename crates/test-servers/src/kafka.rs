@@ -314,3 +314,16 @@ pub fn java_peer() -> anyhow::Result<Command> {
     command.args(["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "KafkaPeer"]);
     Ok(command)
 }
+
+/// Returns the command with which benchmarks start `tools/kafka-java/KafkaBench.java`. The command contains no arguments
+/// for the program and uses Java's default settings.
+///
+/// # Errors
+/// Returns the same errors as [`java_peer`].
+pub fn bench_command() -> anyhow::Result<Vec<String>> {
+    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/kafka-java");
+    let jars = java::jars("kafka-bench", &tool.join("pom.xml"))?;
+    let classes = java::classes("kafka-bench-classes", &jars, &tool.join("KafkaBench.java"))?;
+    let path = format!("{}:{}/*", classes.display(), jars.display());
+    Ok(["java", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", &path, "KafkaBench"].map(str::to_owned).into())
+}

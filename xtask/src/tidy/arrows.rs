@@ -140,6 +140,8 @@ const RULES: &[Rule] = &[
     rule(
         "bench",
         &[
+            "bus",
+            "bus-kafka",
             "cli-support",
             "client",
             "coordination",

@@ -51,3 +51,19 @@ fn election_bench_compares_reveille_to_curator() {
         assert!(message.lines().any(is_row), "{replicas} {form}: {message}");
     }
 }
+
+#[test]
+fn consume_bench_compares_reveille_to_other_consumers() {
+    let brokers = test_servers::kafka::shared().addresses();
+    let sizes = ["--rounds", "1", "--records", "2000", "--slow-records", "2000", "--sequential-records", "100"];
+    let topics = ["--partitions", "2", "--keys", "100", "--concurrency", "50", "--rate", "100", "--duration", "1"];
+    let java = test_servers::kafka::bench_command().unwrap();
+    let java: Vec<&str> = ["--"].into_iter().chain(java.iter().map(String::as_str)).collect();
+    let message = run(&[&["consume", "--brokers", &brokers], &sizes[..], &topics, &java].concat());
+    for part in ["empty handler", "handler of 1 ms", "latency"] {
+        for name in ["rdkafka", "java", "parallel", "reveille"] {
+            let row = format!("{part}: {name} ");
+            assert!(message.lines().any(|line| line.starts_with(&row)), "{row}: {message}");
+        }
+    }
+}
