@@ -15,7 +15,7 @@ use crate::blocking::drop_elsewhere;
 use crate::context::Context;
 use crate::error::bus_error;
 use crate::options::KafkaUrl;
-use crate::records::{QUEUE_KIB, end, record_of};
+use crate::records::{QUEUE_BACKOFF_MILLIS, QUEUE_KIB, end, record_of};
 use crate::{create, kafka_index};
 
 /// Name of a group that librdkafka requires. The reader neither joins it nor commits offsets.
@@ -37,6 +37,7 @@ impl KafkaReader {
         config.set("group.id", GROUP).set("enable.auto.commit", "false").set("enable.auto.offset.store", "false");
         // If the bus deletes the first record before the reader fetches it, the reader continues with the new first one.
         config.set("auto.offset.reset", "earliest").set("queued.max.messages.kbytes", QUEUE_KIB);
+        config.set("fetch.queue.backoff.ms", QUEUE_BACKOFF_MILLIS);
         let mut client: BaseConsumer<Context> = create(&config)?;
         let woken = Arc::new(Notify::new());
         let waker = woken.clone();

@@ -14,6 +14,8 @@ use crate::kafka_index;
 
 /// Largest size of the records that librdkafka fetches in advance for one partition, in KiB.
 pub(crate) const QUEUE_KIB: &str = "4096";
+/// Time after which librdkafka checks again whether a full queue has space.
+pub(crate) const QUEUE_BACKOFF_MILLIS: &str = "5";
 
 pub(crate) fn record_of(message: &BorrowedMessage<'_>) -> Option<Record> {
     let bytes = |bytes: Option<&[u8]>| bytes.map(Bytes::copy_from_slice);

@@ -23,7 +23,7 @@ use crate::blocking::{blocking, drop_elsewhere};
 use crate::context::Context;
 use crate::error::bus_error;
 use crate::options::{Assignor, KafkaUrl};
-use crate::records::{QUEUE_KIB, end, record_of};
+use crate::records::{QUEUE_BACKOFF_MILLIS, QUEUE_KIB, end, record_of};
 use crate::{EVENTS_MAX, RETRY_WAIT, create, edges, kafka_index, kafka_offset, offset_of};
 
 /// Longest time between two heartbeats. A member notices a change of its group within this time.
@@ -157,6 +157,8 @@ impl Native {
         );
         config.set("auto.offset.reset", if start == Start::Latest { "latest" } else { "earliest" });
         config.set("queued.max.messages.kbytes", QUEUE_KIB).set("queued.min.messages", "10000");
+        // librdkafka fetches again only after this time when a queue was full. Its default is a second.
+        config.set("fetch.queue.backoff.ms", QUEUE_BACKOFF_MILLIS);
         let consumer: BaseConsumer<Group> = create(&config)?;
         let mut consumer = consumer;
         let woken = consumer.context().woken.clone();
