@@ -6,7 +6,7 @@ use std::time::Duration;
 use bus::processor::{Delivery, Handler, HandlerError, Processor, ProcessorOptions, Retry};
 use bus::{
     Answer, Bus, Capabilities, Commit, Committed, Consumer, ConsumerOptions, Event, Offset, Partition, Producer,
-    ProducerOptions, TopicDescription, TopicName, TopicOptions,
+    ProducerOptions, Reader, TopicDescription, TopicName, TopicOptions,
 };
 use bus_kafka::{KafkaBus, KafkaUrl};
 use futures_util::future::BoxFuture;
@@ -102,6 +102,10 @@ impl Bus for Logged<KafkaBus> {
 
     fn producer(&self, options: ProducerOptions) -> Answer<'_, Arc<dyn Producer>> {
         self.inner.producer(options)
+    }
+
+    fn reader(&self, topic: &TopicName) -> Answer<'_, Arc<dyn Reader>> {
+        self.inner.reader(topic)
     }
 
     fn consumer(&self, options: ConsumerOptions) -> Answer<'_, Arc<dyn Consumer>> {
