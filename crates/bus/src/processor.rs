@@ -301,12 +301,20 @@ impl Shared {
                 self.runtime.sleep(RETRY_WAIT).await;
                 continue;
             }
-            self.state().lanes.wake_where(|partition, offset, calls| {
-                let position = || Position { partition: partition.clone(), offset };
-                control.is_skipped(position, self.copies.source(&partition.topic), calls > 0)
-            });
-            self.progressed.notify_one();
+            self.wake_skipped(control);
         }
+    }
+
+    /// Ends the waits of the records that an operator skips.
+    fn wake_skipped(&self, control: &Control) {
+        if !control.has_commands() {
+            return;
+        }
+        self.state().lanes.wake_where(|partition, offset, calls| {
+            let position = || Position { partition: partition.clone(), offset };
+            control.is_skipped(position, self.copies.source(&partition.topic), calls > 0)
+        });
+        self.progressed.notify_one();
     }
 
     fn accept(&self, event: Event) {
@@ -421,6 +429,8 @@ impl Shared {
                 tracing::warn!(%error, "a commit failed");
             }
             if let Some(control) = &self.control {
+                // A record may have begun to wait at the same time as its command arrived.
+                self.wake_skipped(control);
                 let state = || self.state();
                 let is_finished = |one: &Position| state().lanes.is_finished(&one.partition, one.offset) == Some(true);
                 control.delete_finished(is_finished).await;

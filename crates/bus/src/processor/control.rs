@@ -156,7 +156,7 @@ impl Table {
         match key {
             Key::Skip(position) if self.skipped.len() < ENTRIES_MAX => _ = self.skipped.insert(position),
             Key::SkipAll(topic) if self.skipped_topics.len() < ENTRIES_MAX => _ = self.skipped_topics.insert(topic),
-            Key::Blocked(position) if self.blocked.len() < ENTRIES_MAX => {
+            Key::Blocked(position) if self.blocked.len() < ENTRIES_MAX || self.blocked.contains_key(&position) => {
                 let blocked = Blocked::decode(position.clone(), value)?;
                 self.blocked.insert(position, blocked);
             }
@@ -230,9 +230,14 @@ impl Control {
         Ok(())
     }
 
+    /// Returns true if operators skip any record.
+    pub(super) fn has_commands(&self) -> bool {
+        self.has_commands.load(Ordering::Acquire)
+    }
+
     /// Returns true if an operator skips the record. `source` is the topic of the original record.
     pub(super) fn is_skipped(&self, position: impl FnOnce() -> Position, source: &TopicName, has_failed: bool) -> bool {
-        if !self.has_commands.load(Ordering::Acquire) {
+        if !self.has_commands() {
             return false;
         }
         let table = self.table();

@@ -55,7 +55,6 @@ pub trait BatchHandler: Send + Sync + 'static {
 }
 
 /// Handler of a processor.
-#[derive(Clone)]
 pub(super) enum Calls {
     /// One record in each call.
     Single(Arc<dyn Handler>),
