@@ -14,15 +14,76 @@ use bytes::Bytes;
 use instants::Monotonic;
 use runtime::Runtime;
 
-use crate::BusError;
-use crate::consumer::{Commit, Committed, Consumer};
-use crate::producer::{NewRecord, Producer};
-use crate::topic::{Offset, Partition};
+use crate::consumer::{Commit, Committed, Consumer, ConsumerOptions};
+use crate::producer::{NewRecord, Producer, ProducerOptions};
+use crate::topic::{Offset, Partition, TopicName};
+use crate::{Bus, BusError};
 
 /// Wait before the repetition of a request that failed.
 pub(crate) const RETRY_WAIT: Duration = Duration::from_millis(100);
 /// Key of the records whose offsets are terms. A compacted topic keeps only the last of them.
 const KEY: &str = "term";
+
+/// Number of proofs of the membership in a session timeout.
+const PROOFS: u32 = 6;
+
+/// Times of a member that claims partitions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Times {
+    pub(crate) session_timeout: Duration,
+    /// Time between the end of a claim without contact and the end of its session.
+    pub(crate) margin: Duration,
+    /// Longest time for which the work may continue after the group has selected another member.
+    pub(crate) grace: Duration,
+}
+
+impl Times {
+    /// # Errors
+    /// Returns [`BusError::Invalid`] if the grace and the margin together are not shorter than the session timeout.
+    pub(crate) fn check(self) -> Result<(), BusError> {
+        if self.grace + self.margin >= self.session_timeout {
+            let reason = "the grace and the margin together must be shorter than the session timeout";
+            return Err(BusError::Invalid(reason.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Returns the time for which a proof of the membership is valid.
+    pub(crate) fn validity(self) -> Duration {
+        self.session_timeout - self.margin
+    }
+
+    /// Returns the time between two proofs of the membership.
+    pub(crate) fn period(self) -> Duration {
+        self.session_timeout / PROOFS
+    }
+
+    /// Opens a producer for the records of terms. A record that is older than a session is no longer a term.
+    pub(crate) async fn producer(self, bus: &dyn Bus) -> Result<Arc<dyn Producer>, BusError> {
+        bus.producer(ProducerOptions { delivery_timeout: self.session_timeout, ..ProducerOptions::default() }).await
+    }
+
+    /// Joins a group. Waits while the bus is away.
+    pub(crate) async fn join(
+        self,
+        runtime: &Runtime,
+        bus: &dyn Bus,
+        group: &str,
+        topic: &TopicName,
+    ) -> Result<Arc<dyn Consumer>, BusError> {
+        let options = ConsumerOptions {
+            session_timeout: self.session_timeout,
+            revoke_timeout: self.session_timeout,
+            ..ConsumerOptions::new(group, vec![topic.clone()])
+        };
+        loop {
+            match bus.consumer(options.clone()).await {
+                Err(error) if error.is_retryable() => runtime.sleep(RETRY_WAIT).await,
+                joined => return joined,
+            }
+        }
+    }
+}
 
 /// Terms of the claimed partitions.
 pub(crate) type Terms = BTreeMap<Partition, Offset>;

@@ -19,14 +19,11 @@ use instants::Monotonic;
 use runtime::Runtime;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::claim::{RETRY_WAIT, Terms, Validity, claim, prove};
-use crate::consumer::{Consumer, ConsumerOptions, Event, Revocation};
-use crate::producer::{Producer, ProducerOptions};
+use crate::claim::{RETRY_WAIT, Terms, Times, Validity, claim, prove};
+use crate::consumer::{Consumer, Event, Revocation};
+use crate::producer::Producer;
 use crate::topic::{Offset, Partition, TopicName};
 use crate::{Bus, BusError};
-
-/// Number of proofs of the membership in a session timeout.
-const PROOFS: u32 = 6;
 
 /// Options of a candidate. All candidates must use the same options, except the name.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,6 +55,10 @@ impl LeaderOptions {
             grace: Duration::from_secs(3),
         }
     }
+
+    fn times(&self) -> Times {
+        Times { session_timeout: self.session_timeout, margin: self.margin, grace: self.grace }
+    }
 }
 
 /// Candidate for the leadership.
@@ -75,10 +76,7 @@ impl LeaderCandidate {
     /// Returns [`BusError::UnknownTopic`] if the topic does not exist, and [`BusError::Invalid`] if it has several
     /// partitions, or if the grace and the margin together are not shorter than the session timeout.
     pub async fn open(runtime: &Runtime, bus: Arc<dyn Bus>, options: LeaderOptions) -> Result<Self, BusError> {
-        if options.grace + options.margin >= options.session_timeout {
-            let reason = "the grace and the margin together must be shorter than the session timeout";
-            return Err(BusError::Invalid(reason.to_owned()));
-        }
+        options.times().check()?;
         let partitions = bus.describe_topic(&options.topic).await?.offsets.len();
         if partitions != 1 {
             let topic = &options.topic;
@@ -86,9 +84,7 @@ impl LeaderCandidate {
                 format!("the topic {topic} has {partitions} partitions; a leader needs a topic with 1 partition");
             return Err(BusError::Invalid(reason));
         }
-        // A record that is older than a session is no longer the term of a candidate.
-        let delivery = ProducerOptions { delivery_timeout: options.session_timeout, ..ProducerOptions::default() };
-        let producer = bus.producer(delivery).await?;
+        let producer = options.times().producer(&*bus).await?;
         Ok(LeaderCandidate { runtime: runtime.clone(), bus, options, producer })
     }
 
@@ -98,24 +94,15 @@ impl LeaderCandidate {
     /// # Errors
     /// Returns an error that is not [retryable](BusError::is_retryable) if a longer wait does not help.
     pub async fn lead(&self) -> Result<Leadership, BusError> {
-        let options = ConsumerOptions {
-            session_timeout: self.options.session_timeout,
-            revoke_timeout: self.options.session_timeout,
-            ..ConsumerOptions::new(&self.options.group, vec![self.options.topic.clone()])
-        };
-        loop {
-            match self.bus.consumer(options.clone()).await {
-                Ok(consumer) => return self.wait(consumer).await,
-                Err(error) if error.is_retryable() => self.runtime.sleep(RETRY_WAIT).await,
-                Err(error) => return Err(error),
-            }
-        }
+        let LeaderOptions { group, topic, .. } = &self.options;
+        let consumer = self.options.times().join(&self.runtime, &*self.bus, group, topic).await?;
+        self.wait(consumer).await
     }
 
-    /// Repeatedly waits for the leadership, and runs one `task` in each leadership. When [`Leadership::closing`] is
-    /// cancelled, the task must end within the grace. When [`Leadership::over`] is cancelled, the function drops the task.
+    /// Repeatedly waits for the leadership, and runs one `task` in each leadership. When [`Leading::closing`] is
+    /// cancelled, the task must end within the grace. When [`Leading::over`] is cancelled, the function drops the task.
     /// If the task ends by itself, another candidate can lead. After a caller has cancelled `stop`, the function
-    /// cancels [`Leadership::closing`], waits for the end of the task, and returns.
+    /// cancels [`Leading::closing`], waits for the task for at most the grace, and returns.
     ///
     /// # Errors
     /// Returns the same errors as [`LeaderCandidate::lead`].
@@ -158,10 +145,11 @@ impl LeaderCandidate {
                 proved = &mut proof => match proved {
                     Ok((terms, sent)) => return Ok(Leadership::start(self, consumer.clone(), terms, sent)),
                     // The consumer has lost the partition, and reports this next.
-                    Err(_) => {
+                    Err(BusError::Fenced) => {
                         proof = Box::pin(pending());
                         continue;
                     }
+                    Err(error) => return Err(error),
                 },
             };
             match event {
@@ -242,7 +230,7 @@ impl Leadership {
             term,
             closing: CancellationToken::new(),
             over: CancellationToken::new(),
-            validity: Validity::new(runtime, sent + (options.session_timeout - options.margin)),
+            validity: Validity::new(runtime, sent + options.times().validity()),
         };
         let (dropped, left) = (CancellationToken::new(), CancellationToken::new());
         let keeper = Keeper {
@@ -307,9 +295,8 @@ impl Keeper {
     /// Extends the leadership until it ends. Returns the request to release the partition if the bus has selected another
     /// candidate.
     async fn extend(&self, first: Monotonic) -> Option<Revocation> {
-        let (period, length) =
-            (self.options.session_timeout / PROOFS, self.options.session_timeout - self.options.margin);
-        let mut next_proof = first + period;
+        let times = self.options.times();
+        let mut next_proof = first + times.period();
         loop {
             let at = next_proof;
             let proof = async {
@@ -326,7 +313,7 @@ impl Keeper {
                         Ok(Event::Revoked(revocation)) => return Some(revocation),
                         Ok(Event::Lost(_)) => return None,
                         Ok(Event::Assigned(_) | Event::Records(_)) => {}
-                        Err(error) if error.is_retryable() => {}
+                        Err(error) if error.is_retryable() => self.runtime.sleep(RETRY_WAIT).await,
                         Err(_) => return None,
                     },
                     proved = &mut proof => break proved,
@@ -334,8 +321,8 @@ impl Keeper {
             };
             match proved {
                 Ok(sent) => {
-                    self.leading.validity.extend(sent + length);
-                    next_proof = sent + period;
+                    self.leading.validity.extend(sent + times.validity());
+                    next_proof = sent + times.period();
                 }
                 Err(error) if error.is_retryable() => next_proof = self.runtime.monotonic() + RETRY_WAIT,
                 Err(_) => return None,

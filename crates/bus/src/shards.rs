@@ -20,14 +20,12 @@ use runtime::{Runtime, TaskSet};
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::claim::{RETRY_WAIT, Terms, Validity, claim, prove};
-use crate::consumer::{Consumer, ConsumerOptions, Event, Revocation};
-use crate::producer::{Producer, ProducerOptions};
+use crate::claim::{RETRY_WAIT, Terms, Times, Validity, claim, prove};
+use crate::consumer::{Consumer, Event, Revocation};
+use crate::producer::Producer;
 use crate::topic::{Offset, Partition, TopicName};
 use crate::{Bus, BusError, partition_of};
 
-/// Number of proofs of the membership in a session timeout.
-const PROOFS: u32 = 6;
 /// Time between two checks of the number of partitions.
 const GROWTH_PERIOD: Duration = Duration::from_secs(5);
 /// Time after which a member without partitions writes a warning.
@@ -93,6 +91,10 @@ impl ShardOptions {
             margin: Duration::from_secs(1),
             grace: Duration::from_secs(3),
         }
+    }
+
+    fn times(&self) -> Times {
+        Times { session_timeout: self.session_timeout, margin: self.margin, grace: self.grace }
     }
 }
 
@@ -167,13 +169,9 @@ impl ShardedJob {
     /// Returns [`BusError::UnknownTopic`] if the topic does not exist, and [`BusError::Invalid`] if the grace and the margin
     /// together are not shorter than the session timeout.
     pub async fn open(runtime: &Runtime, bus: Arc<dyn Bus>, options: ShardOptions) -> Result<Self, BusError> {
-        if options.grace + options.margin >= options.session_timeout {
-            let reason = "the grace and the margin together must be shorter than the session timeout";
-            return Err(BusError::Invalid(reason.to_owned()));
-        }
+        options.times().check()?;
         bus.describe_topic(&options.topic).await?;
-        let delivery = ProducerOptions { delivery_timeout: options.session_timeout, ..ProducerOptions::default() };
-        let producer = bus.producer(delivery).await?;
+        let producer = options.times().producer(&*bus).await?;
         Ok(ShardedJob { runtime: runtime.clone(), bus, options, producer })
     }
 
@@ -190,18 +188,8 @@ impl ShardedJob {
         stop: &CancellationToken,
         mut job: impl FnMut(Shard) -> F,
     ) -> Result<(), BusError> {
-        let options = ConsumerOptions {
-            session_timeout: self.options.session_timeout,
-            revoke_timeout: self.options.session_timeout,
-            ..ConsumerOptions::new(&self.options.group, vec![self.options.topic.clone()])
-        };
-        let consumer = loop {
-            match self.bus.consumer(options.clone()).await {
-                Ok(consumer) => break consumer,
-                Err(error) if error.is_retryable() => self.runtime.sleep(RETRY_WAIT).await,
-                Err(error) => return Err(error),
-            }
-        };
+        let ShardOptions { group, topic, .. } = &self.options;
+        let consumer = self.options.times().join(&self.runtime, &*self.bus, group, topic).await?;
         let (shards, mut starts) = mpsc::channel(1);
         let keeper = Keeper {
             runtime: self.runtime.clone(),
@@ -352,8 +340,8 @@ impl Keeper {
                     let Some(one) = running.as_mut() else { continue };
                     match proved {
                         Ok(sent) => {
-                            one.shard.validity.extend(sent + self.length());
-                            one.next_proof = sent + self.options.session_timeout / PROOFS;
+                            one.shard.validity.extend(sent + self.options.times().validity());
+                            one.next_proof = sent + self.options.times().period();
                         }
                         Err(error) if error.is_retryable() => one.next_proof = self.runtime.monotonic() + RETRY_WAIT,
                         Err(_) => return Ok(Change::Unproved),
@@ -374,11 +362,6 @@ impl Keeper {
             Some(at) => self.runtime.sleep_until(at).await,
             None => pending().await,
         }
-    }
-
-    /// Time for which a proof of the membership is valid.
-    fn length(&self) -> Duration {
-        self.options.session_timeout - self.options.margin
     }
 
     /// Claims the partitions, and starts the job. Returns `None` if the member has lost a partition.
@@ -403,13 +386,13 @@ impl Keeper {
             hash: self.options.hash,
             closing: CancellationToken::new(),
             over: CancellationToken::new(),
-            validity: Validity::new(&self.runtime, sent + self.length()),
+            validity: Validity::new(&self.runtime, sent + self.options.times().validity()),
         };
         let stopped = CancellationToken::new();
         let start = Start { shard: shard.clone(), stopped: stopped.clone().drop_guard() };
         // The receiver ends only with this task.
         drop(self.shards.send(start).await);
-        let next_proof = sent + self.options.session_timeout / PROOFS;
+        let next_proof = sent + self.options.times().period();
         Ok(Some(Running { shard, stopped, terms, next_proof }))
     }
 

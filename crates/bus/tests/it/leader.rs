@@ -319,6 +319,20 @@ impl Drop for Ending {
 }
 
 #[test]
+fn candidate_that_cannot_send_its_term_reports_the_error() {
+    simulate(async |sim| {
+        let defaults = MemoryOptions::default();
+        let capabilities = Capabilities { record_bytes_max: 20, ..defaults.capabilities.clone() };
+        let bus = Arc::new(MemoryBus::new(sim.outside(), MemoryOptions { capabilities, ..defaults }));
+        bus.create_topic(&topic(), TopicOptions::with_partitions(1)).await.unwrap();
+        let runtime = sim.outside();
+        let candidate = candidate(&runtime, bus, "a name that is longer than a record").await;
+        let led = runtime.timeout(SESSION * 10, candidate.lead()).await.expect("the candidate waits for ever");
+        assert!(matches!(led, Err(BusError::RecordTooLarge { .. })), "{led:?}");
+    });
+}
+
+#[test]
 fn topic_and_times_of_a_leader_are_checked() {
     simulate(async |sim| {
         let (runtime, bus) = (sim.outside(), Arc::new(new_bus(sim).await));
