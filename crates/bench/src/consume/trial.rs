@@ -228,6 +228,6 @@ mod tests {
         assert!(target(1_400).is_reached());
         assert!(!target(1_500).is_reached());
         assert_eq!(target(2_000).to_text(), "Reveille's rate is 0.50 of the rate of rdkafka (target: at least 0.7)");
-        assert!(Target::of(Part::Empty, Name::Java, Some(0.1)).is_none(), "the issue has no target for this peer");
+        assert!(Target::of(Part::Empty, Name::Java, Some(0.1)).is_none(), "a target for a peer without a target");
     }
 }

@@ -9,6 +9,7 @@ mod leader;
 mod memory;
 mod mutants;
 mod operator;
+mod pages;
 mod processor;
 mod retries;
 mod shards;
