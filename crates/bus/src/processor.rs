@@ -7,7 +7,8 @@
 //! - The processor commits only finished records. A record is finished when the handler succeeds, or when it fails and
 //!   the [`Retry`] policy allows no further attempt. If a later record finishes before an earlier record, the metadata
 //!   of the commit describes the later record. It is not processed again, except if the metadata is full.
-//! - The numbers of records and bytes in hand are bounded. The processor pauses partitions at these bounds.
+//! - The numbers of records and bytes in hand are bounded, and so is the number of finished records that no accepted commit
+//!   describes. The processor pauses partitions at these bounds.
 //! - When the group moves a partition to another member, the processor waits for the running handlers, commits and
 //!   releases the partition. When the consumer has lost a partition, the processor drops its running handlers at once
 //!   and commits nothing.
@@ -258,6 +259,9 @@ impl Shared {
         loop {
             let wake = self.wake_lanes();
             self.adjust_flow();
+            if self.state().lanes.needs_commit() {
+                running.push(self.commit_early());
+            }
             let timer = wake.map_or(next_commit, |wake| wake.min(next_commit));
             tokio::select! {
                 biased;
@@ -423,11 +427,18 @@ impl Shared {
         self.runtime.timeout(commit_time, self.commit()).await.unwrap_or_else(late)
     }
 
-    fn commit_changed(&self) -> BoxFuture<'_, ()> {
+    fn commit_early(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             if let Err(error) = self.commit().await {
                 tracing::warn!(%error, "a commit failed");
             }
+        })
+    }
+
+    /// Makes the commit of an interval, and the work that is due once in an interval.
+    fn commit_changed(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.commit_early().await;
             if let Some(control) = &self.control {
                 // A record may have begun to wait at the same time as its command arrived.
                 self.wake_skipped(control);
@@ -445,12 +456,9 @@ impl Shared {
         if commits.is_empty() {
             return Ok(());
         }
-        let outcome = self.consumer.commit(commits.clone()).await;
-        if outcome.is_err() {
-            self.counters.commits_failed.inc();
-            let mut state = self.state();
-            commits.iter().for_each(|Commit { partition, .. }| state.lanes.mark_changed(partition));
-        }
+        let mut running = RunningCommit { shared: self, commits, is_accepted: false };
+        let outcome = self.consumer.commit(running.commits.clone()).await;
+        running.is_accepted = outcome.is_ok();
         outcome
     }
 
@@ -472,5 +480,21 @@ impl Shared {
         if !resume.is_empty() {
             self.consumer.resume(&resume);
         }
+    }
+}
+
+/// Commit whose outcome is not known. Its drop records the outcome, also if the caller has dropped the future of the commit.
+struct RunningCommit<'a> {
+    shared: &'a Shared,
+    commits: Vec<Commit>,
+    is_accepted: bool,
+}
+
+impl Drop for RunningCommit<'_> {
+    fn drop(&mut self) {
+        if !self.is_accepted {
+            self.shared.counters.commits_failed.inc();
+        }
+        self.shared.state().lanes.end_commit(&self.commits, self.is_accepted);
     }
 }

@@ -101,6 +101,8 @@ pub(super) struct Lanes {
     last_assignment: u64,
     /// True if no worker may take records.
     is_held: bool,
+    /// True if the bus has not accepted the last commit.
+    has_commit_failed: bool,
 }
 
 struct Lane {
@@ -141,6 +143,10 @@ struct Assignment {
     is_revoked: bool,
     /// True if the progress has changed since the last commit.
     has_changed: bool,
+    /// Number of finished records that no accepted commit describes. The next owner would handle them again.
+    uncommitted: usize,
+    /// Number of these records that the running commit describes.
+    committing: usize,
     /// True if the metadata of the last commit described all finished records.
     fits: bool,
 }
@@ -158,6 +164,7 @@ impl Lanes {
             by_partition: BTreeMap::new(),
             last_assignment: 0,
             is_held: false,
+            has_commit_failed: false,
         }
     }
 
@@ -186,6 +193,8 @@ impl Lanes {
             is_paused: false,
             is_revoked: false,
             has_changed: false,
+            uncommitted: 0,
+            committing: 0,
             fits: true,
         };
         self.assignments.insert(id, assignment);
@@ -324,6 +333,7 @@ impl Lanes {
             assignment.records -= 1;
             assignment.bytes -= record.bytes();
             assignment.has_changed = true;
+            assignment.uncommitted += 1;
         }
         if work.is_part {
             return;
@@ -430,9 +440,25 @@ impl Lanes {
             }
             let (committed, fits) = assignment.progress.commit(bytes_max);
             assignment.fits = fits;
+            assignment.committing = assignment.uncommitted;
             Some(Commit { partition: assignment.partition.clone(), committed })
         });
         changed.collect()
+    }
+
+    /// Records the outcome of a commit: true if the bus has accepted it.
+    pub(super) fn end_commit(&mut self, commits: &[Commit], is_accepted: bool) {
+        self.has_commit_failed = !is_accepted;
+        for Commit { partition, .. } in commits {
+            let Some(id) = self.by_partition.get(partition) else { continue };
+            let assignment = self.assignments.get_mut(id).expect("each partition has an assignment");
+            let described = std::mem::take(&mut assignment.committing);
+            if is_accepted {
+                assignment.uncommitted -= described;
+            } else {
+                assignment.has_changed = true;
+            }
+        }
     }
 
     /// Marks a partition whose progress the bus has not stored.
@@ -442,9 +468,22 @@ impl Lanes {
         }
     }
 
+    fn uncommitted(&self) -> usize {
+        self.assignments.values().map(|assignment| assignment.uncommitted).sum()
+    }
+
+    /// Returns true if so many finished records wait for a commit that the caller must make one before its time. A failed
+    /// commit is repeated only at its time.
+    pub(super) fn needs_commit(&self) -> bool {
+        let is_committing = self.assignments.values().any(|assignment| assignment.committing > 0);
+        !is_committing && !self.has_commit_failed && self.uncommitted() >= self.bounds.records.div_ceil(2)
+    }
+
     /// Returns the partitions to pause and the partitions to resume. A partition pauses when a bound or its share of the
     /// bound is reached, when the metadata of a commit cannot describe its finished records, or when all lanes are held.
-    /// It resumes when half of its share is free.
+    /// It resumes when half of its share is free. The bound for the records in hand is also the bound for finished records
+    /// that no accepted commit describes, so that a member that cannot commit does not finish more and more records for
+    /// nothing.
     pub(super) fn flow(&mut self) -> (Vec<Partition>, Vec<Partition>) {
         let count = self.assignments.len().max(1);
         let (records_max, bytes_max) = (self.bounds.records.div_ceil(count), self.bounds.bytes.div_ceil(count));
@@ -457,7 +496,10 @@ impl Lanes {
         let (records, bytes) =
             all.fold((0, 0), |(all, all_bytes), (records, bytes)| (all + records, all_bytes + bytes));
         // A share shrinks when the group assigns a further partition, so the shares alone do not keep the bound.
-        let is_reached = self.is_held || records >= self.bounds.records || bytes >= self.bounds.bytes;
+        let is_reached = self.is_held
+            || records >= self.bounds.records
+            || bytes >= self.bounds.bytes
+            || self.uncommitted() >= self.bounds.records;
         let (mut pause, mut resume) = (Vec::new(), Vec::new());
         for assignment in self.assignments.values_mut().filter(|assignment| !assignment.is_revoked) {
             let is_full = |part: usize| {
@@ -505,3 +547,6 @@ impl Lanes {
         self.assignments.values().map(backlog).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,7 +13,8 @@ pub struct ProcessorOptions {
     /// Largest number of calls of the handler that run at the same time. The default is 1,000.
     pub concurrency: usize,
     /// Largest number of records in hand: running or waiting. The processor may exceed it by one batch. After a rebalance,
-    /// records that wait in retry topics may exceed it by the same number again. The default is 10,000.
+    /// records that wait in retry topics may exceed it by the same number again. It is also the bound of the finished records
+    /// that are not committed: at half of it the processor commits before its time. The default is 10,000.
     pub records_max: usize,
     /// Largest size of the records in hand, in bytes. The processor may exceed it by one batch, so it also handles a record
     /// that is larger. The default is 64 MiB.
