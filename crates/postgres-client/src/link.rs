@@ -134,9 +134,12 @@ impl Connector {
         let mut backoff = BACKOFF_MIN;
         let mut warned = false;
         while !self.stop.is_cancelled() {
+            // The server may become silent before the connection is ready for use.
+            let mut silence = self.silence();
             let connected = tokio::select! {
                 biased;
                 () = self.stop.cancelled() => break,
+                () = &mut silence => Err(self.silent()),
                 connected = self.connect() => connected,
             };
             match connected {
@@ -145,7 +148,7 @@ impl Connector {
                         tracing::info!(server = %self.server, "reconnected to PostgreSQL");
                     }
                     backoff = BACKOFF_MIN;
-                    let state = self.hold(connection).await;
+                    let state = self.hold(connection, silence).await;
                     self.state.send_replace(state);
                 }
                 Err(failure) => {
@@ -165,6 +168,18 @@ impl Connector {
             }
         }
         self.state.send_replace(State::Stopped);
+    }
+
+    /// Returns a future that waits until the probe detects that the server has become silent.
+    fn silence(&self) -> BoxFuture<'static, ()> {
+        match &self.probe {
+            Some(probe) => Box::pin(probe.clone().silence()),
+            None => Box::pin(std::future::pending()),
+        }
+    }
+
+    fn silent(&self) -> Failure {
+        Failure::Silent { server: self.server.to_string(), waited: SILENCE_MAX }
     }
 
     /// Opens a connection that the admission accepts.
@@ -189,26 +204,17 @@ impl Connector {
     }
 
     /// Publishes the session of a new connection. When the connection ends, returns the next state.
-    async fn hold(&self, connection: Connection) -> State {
+    async fn hold(&self, connection: Connection, mut silence: BoxFuture<'static, ()>) -> State {
         let Connection { session, mut messages, revoked } = connection;
         let abandoned = session.abandoned.clone();
         self.state.send_replace(State::Up(session));
-        let silence = async {
-            match &self.probe {
-                Some(probe) => probe.clone().silence().await,
-                None => std::future::pending().await,
-            }
-        };
-        let mut silence = std::pin::pin!(silence);
         loop {
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return State::Connecting,
                 () = abandoned.cancelled() => return State::Connecting,
                 () = revoked.cancelled() => return State::Connecting,
-                () = &mut silence => {
-                    return State::Down(Failure::Silent { server: self.server.to_string(), waited: SILENCE_MAX });
-                }
+                () = &mut silence => return State::Down(self.silent()),
                 message = messages.next() => match message {
                     Some(Ok(_)) => {}
                     Some(Err(_)) | None => return State::Connecting,

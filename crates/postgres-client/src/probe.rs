@@ -49,16 +49,19 @@ impl Probe {
         *self.is_silent.borrow()
     }
 
-    /// Waits until the server becomes silent. Waits forever after the end of the probe's task.
-    pub(crate) async fn silence(mut self) {
+    /// Returns a future that waits until the server becomes silent after this call. It waits forever after the end of the
+    /// probe's task.
+    pub(crate) fn silence(mut self) -> impl Future<Output = ()> + Send {
         // A connection that a link opens while the server is silent may work.
         self.is_silent.mark_unchanged();
-        loop {
-            if self.is_silent.changed().await.is_err() {
-                return std::future::pending().await;
-            }
-            if *self.is_silent.borrow_and_update() {
-                return;
+        async move {
+            loop {
+                if self.is_silent.changed().await.is_err() {
+                    return std::future::pending().await;
+                }
+                if *self.is_silent.borrow_and_update() {
+                    return;
+                }
             }
         }
     }

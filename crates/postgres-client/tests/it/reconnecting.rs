@@ -1,9 +1,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use reveille_postgres_client::{Failure, Link, Options, Server};
+use reveille_postgres_client::{Admission, Failure, Link, Options, Probe, Server, Session};
 use runtime::{Runtime, TaskSet};
 use test_servers::postgres::Postgres;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 async fn one(link: &Link) -> Result<i32, Failure> {
@@ -101,6 +102,45 @@ async fn link_disconnects_from_server_that_becomes_read_only() {
     read_only("off");
     until(&mut link, true).await;
     assert_eq!(write(&link).await, Ok(()));
+    stop.cancel();
+    tasks.join().await;
+}
+
+/// Without the probe, the link would wait for the statement timeout of the admission.
+#[tokio::test]
+async fn link_fails_soon_if_the_server_stops_responding_during_the_admission() {
+    let postgres = Postgres::start().unwrap();
+    let (runtime, stop) = (Runtime::real(), CancellationToken::new());
+    let tasks = TaskSet::new(&runtime);
+    let options = Options { statement_timeout: Duration::from_secs(600), ..Options::default() };
+    let server = Arc::new(Server::new(&postgres.url("postgres"), options).unwrap());
+    let probe = Probe::start(&runtime, &tasks, &server, stop.clone());
+    let (admitting, admit) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (begun, wait) = (admitting.clone(), admit.clone());
+    let admission: Admission = Arc::new(move |session: Arc<Session>| {
+        let (begun, wait) = (begun.clone(), wait.clone());
+        Box::pin(async move {
+            begun.notify_one();
+            wait.notified().await;
+            session.within(session.client().batch_execute("select 1")).await?;
+            Ok(CancellationToken::new())
+        })
+    });
+    let mut link = Link::start_admitted(&runtime, &tasks, &server, &probe, admission, stop.clone());
+    admitting.notified().await;
+    // The probe detects the silence only on a connection that has worked.
+    let probes = "select count(*) from pg_stat_activity where query = 'select 1' and state = 'idle'";
+    while postgres.sql("postgres", probes).unwrap().trim() != "1" {
+        runtime.sleep(Duration::from_millis(20)).await;
+    }
+    postgres.pause().unwrap();
+    admit.notify_one();
+    let session = runtime.timeout(Duration::from_secs(20), link.session()).await.expect("the link waits for long");
+    let failure = session.map(drop).unwrap_err();
+    assert!(matches!(failure, Failure::Silent { .. }), "{failure}");
+    postgres.resume().unwrap();
+    admit.notify_one();
+    until(&mut link, true).await;
     stop.cancel();
     tasks.join().await;
 }
