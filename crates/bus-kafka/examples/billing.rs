@@ -21,9 +21,10 @@ struct Billing;
 impl Handler for Billing {
     fn handle(&self, delivery: Delivery) -> BoxFuture<'_, Result<(), HandlerError>> {
         Box::pin(async move {
-            let value = delivery.record.value.ok_or_else(|| HandlerError::not_retriable("the order is empty"))?;
+            let value =
+                delivery.record.value.as_ref().ok_or_else(|| HandlerError::not_retriable("the order is empty"))?;
             // Write the invoice here. Use the position of the record to recognise a repeated call.
-            println!("{}: {} bytes", delivery.origin, value.len());
+            println!("{}: {} bytes", delivery.origin(), value.len());
             Ok(())
         })
     }

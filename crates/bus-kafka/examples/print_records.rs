@@ -42,7 +42,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let consumer = ConsumerOptions::new(group, vec![TopicName::new(topic)?]);
     let wait = Duration::from_millis(100);
     let retry = Retry::Blocking { first_wait: wait, wait_max: 10 * wait, calls_max: None };
-    let options = ProcessorOptions { retry, records_max: 1_000, ..ProcessorOptions::new(consumer) };
+    let options =
+        ProcessorOptions { retry, records_max: 1_000, uncommitted_max: 1_000, ..ProcessorOptions::new(consumer) };
     let processor = Processor::start(&runtime, &bus, options, Arc::new(Print)).await?;
     println!("started");
     // The program stops after a line of input, or at the end of the input.

@@ -26,7 +26,6 @@ mod options;
 mod progress;
 mod worker;
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -95,8 +94,6 @@ struct Shared {
 
 struct State {
     lanes: Lanes,
-    /// Stops the handlers of an assignment.
-    cancellations: HashMap<AssignmentId, CancellationToken>,
 }
 
 impl Processor {
@@ -133,13 +130,14 @@ impl Processor {
         options: ProcessorOptions,
         calls: Calls,
     ) -> Result<Self, BusError> {
-        let bounds = [options.concurrency, options.records_max, options.bytes_max, calls.records_max()];
-        if bounds.contains(&0) {
+        let bounds = [options.records_max, options.bytes_max, options.uncommitted_max, calls.records_max()];
+        if options.concurrency == 0 || bounds.contains(&0) {
             return Err(BusError::Invalid("the bounds of a processor must be above zero".to_owned()));
         }
         let bounds = Bounds {
             records: options.records_max,
             bytes: options.bytes_max,
+            uncommitted: options.uncommitted_max,
             metadata_bytes: bus.capabilities().metadata_bytes_max,
         };
         let copies = Copies::open(bus, &options).await?;
@@ -159,7 +157,7 @@ impl Processor {
             copies,
             control,
             counters: Counters::new(),
-            state: Mutex::new(State { lanes, cancellations: HashMap::new() }),
+            state: Mutex::new(State { lanes }),
             options,
             committing: tokio::sync::Mutex::new(()),
             ready: Notify::new(),
@@ -257,9 +255,8 @@ impl Shared {
         let mut next_commit = self.runtime.monotonic() + self.options.commit_interval;
         let mut next = self.consumer.next();
         loop {
-            let wake = self.wake_lanes();
-            self.adjust_flow();
-            if self.state().lanes.needs_commit() {
+            let (wake, needs_commit) = self.adjust();
+            if needs_commit {
                 running.push(self.commit_early());
             }
             let timer = wake.map_or(next_commit, |wake| wake.min(next_commit));
@@ -344,8 +341,7 @@ impl Shared {
     fn assign(&self, assigned: &Assigned) {
         let mut state = self.state();
         let is_delayed = self.copies.is_retry_topic(&assigned.partition.topic);
-        let (id, position, error) = state.lanes.assign(assigned, is_delayed);
-        state.cancellations.insert(id, CancellationToken::new());
+        let (position, error) = state.lanes.assign(assigned, is_delayed);
         if let Some(error) = error {
             let partition = &assigned.partition;
             tracing::warn!(%partition, %error, "the metadata of the commit is ignored; finished records are processed again");
@@ -358,12 +354,7 @@ impl Shared {
     /// Stops the handlers of assignments, and removes their records.
     fn give_up(&self, assignments: &[AssignmentId]) {
         let mut state = self.state();
-        for id in assignments {
-            state.lanes.give_up(*id);
-            if let Some(cancellation) = state.cancellations.remove(id) {
-                cancellation.cancel();
-            }
-        }
+        assignments.iter().for_each(|id| state.lanes.give_up(*id));
     }
 
     /// Sets the position of a partition at once, and then commits it.
@@ -462,24 +453,25 @@ impl Shared {
         outcome
     }
 
-    /// Moves lanes whose wait is over to the workers. Returns the end of the next wait.
-    fn wake_lanes(&self) -> Option<Monotonic> {
+    /// Moves lanes whose wait is over to the workers, and pauses or resumes partitions. Returns the end of the next wait, and
+    /// true if a commit is necessary before its time.
+    fn adjust(&self) -> (Option<Monotonic>, bool) {
         let mut state = self.state();
-        let next = state.lanes.wake(self.runtime.monotonic());
-        if state.lanes.is_ready() {
+        let wake = state.lanes.wake(self.runtime.monotonic());
+        let is_ready = state.lanes.is_ready();
+        let (pause, resume) = state.lanes.flow();
+        let needs_commit = state.lanes.needs_commit();
+        drop(state);
+        if is_ready {
             self.ready.notify_waiters();
         }
-        next
-    }
-
-    fn adjust_flow(&self) {
-        let (pause, resume) = self.state().lanes.flow();
         if !pause.is_empty() {
             self.consumer.pause(&pause);
         }
         if !resume.is_empty() {
             self.consumer.resume(&resume);
         }
+        (wake, needs_commit)
     }
 }
 

@@ -136,6 +136,7 @@ impl Scene {
         let options = ProcessorOptions {
             concurrency: sim.draw(|random| 4 + random.index(30)),
             records_max: RECORDS_MAX,
+            uncommitted_max: RECORDS_MAX,
             commit_interval: sim.draw(|random| Duration::from_millis(20 + random.below(1_000))),
             drain_timeout: sim.draw(|random| Duration::from_millis(100 + random.below(4_000))),
             retry: Retry::Blocking { first_wait, wait_max: first_wait * 20, calls_max: None },

@@ -47,10 +47,10 @@ pub(super) struct Copies {
 }
 
 /// History of a record before the processor received it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Origin {
-    /// Position of the original record.
-    pub(super) position: Position,
+    /// Position of the original record, if the record is a copy in a retry topic.
+    pub(super) position: Option<Position>,
     /// Number of failed calls.
     pub(super) calls: u32,
 }
@@ -120,18 +120,17 @@ impl Copies {
 
     /// Returns the history of a record. A record of a retry topic with damaged headers counts as an original record.
     pub(super) fn origin(&self, partition: &Partition, record: &Record) -> Origin {
-        let own = Origin { position: Position { partition: partition.clone(), offset: record.offset }, calls: 0 };
         if !self.is_retry_topic(&partition.topic) {
-            return own;
+            return Origin::default();
         }
         let origin = header(record, ORIGIN_HEADER).and_then(|text| text.parse().ok());
         let calls = header(record, CALLS_HEADER).and_then(|text| text.parse().ok());
         match (origin, calls) {
-            (Some(position), Some(calls)) => Origin { position, calls },
+            (Some(position), Some(calls)) => Origin { position: Some(position), calls },
             _ => {
                 let offset = record.offset;
                 tracing::warn!(%partition, %offset, "the retry headers of a record are damaged; its calls count from 1");
-                own
+                Origin::default()
             }
         }
     }
@@ -140,11 +139,12 @@ impl Copies {
     pub(super) fn copy(
         &self,
         now: Timestamp,
-        topic: &TopicName,
+        partition: &Partition,
         record: &Record,
         origin: &Origin,
         error: &HandlerError,
     ) -> Option<Copy> {
+        let topic = &partition.topic;
         let (source, next) = match self.steps.get(topic) {
             Some((source, step)) => (source, step + 1),
             None => (topic, 0),
@@ -161,7 +161,8 @@ impl Copies {
         let mut add = |name: &str, value: String| {
             headers.push(Header { name: name.to_owned(), value: Some(Bytes::from(value)) });
         };
-        add(ORIGIN_HEADER, origin.position.to_string());
+        let own = || Position { partition: partition.clone(), offset: record.offset };
+        add(ORIGIN_HEADER, origin.position.clone().unwrap_or_else(own).to_string());
         add(CALLS_HEADER, origin.calls.to_string());
         add(ERROR_HEADER, short(&error.reason).to_owned());
         if let Some(not_before) = not_before {

@@ -1,11 +1,13 @@
 //! Handlers of records.
 
 use std::fmt;
-use std::panic::AssertUnwindSafe;
+use std::panic::{self, AssertUnwindSafe};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{self, Poll};
 
-use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use smallvec::{SmallVec, smallvec};
 
 use crate::context::Context;
 use crate::topic::{Partition, Position, Record};
@@ -17,14 +19,22 @@ pub struct Delivery {
     pub partition: Partition,
     /// The record.
     pub record: Record,
-    /// Position of the original record. It differs from the position of `record` if this is a copy in a retry topic.
-    pub origin: Position,
     /// Number of this call for the record. The first call has the number 1. The count of the calls in one topic starts
     /// again after a rebalance or a restart.
     pub call: u32,
+    /// Position of the original record, if this is a copy in a retry topic.
+    pub(super) original: Option<Position>,
 }
 
 impl Delivery {
+    /// Returns the position of the original record. It differs from the position of `record` if this is a copy in a retry
+    /// topic.
+    #[must_use]
+    pub fn origin(&self) -> Position {
+        let own = || Position { partition: self.partition.clone(), offset: self.record.offset };
+        self.original.clone().unwrap_or_else(own)
+    }
+
     /// Returns the context of the record, for records that the handler sends.
     #[must_use]
     pub fn context(&self) -> Context {
@@ -71,29 +81,55 @@ impl Calls {
         }
     }
 
-    /// Calls the handler. Returns one outcome for each delivery; `None` if a call for several records panicked.
-    pub(super) async fn call(&self, mut deliveries: Vec<Delivery>) -> Option<Vec<Result<(), HandlerError>>> {
+    /// Starts a call of the handler.
+    pub(super) fn call(&self, mut deliveries: Deliveries) -> Handling<'_> {
         let count = deliveries.len();
-        if count == 0 {
-            return Some(Vec::new());
-        }
-        let calling = async {
-            match self {
-                Calls::Single(handler) => match deliveries.pop() {
-                    Some(delivery) => vec![handler.handle(delivery).await],
-                    None => Vec::new(),
-                },
-                Calls::Batches(handler, _) => handler.handle(deliveries).await,
-            }
-        };
-        match AssertUnwindSafe(calling).catch_unwind().await {
-            Ok(mut outcomes) => {
-                let missing = || Err(HandlerError::retriable("the handler returned no outcome for the record"));
-                outcomes.resize_with(count, missing);
+        let started = panic::catch_unwind(AssertUnwindSafe(|| match self {
+            _ if count == 0 => Running::Nothing,
+            Calls::Single(handler) => Running::Single(handler.handle(deliveries.pop().expect("the list is not empty"))),
+            Calls::Batches(handler, _) => Running::Batch(handler.handle(deliveries.into_vec())),
+        }));
+        Handling { count, running: started.unwrap_or(Running::Panicked) }
+    }
+}
+
+/// Records of one call.
+pub(super) type Deliveries = SmallVec<[Delivery; 1]>;
+/// Outcomes of the records of one call.
+pub(super) type Results = SmallVec<[Result<(), HandlerError>; 1]>;
+
+/// Running call of a handler. It returns one outcome for each delivery; `None` if a call for several records panicked.
+pub(super) struct Handling<'a> {
+    count: usize,
+    running: Running<'a>,
+}
+
+enum Running<'a> {
+    Nothing,
+    Single(BoxFuture<'a, Result<(), HandlerError>>),
+    Batch(BoxFuture<'a, Vec<Result<(), HandlerError>>>),
+    Panicked,
+}
+
+impl Future for Handling<'_> {
+    type Output = Option<Results>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<Self::Output> {
+        let polled = panic::catch_unwind(AssertUnwindSafe(|| match &mut self.running {
+            Running::Nothing => Poll::Ready(Some(Results::new())),
+            Running::Single(handling) => handling.as_mut().poll(context).map(|outcome| Some(smallvec![outcome])),
+            Running::Batch(handling) => handling.as_mut().poll(context).map(|outcomes| Some(outcomes.into())),
+            Running::Panicked => Poll::Ready(None),
+        }));
+        let Poll::Ready(outcomes) = polled.unwrap_or(Poll::Ready(None)) else { return Poll::Pending };
+        let failed = |reason| move || Err(HandlerError::retriable(reason));
+        Poll::Ready(match outcomes {
+            Some(mut outcomes) => {
+                outcomes.resize_with(self.count, failed("the handler returned no outcome for the record"));
                 Some(outcomes)
             }
-            Err(_) => (count == 1).then(|| vec![Err(HandlerError::retriable("the handler panicked"))]),
-        }
+            None => (self.count == 1).then(|| smallvec![failed("the handler panicked")()]),
+        })
     }
 }
 

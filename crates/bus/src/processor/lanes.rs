@@ -9,37 +9,56 @@
 //! its own number, so the result of a worker never counts for a later assignment of the same partition.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use hashbrown::HashTable;
 use instants::{Monotonic, Timestamp};
 use slab::Slab;
+use smallvec::SmallVec;
+use tokio_util::sync::CancellationToken;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::progress::{MetadataError, Progress};
 use crate::consumer::{Assigned, Commit, RecordBatch};
 use crate::topic::{Offset, Partition, Record};
 
-/// Bounds of the records in hand. Each assigned partition has an equal share of a bound.
+/// Bounds of the records in hand. Each assigned partition has an equal share of the first two bounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Bounds {
     pub(super) records: usize,
     pub(super) bytes: usize,
+    /// Largest number of finished records that no accepted commit describes. All partitions share this bound.
+    pub(super) uncommitted: usize,
     /// Largest size of the metadata of a commit, in bytes.
     pub(super) metadata_bytes: usize,
 }
+
+/// Largest capacity of the queue of a removed lane that [`Lanes`] keeps, in records.
+const SPARE_CAPACITY_MAX: usize = 16;
 
 /// Number of an assignment of a partition. Each assignment has another number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct AssignmentId(u64);
 
+/// Partition during one assignment.
+#[derive(Debug)]
+pub(super) struct AssignedPartition {
+    pub(super) id: AssignmentId,
+    pub(super) partition: Partition,
+    /// Stops the handlers when the consumer has released or lost the partition.
+    pub(super) cancellation: CancellationToken,
+}
+
+/// Works of one call. Most calls have one work with one record, which needs no allocation.
+pub(super) type Works = SmallVec<[Work; 1]>;
+
 /// Records that a worker has taken from a lane.
 #[derive(Debug)]
 pub(super) struct Work {
-    pub(super) assignment: AssignmentId,
-    pub(super) partition: Partition,
+    pub(super) assigned: Arc<AssignedPartition>,
     /// First records of the lane, in their order. The list has at least one record.
-    pub(super) records: Vec<Record>,
+    pub(super) records: SmallVec<[Record; 1]>,
     /// Number of failed calls of the handler for the first record.
     pub(super) calls: u32,
     lane: usize,
@@ -50,17 +69,13 @@ pub(super) struct Work {
 impl Work {
     /// Removes the first `count` records, and returns them as a part of this work.
     pub(super) fn split_first(&mut self, count: usize) -> Work {
-        let rest = self.records.split_off(count);
-        let records = std::mem::replace(&mut self.records, rest);
+        let records = self.records.drain(..count).collect();
         let calls = std::mem::take(&mut self.calls);
-        Work {
-            partition: self.partition.clone(),
-            records,
-            calls,
-            is_part: true,
-            assignment: self.assignment,
-            lane: self.lane,
-        }
+        Work { assigned: self.assigned.clone(), records, calls, is_part: true, lane: self.lane }
+    }
+
+    pub(super) fn partition(&self) -> &Partition {
+        &self.assigned.partition
     }
 }
 
@@ -90,6 +105,8 @@ pub(super) struct Lanes {
     /// hashes.
     seed: u64,
     lanes: Slab<Lane>,
+    /// Empty queues of removed lanes. New lanes use their memory.
+    spare: Vec<VecDeque<Queued>>,
     /// Lanes of keys, by the hash of the key.
     by_key: HashTable<usize>,
     /// Lanes that have records and wait for a worker.
@@ -123,7 +140,7 @@ struct Queued {
 }
 
 struct Assignment {
-    partition: Partition,
+    assigned: Arc<AssignedPartition>,
     progress: Progress,
     /// Offset of the next record that the consumer will deliver.
     position: Offset,
@@ -131,8 +148,6 @@ struct Assignment {
     end: Offset,
     /// Time of the last record that the consumer has delivered.
     last: Option<Timestamp>,
-    /// Lanes with records of this assignment.
-    lanes: BTreeSet<usize>,
     records: usize,
     bytes: usize,
     /// Number of works that workers have.
@@ -157,6 +172,7 @@ impl Lanes {
             bounds,
             seed,
             lanes: Slab::new(),
+            spare: Vec::new(),
             by_key: HashTable::new(),
             ready: VecDeque::new(),
             waiting: BTreeSet::new(),
@@ -168,24 +184,23 @@ impl Lanes {
         }
     }
 
-    /// Adds an assigned partition, whose records wait for a time if `is_delayed` is true. Returns the number of the
-    /// assignment, the offset to which the caller must seek, and the error if the metadata of the last commit is invalid.
-    pub(super) fn assign(
-        &mut self,
-        assigned: &Assigned,
-        is_delayed: bool,
-    ) -> (AssignmentId, Option<Offset>, Option<MetadataError>) {
+    /// Adds an assigned partition, whose records wait for a time if `is_delayed` is true. Returns the offset
+    /// to which the caller must seek, and the error if the metadata of the last commit is invalid.
+    pub(super) fn assign(&mut self, assigned: &Assigned, is_delayed: bool) -> (Option<Offset>, Option<MetadataError>) {
         self.last_assignment += 1;
         let id = AssignmentId(self.last_assignment);
         let (progress, error) = Progress::new(assigned);
         let position = progress.first_unfinished(assigned.position);
         let assignment = Assignment {
-            partition: assigned.partition.clone(),
+            assigned: Arc::new(AssignedPartition {
+                id,
+                partition: assigned.partition.clone(),
+                cancellation: CancellationToken::new(),
+            }),
             progress,
             position,
             end: position,
             last: None,
-            lanes: BTreeSet::new(),
             records: 0,
             bytes: 0,
             taken: 0,
@@ -199,7 +214,7 @@ impl Lanes {
         };
         self.assignments.insert(id, assignment);
         self.by_partition.insert(assigned.partition.clone(), id);
-        (id, (position != assigned.position).then_some(position), error)
+        ((position != assigned.position).then_some(position), error)
     }
 
     /// Adds the records of a batch. `due` returns the time before which no worker may take a record. Returns the offset to
@@ -243,9 +258,9 @@ impl Lanes {
             }
             let (key, due) = (queued.record.key.clone(), queued.due);
             let has_key = key.is_some();
-            let lane = Lane { assignment: id, hash, key, records: VecDeque::from([queued]), calls: 0, taken: None };
-            let at = self.lanes.insert(lane);
-            assignment.lanes.insert(at);
+            let mut records = self.spare.pop().unwrap_or_default();
+            records.push_back(queued);
+            let at = self.lanes.insert(Lane { assignment: id, hash, key, records, calls: 0, taken: None });
             match due {
                 Some(due) => _ = self.waiting.insert((due, at)),
                 None => self.ready.push_back(at),
@@ -265,10 +280,10 @@ impl Lanes {
 
     /// Returns works for one call of a handler. They are from different lanes of one assignment, and they have at most
     /// `records_max` records in all. The list is empty if no lane is ready.
-    pub(super) fn take(&mut self, records_max: usize) -> Vec<Work> {
-        let (mut works, mut left) = (Vec::new(), records_max);
+    pub(super) fn take(&mut self, records_max: usize) -> Works {
+        let (mut works, mut left) = (Works::new(), records_max);
         while left > 0
-            && let Some(work) = self.take_lane(left, works.first().map(|first: &Work| first.assignment))
+            && let Some(work) = self.take_lane(left, works.first().map(|first: &Work| first.assigned.id))
         {
             left -= work.records.len();
             works.push(work);
@@ -285,14 +300,14 @@ impl Lanes {
             return None;
         }
         self.ready.pop_front();
-        let others = lane.records.iter().skip(1).take_while(|queued| queued.due.is_none()).count();
-        let count = (1 + others).min(records_max);
-        let records: Vec<Record> = lane.records.drain(..count).map(|queued| queued.record).collect();
+        let others = lane.records.iter().take(records_max).skip(1).take_while(|queued| queued.due.is_none());
+        let count = 1 + others.count();
+        let records: SmallVec<[Record; 1]> = lane.records.drain(..count).map(|queued| queued.record).collect();
         lane.taken = Some(records[0].timestamp);
         let assignment = self.assignments.get_mut(&lane.assignment).expect("a lane ends with its assignment");
         assignment.taken += 1;
-        let partition = assignment.partition.clone();
-        Some(Work { assignment: lane.assignment, partition, records, calls: lane.calls, lane: at, is_part: false })
+        let assigned = assignment.assigned.clone();
+        Some(Work { assigned, records, calls: lane.calls, lane: at, is_part: false })
     }
 
     /// Holds all lanes, or ends the hold. Workers take no records of held lanes.
@@ -306,7 +321,7 @@ impl Lanes {
         let (lanes, assignments) = (&self.lanes, &self.assignments);
         let must_wake = |(_, at): &(Monotonic, usize)| {
             let lane = &lanes[*at];
-            let partition = &assignments[&lane.assignment].partition;
+            let partition = &assignments[&lane.assignment].assigned.partition;
             lane.records.front().is_some_and(|first| wakes(partition, first.record.offset, lane.calls))
         };
         self.ready.extend(self.waiting.extract_if(.., must_wake).map(|(_, at)| at));
@@ -324,9 +339,10 @@ impl Lanes {
         None
     }
 
-    /// Records the outcome of a worker. The outcome has no effect if the consumer has lost the partition.
-    pub(super) fn finish(&mut self, work: Work, outcome: Outcome) {
-        let Some(assignment) = self.assignments.get_mut(&work.assignment) else { return };
+    /// Records the outcome of a worker. The outcome has no effect if the consumer has lost the partition. The finished
+    /// records stay in the work, so that the caller can drop them without the lock.
+    pub(super) fn finish(&mut self, work: &mut Work, outcome: Outcome) {
+        let Some(assignment) = self.assignments.get_mut(&work.assigned.id) else { return };
         let Outcome { finished, retry_at } = outcome;
         for record in &work.records[..finished] {
             assignment.progress.finish(record.offset, record.offset.next());
@@ -346,7 +362,7 @@ impl Lanes {
             Some(_) => 1,
             None => 0,
         };
-        for record in work.records.into_iter().skip(finished).rev() {
+        for record in work.records.drain(finished..).rev() {
             lane.records.push_front(Queued { record, due: None });
         }
         let due = retry_at.or(lane.records.front().and_then(|queued| queued.due));
@@ -359,16 +375,19 @@ impl Lanes {
 
     /// Removes a lane and its records.
     fn remove(&mut self, at: usize) {
-        let lane = self.lanes.remove(at);
+        let mut lane = self.lanes.remove(at);
         if lane.key.is_some()
             && let Ok(entry) = self.by_key.find_entry(lane.hash, |other| *other == at)
         {
             entry.remove();
         }
         if let Some(assignment) = self.assignments.get_mut(&lane.assignment) {
-            assignment.lanes.remove(&at);
             assignment.records -= lane.records.len();
             assignment.bytes -= lane.records.iter().map(|queued| queued.record.bytes()).sum::<usize>();
+        }
+        lane.records.clear();
+        if lane.records.capacity() <= SPARE_CAPACITY_MAX {
+            self.spare.push(lane.records);
         }
     }
 
@@ -390,30 +409,33 @@ impl Lanes {
         self.assignments.get(&id).is_none_or(|assignment| assignment.taken == 0)
     }
 
-    /// Removes an assignment with all its records, because the consumer has released or lost the partition.
+    /// Removes an assignment with all its records, and stops its handlers, because the consumer has released or lost the
+    /// partition.
     pub(super) fn give_up(&mut self, id: AssignmentId) {
         if let Some(assignment) = self.assignments.get(&id) {
-            self.by_partition.remove(&assignment.partition);
+            assignment.assigned.cancellation.cancel();
+            self.by_partition.remove(&assignment.assigned.partition);
             self.remove_lanes(id, true);
             self.assignments.remove(&id);
         }
     }
 
     fn remove_lanes(&mut self, id: AssignmentId, with_taken: bool) {
-        let lanes = self.assignments[&id].lanes.iter().copied();
-        let removed: BTreeSet<usize> = lanes.filter(|at| with_taken || self.lanes[*at].taken.is_none()).collect();
+        let mut removed = BTreeSet::new();
+        for (at, lane) in self.lanes.iter_mut().filter(|(_, lane)| lane.assignment == id) {
+            if with_taken || lane.taken.is_none() {
+                removed.insert(at);
+                continue;
+            }
+            // The lane stays until the worker returns the first records, but the records after them end now.
+            let rest = std::mem::take(&mut lane.records);
+            let assignment = self.assignments.get_mut(&id).expect("a lane ends with its assignment");
+            assignment.records -= rest.len();
+            assignment.bytes -= rest.iter().map(|queued| queued.record.bytes()).sum::<usize>();
+        }
         self.ready.retain(|at| !removed.contains(at));
         self.waiting.retain(|(_, at)| !removed.contains(at));
         removed.into_iter().for_each(|at| self.remove(at));
-        if !with_taken {
-            // The records after the taken ones stay in the lane until the worker returns.
-            for at in self.assignments[&id].lanes.clone() {
-                let rest = std::mem::take(&mut self.lanes[at].records);
-                let assignment = self.assignments.get_mut(&id).expect("the assignment exists");
-                assignment.records -= rest.len();
-                assignment.bytes -= rest.iter().map(|queued| queued.record.bytes()).sum::<usize>();
-            }
-        }
     }
 
     /// Returns true if a lane waits for a worker.
@@ -441,7 +463,7 @@ impl Lanes {
             let (committed, fits) = assignment.progress.commit(bytes_max);
             assignment.fits = fits;
             assignment.committing = assignment.uncommitted;
-            Some(Commit { partition: assignment.partition.clone(), committed })
+            Some(Commit { partition: assignment.assigned.partition.clone(), committed })
         });
         changed.collect()
     }
@@ -476,14 +498,13 @@ impl Lanes {
     /// commit is repeated only at its time.
     pub(super) fn needs_commit(&self) -> bool {
         let is_committing = self.assignments.values().any(|assignment| assignment.committing > 0);
-        !is_committing && !self.has_commit_failed && self.uncommitted() >= self.bounds.records.div_ceil(2)
+        !is_committing && !self.has_commit_failed && self.uncommitted() >= self.bounds.uncommitted.div_ceil(2)
     }
 
     /// Returns the partitions to pause and the partitions to resume. A partition pauses when a bound or its share of the
     /// bound is reached, when the metadata of a commit cannot describe its finished records, or when all lanes are held.
-    /// It resumes when half of its share is free. The bound for the records in hand is also the bound for finished records
-    /// that no accepted commit describes, so that a member that cannot commit does not finish more and more records for
-    /// nothing.
+    /// It resumes when half of its share is free. A bound for finished records that no accepted commit describes keeps a
+    /// member that cannot commit from finishing more and more records for nothing.
     pub(super) fn flow(&mut self) -> (Vec<Partition>, Vec<Partition>) {
         let count = self.assignments.len().max(1);
         let (records_max, bytes_max) = (self.bounds.records.div_ceil(count), self.bounds.bytes.div_ceil(count));
@@ -499,7 +520,7 @@ impl Lanes {
         let is_reached = self.is_held
             || records >= self.bounds.records
             || bytes >= self.bounds.bytes
-            || self.uncommitted() >= self.bounds.records;
+            || self.uncommitted() >= self.bounds.uncommitted;
         let (mut pause, mut resume) = (Vec::new(), Vec::new());
         for assignment in self.assignments.values_mut().filter(|assignment| !assignment.is_revoked) {
             let is_full = |part: usize| {
@@ -507,10 +528,10 @@ impl Lanes {
             };
             if !assignment.is_paused && (is_reached || is_full(1) || !assignment.fits) {
                 assignment.is_paused = true;
-                pause.push(assignment.partition.clone());
+                pause.push(assignment.assigned.partition.clone());
             } else if assignment.is_paused && !is_reached && !is_full(2) && assignment.fits {
                 assignment.is_paused = false;
-                resume.push(assignment.partition.clone());
+                resume.push(assignment.assigned.partition.clone());
             }
         }
         (pause, resume)
@@ -536,13 +557,18 @@ impl Lanes {
 
     /// Returns the backlog of each partition.
     pub(super) fn backlogs(&self) -> Vec<Backlog> {
+        let mut in_hand = BTreeMap::new();
+        for (_, lane) in &self.lanes {
+            if let Some(first) = lane.taken.or(lane.records.front().map(|queued| queued.record.timestamp)) {
+                let oldest = in_hand.entry(lane.assignment).or_insert(first);
+                *oldest = first.min(*oldest);
+            }
+        }
         let backlog = |assignment: &Assignment| {
             let records = assignment.progress.unfinished(assignment.end);
-            let lanes = assignment.lanes.iter().map(|at| &self.lanes[*at]);
-            let first = |lane: &Lane| lane.taken.or(lane.records.front().map(|queued| queued.record.timestamp));
-            let in_hand = lanes.filter_map(first).min();
             let fetched_later = assignment.last.filter(|_| records > 0);
-            Backlog { partition: assignment.partition.clone(), records, oldest: in_hand.or(fetched_later) }
+            let oldest = in_hand.get(&assignment.assigned.id).copied().or(fetched_later);
+            Backlog { partition: assignment.assigned.partition.clone(), records, oldest }
         };
         self.assignments.values().map(backlog).collect()
     }

@@ -13,11 +13,14 @@ pub struct ProcessorOptions {
     /// Largest number of calls of the handler that run at the same time. The default is 1,000.
     pub concurrency: usize,
     /// Largest number of records in hand: running or waiting. The processor may exceed it by one batch. After a rebalance,
-    /// records that wait in retry topics may exceed it by the same number again. It is also the bound of the finished records
-    /// that are not committed: at half of it the processor commits before its time. The default is 10,000.
+    /// records that wait in retry topics may exceed it by the same number again. The default is 10,000.
     pub records_max: usize,
+    /// Largest number of finished records that no accepted commit describes. If the processor loses its partitions, their
+    /// next owner handles these records again. At half of this number the processor commits before its time, and while it is
+    /// reached, the processor receives no further records. The default is 100,000.
+    pub uncommitted_max: usize,
     /// Largest size of the records in hand, in bytes. The processor may exceed it by one batch, so it also handles a record
-    /// that is larger. The default is 64 MiB.
+    /// that is larger. Kafka's engine may keep about 16 KiB more memory for each record. The default is 64 MiB.
     pub bytes_max: usize,
     /// Time between two commits. The default is 1 s.
     pub commit_interval: Duration,
@@ -51,6 +54,7 @@ impl ProcessorOptions {
             consumer,
             concurrency: 1_000,
             records_max: 10_000,
+            uncommitted_max: 100_000,
             bytes_max: 64 << 20,
             commit_interval: Duration::from_secs(1),
             drain_timeout: Duration::from_secs(20),

@@ -6,28 +6,38 @@ use std::task::Poll;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
+use smallvec::{SmallVec, smallvec};
 use tokio_util::sync::CancellationToken;
 
 use super::control::{Blocked, Control};
 use super::copies::{Copy, Origin};
-use super::lanes::{Outcome, Work};
+use super::handler::{Deliveries, Handling, Results};
+use super::lanes::{Outcome, Work, Works};
 use super::{Delivery, HandlerError, Shared, WORKERS};
 use crate::topic::{Partition, Position, Record};
 
 /// Largest number of calls that a worker starts at once. The workers share the ready lanes.
 const CALLS_MAX: usize = 64;
 
-/// Works and their outcomes.
-type Done = Vec<(Work, Outcome)>;
 /// Running call of the handler, or copy on its way.
-type Step = BoxFuture<'static, Stepped>;
+type Step<'a> = BoxFuture<'a, Stepped<'a>>;
 
-/// Result of a call of the handler.
-struct Stepped {
-    done: Done,
+/// Results of calls of the handler.
+#[derive(Default)]
+struct Stepped<'a> {
+    done: Vec<(Work, Outcome)>,
     /// Works that need a further call, or wait until the bus has stored the copy of a record. The other works of the call
     /// do not wait for them.
-    steps: Vec<Step>,
+    steps: Vec<Step<'a>>,
+}
+
+/// Call of the handler for at most `records_max` records of each work.
+struct Call<'a> {
+    works: Works,
+    records_max: usize,
+    /// History of each record, and true if an operator skips it. The handler receives no skipped record.
+    histories: SmallVec<[(Origin, bool); 1]>,
+    handling: Handling<'a>,
 }
 
 /// Decision about a work after a call of the handler.
@@ -40,138 +50,158 @@ enum Settled {
 impl Shared {
     /// Runs handlers until the processor stops.
     pub(super) async fn work(self: Arc<Self>, worker: usize, stop: &CancellationToken) {
+        let shared = &*self;
         // The shares of all workers are together equal to the bound.
-        let share = (self.options.concurrency + worker) / WORKERS;
-        let mut running = FuturesUnordered::<Step>::new();
-        let mut finished = Vec::new();
+        let share = (shared.options.concurrency + worker) / WORKERS;
+        let mut running = FuturesUnordered::<Step<'_>>::new();
+        let (mut stepped, mut taken) = (Stepped::default(), Vec::new());
         loop {
-            let mut ready = std::pin::pin!(self.ready.notified());
+            let mut ready = std::pin::pin!(shared.ready.notified());
             ready.as_mut().enable();
-            for (works, cancellation) in self.exchange(&mut finished, share.saturating_sub(running.len())) {
-                let mut handling = self.clone().handle(works, usize::MAX, cancellation);
-                match futures_util::poll!(&mut handling) {
-                    Poll::Ready(stepped) => stepped.add_to(&mut finished, &running),
-                    Poll::Pending => running.push(handling),
+            shared.exchange(&mut stepped, &mut taken, share.saturating_sub(running.len()));
+            // Handlers that always end at once must not keep the thread from other tasks.
+            tokio::task::coop::consume_budget().await;
+            for works in taken.drain(..) {
+                let Some(mut call) = shared.call(works, usize::MAX, &mut stepped) else { continue };
+                // Many calls end at once. They need no allocation and do not wait for the cancellation.
+                match futures_util::poll!(&mut call.handling) {
+                    Poll::Ready(results) => shared.settle_call(call, results, &mut stepped),
+                    Poll::Pending => running.push(shared.wait(call).boxed()),
                 }
             }
-            if finished.is_empty() {
+            running.extend(stepped.steps.drain(..));
+            if stepped.done.is_empty() {
                 tokio::select! {
                     biased;
                     () = stop.cancelled() => return,
-                    Some(stepped) = running.next(), if !running.is_empty() => stepped.add_to(&mut finished, &running),
+                    Some(next) = running.next(), if !running.is_empty() => stepped.add(next),
                     () = ready => {}
                 }
             }
-            while let Some(Some(stepped)) = running.next().now_or_never() {
-                stepped.add_to(&mut finished, &running);
+            while let Some(Some(next)) = running.next().now_or_never() {
+                stepped.add(next);
             }
         }
     }
 
-    /// Reports the finished works, and returns the works of at most `count` new calls.
-    fn exchange(&self, finished: &mut Done, count: usize) -> Vec<(Vec<Work>, CancellationToken)> {
+    /// Reports the finished works, and adds the works of at most `count` new calls to `taken`.
+    fn exchange(&self, stepped: &mut Stepped<'_>, taken: &mut Vec<Works>, count: usize) {
         let mut state = self.state();
-        let has_finished = !finished.is_empty();
-        finished.drain(..).for_each(|(work, outcome)| state.lanes.finish(work, outcome));
-        let mut taken = Vec::new();
+        stepped.done.iter_mut().for_each(|(work, outcome)| state.lanes.finish(work, *outcome));
         while taken.len() < count.min(CALLS_MAX) {
             let works = state.lanes.take(self.calls.records_max());
-            let Some(first) = works.first() else { break };
-            let cancellation = state.cancellations[&first.assignment].clone();
-            taken.push((works, cancellation));
+            if works.is_empty() {
+                break;
+            }
+            taken.push(works);
         }
         drop(state);
-        if has_finished {
+        if !stepped.done.is_empty() {
+            stepped.done.clear();
             self.progressed.notify_one();
             self.drained.notify_waiters();
         }
-        taken
     }
 
-    /// Makes one call of the handler for at most `records_max` records of each work, and decides about the failed records.
-    fn handle(self: Arc<Self>, works: Vec<Work>, records_max: usize, cancellation: CancellationToken) -> Step {
-        Box::pin(async move {
-            let mut stepped = Stepped { done: Vec::new(), steps: Vec::new() };
-            let called = tokio::select! {
-                biased;
-                // The outcomes have no effect, because the consumer has given up the partition. The handler may be ready at
-                // the same time, and it must not continue.
-                () = cancellation.cancelled() => {
-                    stepped.done = without_effect(works);
-                    return stepped;
-                }
-                called = self.call(&works, records_max) => called,
-            };
-            let Some(called) = called else {
-                // One of the records panics. The others can succeed in calls without it.
-                let alone = |work| self.clone().handle(vec![work], 1, cancellation.clone());
-                stepped.steps = works.into_iter().map(alone).collect();
-                return stepped;
-            };
-            let mut called = called.into_iter();
-            for mut work in works {
-                let of_work: Vec<_> = called.by_ref().take(work.records.len().min(records_max)).collect();
-                match self.settle(&work, of_work) {
-                    Settled::Done(outcome) => stepped.done.push((work, outcome)),
-                    Settled::Copying(finished, copy) => {
-                        let outcome = Outcome { finished, retry_at: None };
-                        stepped.done.push((work.split_first(finished), outcome));
-                        let outcome = Outcome { finished: 1, retry_at: None };
-                        let copying = self.clone().copy(work, copy, outcome, cancellation.clone());
-                        stepped.steps.push(copying.boxed());
-                    }
-                }
-            }
-            stepped
-        })
-    }
-
-    /// Calls the handler for the first records of each work. Returns the history and the outcome of each record; `None` if
-    /// a call for several records panicked.
-    async fn call(&self, works: &[Work], records_max: usize) -> Option<Vec<(Origin, Result<(), HandlerError>)>> {
-        let mut origins = Vec::new();
-        let mut deliveries = Vec::new();
-        for work in works {
+    /// Starts a call of the handler. Returns `None` if the consumer has given up the partition.
+    fn call(&self, works: Works, records_max: usize, stepped: &mut Stepped<'_>) -> Option<Call<'_>> {
+        if works[0].assigned.cancellation.is_cancelled() {
+            stepped.add_without_effect(works);
+            return None;
+        }
+        let mut histories = SmallVec::new();
+        let mut deliveries = Deliveries::new();
+        for work in &works {
             for (at, record) in work.records.iter().take(records_max).enumerate() {
                 let calls = work.calls_for(at);
-                let mut origin = self.copies.origin(&work.partition, record);
+                let mut origin = self.copies.origin(work.partition(), record);
                 origin.calls = origin.calls.saturating_add(calls);
-                let is_skipped = self.is_skipped(&work.partition, record, calls > 0);
+                let is_skipped = self.is_skipped(work.partition(), record, calls > 0);
                 if !is_skipped {
                     origin.calls = origin.calls.saturating_add(1);
                     deliveries.push(Delivery {
-                        partition: work.partition.clone(),
+                        partition: work.partition().clone(),
                         record: record.clone(),
-                        origin: origin.position.clone(),
                         call: origin.calls,
+                        original: origin.position.clone(),
                     });
                 }
-                origins.push((origin, is_skipped));
+                histories.push((origin, is_skipped));
             }
         }
-        let mut results = self.calls.call(deliveries).await?.into_iter();
-        let mut result = || results.next().expect("the call returns one outcome for each delivery");
-        let skipped = || Err(HandlerError::not_retriable("an operator has skipped the record"));
-        let called = origins.into_iter();
-        Some(called.map(|(origin, is_skipped)| (origin, if is_skipped { skipped() } else { result() })).collect())
+        Some(Call { works, records_max, histories, handling: self.calls.call(deliveries) })
+    }
+
+    /// Waits for the end of a call.
+    async fn wait<'a>(&'a self, mut call: Call<'a>) -> Stepped<'a> {
+        let mut stepped = Stepped::default();
+        let assigned = call.works[0].assigned.clone();
+        tokio::select! {
+            biased;
+            // The outcomes have no effect, because the consumer has given up the partition. The handler may be ready at the
+            // same time, and it must not continue.
+            () = assigned.cancellation.cancelled() => stepped.add_without_effect(call.works),
+            results = &mut call.handling => self.settle_call(call, results, &mut stepped),
+        }
+        stepped
+    }
+
+    /// Makes a call for the first record of a work alone.
+    async fn call_alone(&self, work: Work) -> Stepped<'_> {
+        let mut stepped = Stepped::default();
+        match self.call(smallvec![work], 1, &mut stepped) {
+            Some(call) => self.wait(call).await,
+            None => stepped,
+        }
+    }
+
+    /// Decides about the records of a call that has ended. `results` is `None` if a call for several records panicked.
+    fn settle_call<'a>(&'a self, call: Call<'a>, results: Option<Results>, stepped: &mut Stepped<'a>) {
+        let Call { works, records_max, histories, handling: _ } = call;
+        let Some(results) = results else {
+            // One of the records panics. The others can succeed in calls without it.
+            stepped.steps.extend(works.into_iter().map(|work| self.call_alone(work).boxed()));
+            return;
+        };
+        let mut results = results.into_iter();
+        let mut called = histories.into_iter().map(|(origin, is_skipped)| {
+            let skipped = || Err(HandlerError::not_retriable("an operator has skipped the record"));
+            let mut result = || results.next().expect("the call returns one outcome for each delivery");
+            (origin, if is_skipped { skipped() } else { result() })
+        });
+        for mut work in works {
+            let count = work.records.len().min(records_max);
+            match self.settle(&work, called.by_ref().take(count)) {
+                Settled::Done(outcome) => stepped.done.push((work, outcome)),
+                Settled::Copying(finished, copy) => {
+                    let outcome = Outcome { finished, retry_at: None };
+                    stepped.done.push((work.split_first(finished), outcome));
+                    let outcome = Outcome { finished: 1, retry_at: None };
+                    stepped.steps.push(self.copy(work, copy, outcome).boxed());
+                }
+            }
+        }
     }
 
     /// Decides about the first records of a work after a call of the handler.
-    fn settle(&self, work: &Work, called: Vec<(Origin, Result<(), HandlerError>)>) -> Settled {
-        let finished = called.len();
-        for (at, (record, (origin, result))) in work.records.iter().zip(called).enumerate() {
+    fn settle(&self, work: &Work, called: impl Iterator<Item = (Origin, Result<(), HandlerError>)>) -> Settled {
+        let mut finished = 0;
+        let mut settled = None;
+        for (record, (origin, result)) in work.records.iter().zip(called) {
             match result {
-                Ok(()) => _ = self.counters.succeeded.inc(),
+                _ if settled.is_some() => {}
+                Ok(()) => finished += 1,
                 // The lane passes the later records to a new call, because the handler has not handled them.
-                Err(error) => return self.fail(work, at, record, &origin, error),
+                Err(error) => settled = Some(self.fail(work, finished, record, &origin, error)),
             }
         }
-        Settled::Done(Outcome { finished, retry_at: None })
+        self.counters.succeeded.inc_by(finished as u64);
+        settled.unwrap_or(Settled::Done(Outcome { finished, retry_at: None }))
     }
 
     /// Decides about a failed record, which is the record of the work at this index.
     fn fail(&self, work: &Work, at: usize, record: &Record, origin: &Origin, mut error: HandlerError) -> Settled {
-        let (partition, offset, calls) = (&work.partition, record.offset, work.calls_for(at) + 1);
+        let (partition, offset, calls) = (work.partition(), record.offset, work.calls_for(at) + 1);
         let is_skipped = self.is_skipped(partition, record, true);
         error.is_retriable &= !is_skipped;
         let has_calls = error.is_retriable && !self.copies.is_retry_topic(&partition.topic);
@@ -185,7 +215,7 @@ impl Shared {
             }
             return Settled::Done(Outcome { finished: at, retry_at: Some(self.runtime.monotonic() + wait) });
         }
-        let copy = self.copies.copy(self.runtime.now(), &partition.topic, record, origin, &error);
+        let copy = self.copies.copy(self.runtime.now(), partition, record, origin, &error);
         let counter = match &copy {
             _ if is_skipped => &self.counters.skipped,
             Some(copy) if copy.is_dead_letter => &self.counters.dead,
@@ -202,19 +232,15 @@ impl Shared {
     }
 
     /// Waits until the bus has stored a copy.
-    async fn copy(
-        self: Arc<Self>,
-        work: Work,
-        copy: Copy,
-        outcome: Outcome,
-        cancellation: CancellationToken,
-    ) -> Stepped {
-        let done = tokio::select! {
+    async fn copy(&self, work: Work, copy: Copy, outcome: Outcome) -> Stepped<'_> {
+        let mut stepped = Stepped::default();
+        let assigned = work.assigned.clone();
+        tokio::select! {
             biased;
-            () = cancellation.cancelled() => without_effect(vec![work]),
-            () = self.copies.send(&self.runtime, copy) => vec![(work, outcome)],
-        };
-        Stepped { done, steps: Vec::new() }
+            () = assigned.cancellation.cancelled() => stepped.add_without_effect(smallvec![work]),
+            () = self.copies.send(&self.runtime, copy) => stepped.done.push((work, outcome)),
+        }
+        stepped
     }
 
     /// Returns true if an operator skips the record.
@@ -225,10 +251,15 @@ impl Shared {
     }
 }
 
-impl Stepped {
-    fn add_to(self, finished: &mut Done, running: &FuturesUnordered<Step>) {
-        finished.extend(self.done);
-        self.steps.into_iter().for_each(|step| running.push(step));
+impl Stepped<'_> {
+    fn add(&mut self, other: Self) {
+        self.done.extend(other.done);
+        self.steps.extend(other.steps);
+    }
+
+    /// Adds works whose outcomes have no effect, because the consumer has given up the partition.
+    fn add_without_effect(&mut self, works: Works) {
+        self.done.extend(works.into_iter().map(|work| (work, Outcome { finished: 0, retry_at: None })));
     }
 }
 
@@ -237,10 +268,6 @@ impl Work {
     fn calls_for(&self, at: usize) -> u32 {
         if at == 0 { self.calls } else { 0 }
     }
-}
-
-fn without_effect(works: Vec<Work>) -> Done {
-    works.into_iter().map(|work| (work, Outcome { finished: 0, retry_at: None })).collect()
 }
 
 fn position(partition: &Partition, record: &Record) -> Position {

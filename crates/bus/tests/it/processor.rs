@@ -100,11 +100,11 @@ impl Scene {
         })
     }
 
-    pub(crate) async fn start(&self, options: ProcessorOptions, handler: Arc<Logging>) -> Processor {
+    pub(crate) async fn start(&self, options: ProcessorOptions, handler: Arc<impl Handler>) -> Processor {
         self.start_on(&self.bus.reopen(self.runtime.clone()), options, handler).await
     }
 
-    async fn start_on(&self, bus: &MemoryBus, options: ProcessorOptions, handler: Arc<Logging>) -> Processor {
+    async fn start_on(&self, bus: &MemoryBus, options: ProcessorOptions, handler: Arc<impl Handler>) -> Processor {
         Processor::start(&self.runtime, bus, options, handler).await.unwrap()
     }
 
@@ -252,6 +252,30 @@ fn panic_of_a_handler_makes_only_its_record_fail() {
             None
         };
         let processor = scene.start(scene.options(), scene.handler(Duration::ZERO, panics)).await;
+        scene.until("the other records are handled", |log| Scene::count(log) == 9).await;
+        processor.stop().await.unwrap();
+        assert_eq!(scene.log.lock().unwrap()["a"], [0, 1, 3, 4]);
+    });
+}
+
+/// Handler that panics for one record before it returns a future.
+struct PanicsAtOnce(Arc<Logging>);
+
+impl Handler for PanicsAtOnce {
+    fn handle(&self, delivery: Delivery) -> BoxFuture<'_, Result<(), HandlerError>> {
+        let record = &delivery.record;
+        assert!(record.key.as_deref() != Some(b"a") || record.value.as_deref() != Some(b"2"), "a deliberate panic");
+        self.0.handle(delivery)
+    }
+}
+
+#[test]
+fn panic_of_a_handler_before_its_future_makes_only_its_record_fail() {
+    simulate(async |sim| {
+        let scene = Scene::new(sim, 1).await;
+        scene.send(&["a", "b"], 0..5).await;
+        let handler = Arc::new(PanicsAtOnce(scene.handler(Duration::ZERO, succeeds)));
+        let processor = scene.start(scene.options(), handler).await;
         scene.until("the other records are handled", |log| Scene::count(log) == 9).await;
         processor.stop().await.unwrap();
         assert_eq!(scene.log.lock().unwrap()["a"], [0, 1, 3, 4]);

@@ -45,7 +45,7 @@ impl Mutant {
         (Mutant::CommitsEarly, "early"),
         (Mutant::CommitsNothing, "repeated"),
         (Mutant::ForgetsGaps, "repeated"),
-        (Mutant::IgnoresLost, "continued"),
+        (Mutant::IgnoresLost, "all records are handled"),
         (Mutant::IgnoresPause, "unbounded"),
         (Mutant::LosesCopies, "all records are handled"),
         (Mutant::ReleasesAtOnce, "continued"),

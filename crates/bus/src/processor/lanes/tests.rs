@@ -9,7 +9,7 @@ fn partition() -> Partition {
 
 /// Returns lanes with an assigned partition.
 fn lanes() -> Lanes {
-    let mut lanes = Lanes::new(Bounds { records: BOUND, bytes: 1 << 20, metadata_bytes: 4_096 }, 0);
+    let mut lanes = Lanes::new(Bounds { records: BOUND, bytes: 1 << 20, uncommitted: BOUND, metadata_bytes: 4_096 }, 0);
     lanes.assign(&Assigned { partition: partition(), position: Offset(0), committed: None }, false);
     lanes
 }
@@ -20,8 +20,8 @@ fn finish_next(lanes: &mut Lanes, offset: u64) {
     let record = Record { offset: Offset(offset), timestamp, key: None, value: None, headers: Vec::new() };
     let batch = RecordBatch { partition: partition(), end: record.offset.next(), records: vec![record] };
     assert_eq!(lanes.push(batch, |_| None), None);
-    let work = lanes.take(1).remove(0);
-    lanes.finish(work, Outcome { finished: 1, retry_at: None });
+    let mut work = lanes.take(1).remove(0);
+    lanes.finish(&mut work, Outcome { finished: 1, retry_at: None });
 }
 
 #[test]
