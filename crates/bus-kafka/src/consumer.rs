@@ -20,6 +20,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use self::native::{Native, Queue};
 use crate::METADATA_BYTES_MAX;
 use crate::options::KafkaUrl;
+use crate::records::Copier;
 
 /// Longest session timeout, which is Kafka's default for `group.max.session.timeout.ms`.
 const SESSION_MAX: Duration = Duration::from_secs(30 * 60);
@@ -45,6 +46,7 @@ struct Shared {
 struct State {
     /// Partitions that the caller owns.
     ownership: Ownership<Queue>,
+    copier: Copier,
     /// End of the proved membership by the clock of this process.
     ends: Monotonic,
     /// Last committed offsets of the partitions in librdkafka's assignment. A repetition of such a commit proves the
@@ -82,6 +84,7 @@ impl KafkaConsumer {
         let (commits, jobs) = mpsc::unbounded_channel();
         let state = State {
             ownership: Ownership::default(),
+            copier: Copier::default(),
             ends: runtime.monotonic(),
             committed: BTreeMap::new(),
             is_proving: false,
@@ -179,12 +182,13 @@ impl Shared {
 
     /// Returns records of a partition that has some, beginning with the partition after the last one.
     fn fetch(&self, state: &mut State) -> Option<Event> {
-        for (partition, position) in state.ownership.wanted() {
-            let owned = state.ownership.known(&partition)?;
-            let records = owned.data.take(position, self.options.batch_records_max);
+        let State { ownership, copier, .. } = state;
+        for (partition, position) in ownership.wanted() {
+            let owned = ownership.known(&partition)?;
+            let records = owned.data.take(copier, position, self.options.batch_records_max);
             if let Some(last) = records.last() {
                 let end = self.native.end(&partition).unwrap_or_default().max(last.offset.next());
-                return state.ownership.deliver(position, RecordBatch { partition, records, end });
+                return ownership.deliver(position, RecordBatch { partition, records, end });
             }
         }
         None

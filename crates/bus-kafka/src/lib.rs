@@ -15,6 +15,7 @@ mod blocking;
 mod consumer;
 mod context;
 mod error;
+mod messages;
 mod options;
 mod producer;
 mod reader;

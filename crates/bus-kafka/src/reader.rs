@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bus::{Answer, BusError, Partition, Reader, Record, RecordBatch, TopicName};
-use rdkafka::Message as _;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::KafkaError;
+use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::topic_partition_list::{Offset as RdOffset, TopicPartitionList};
 use tokio::sync::Notify;
 
@@ -15,7 +15,7 @@ use crate::blocking::drop_elsewhere;
 use crate::context::Context;
 use crate::error::bus_error;
 use crate::options::KafkaUrl;
-use crate::records::{QUEUE_BACKOFF_MILLIS, QUEUE_KIB, end, record_of};
+use crate::records::{Content, Copier, QUEUE_BACKOFF_MILLIS, QUEUE_KIB, end};
 use crate::{create, kafka_index};
 
 /// Name of a group that librdkafka requires. The reader neither joins it nor commits offsets.
@@ -27,8 +27,14 @@ pub(crate) struct KafkaReader {
     client: Option<Arc<BaseConsumer<Context>>>,
     topic: TopicName,
     woken: Arc<Notify>,
+    fetched: Mutex<Fetched>,
+}
+
+#[derive(Default)]
+struct Fetched {
     /// Batches that the caller has not received.
-    batches: Mutex<VecDeque<RecordBatch>>,
+    batches: VecDeque<RecordBatch>,
+    copier: Copier,
 }
 
 impl KafkaReader {
@@ -48,11 +54,11 @@ impl KafkaReader {
             added.map_err(|error| bus_error(&error))?;
         }
         client.assign(&list).map_err(|error| bus_error(&error))?;
-        Ok(KafkaReader { client: Some(Arc::new(client)), topic: topic.clone(), woken, batches: Mutex::default() })
+        Ok(KafkaReader { client: Some(Arc::new(client)), topic: topic.clone(), woken, fetched: Mutex::default() })
     }
 
     /// Takes records from librdkafka, and returns those of each run of one partition as a batch.
-    fn poll(&self, client: &BaseConsumer<Context>) -> Result<VecDeque<RecordBatch>, BusError> {
+    fn poll(&self, client: &BaseConsumer<Context>, copier: &mut Copier) -> Result<VecDeque<RecordBatch>, BusError> {
         let mut batches = VecDeque::<RecordBatch>::new();
         for _ in 0..BATCH_RECORDS_MAX {
             let message = match client.poll(Duration::ZERO) {
@@ -69,7 +75,7 @@ impl KafkaReader {
                 }
             };
             let Ok(index) = u32::try_from(message.partition()) else { continue };
-            let Some(record) = record_of(&message) else { continue };
+            let Some(record) = record_of(&message, copier) else { continue };
             match batches.back_mut() {
                 Some(batch) if batch.partition.index == index => batch.records.push(record),
                 _ => batches.push_back(self.batch(index, record)),
@@ -88,6 +94,15 @@ impl KafkaReader {
     }
 }
 
+fn record_of(message: &BorrowedMessage<'_>, copier: &mut Copier) -> Option<Record> {
+    let (offset, millis) = (message.offset(), message.timestamp().to_millis().unwrap_or_default());
+    let mut record = copier.record(Content { offset, millis, key: message.key(), value: message.payload() })?;
+    if let Some(headers) = message.headers() {
+        record.headers = headers.iter().map(|header| copier.header(header.key, header.value)).collect();
+    }
+    Some(record)
+}
+
 impl Reader for KafkaReader {
     fn next(&self) -> Answer<'_, RecordBatch> {
         Box::pin(async move {
@@ -96,11 +111,11 @@ impl Reader for KafkaReader {
                 let mut woken = std::pin::pin!(self.woken.notified());
                 woken.as_mut().enable();
                 {
-                    let mut batches = self.batches.lock().expect("no code panics while it holds this mutex");
-                    if batches.is_empty() {
-                        *batches = self.poll(client)?;
+                    let mut fetched = self.fetched.lock().expect("no code panics while it holds this mutex");
+                    if fetched.batches.is_empty() {
+                        fetched.batches = self.poll(client, &mut fetched.copier)?;
                     }
-                    if let Some(batch) = batches.pop_front() {
+                    if let Some(batch) = fetched.batches.pop_front() {
                         return Ok(batch);
                     }
                 }

@@ -3,11 +3,10 @@
 use std::ffi::CString;
 
 use bus::{Header, Offset, Partition, Record};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use instants::Timestamp;
 use rdkafka::bindings::rd_kafka_get_watermark_offsets;
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
-use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::types::RDKafkaRespErr;
 
 use crate::kafka_index;
@@ -17,19 +16,54 @@ pub(crate) const QUEUE_KIB: &str = "4096";
 /// Time after which librdkafka checks again whether a full queue has space.
 pub(crate) const QUEUE_BACKOFF_MILLIS: &str = "5";
 
-pub(crate) fn record_of(message: &BorrowedMessage<'_>) -> Option<Record> {
-    let bytes = |bytes: Option<&[u8]>| bytes.map(Bytes::copy_from_slice);
-    let header = |header: rdkafka::message::Header<'_, &[u8]>| Header {
-        name: header.key.to_owned(),
-        value: bytes(header.value),
-    };
-    Some(Record {
-        offset: Offset(u64::try_from(message.offset()).ok()?),
-        timestamp: Timestamp::from_millis(message.timestamp().to_millis().unwrap_or_default()),
-        key: bytes(message.key()),
-        value: bytes(message.payload()),
-        headers: message.headers().map(|headers| headers.iter().map(header).collect()).unwrap_or_default(),
-    })
+/// Size of the memory blocks into which [`Copier`] copies bytes.
+const BLOCK_BYTES: usize = 16 << 10;
+
+/// Copies records from the memory of librdkafka. Small keys and values share blocks of memory, so that most records need no
+/// allocation. A block lives as long as one of its records.
+#[derive(Debug, Default)]
+pub(crate) struct Copier {
+    /// Rest of the current block.
+    block: BytesMut,
+}
+
+/// Content of a message of librdkafka without its headers.
+pub(crate) struct Content<'a> {
+    pub(crate) offset: i64,
+    /// Milliseconds since 1970-01-01 00:00 UTC.
+    pub(crate) millis: i64,
+    pub(crate) key: Option<&'a [u8]>,
+    pub(crate) value: Option<&'a [u8]>,
+}
+
+impl Copier {
+    /// Copies a record without its headers. Returns `None` if the offset is not a number of a record.
+    pub(crate) fn record(&mut self, content: Content<'_>) -> Option<Record> {
+        Some(Record {
+            offset: Offset(u64::try_from(content.offset).ok()?),
+            // librdkafka returns -1 if a message has no time.
+            timestamp: Timestamp::from_millis(content.millis.max(0)),
+            key: self.bytes(content.key),
+            value: self.bytes(content.value),
+            headers: Vec::new(),
+        })
+    }
+
+    pub(crate) fn header(&mut self, name: &str, value: Option<&[u8]>) -> Header {
+        Header { name: name.to_owned(), value: self.bytes(value) }
+    }
+
+    fn bytes(&mut self, bytes: Option<&[u8]>) -> Option<Bytes> {
+        let bytes = bytes?;
+        if bytes.len() > BLOCK_BYTES / 4 {
+            return Some(Bytes::copy_from_slice(bytes));
+        }
+        if self.block.capacity() < bytes.len() {
+            self.block = BytesMut::with_capacity(BLOCK_BYTES);
+        }
+        self.block.extend_from_slice(bytes);
+        Some(self.block.split().freeze())
+    }
 }
 
 /// Returns the offset after the last record of a partition, as far as librdkafka knows.

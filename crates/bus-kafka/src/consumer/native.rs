@@ -22,14 +22,17 @@ use tokio::sync::Notify;
 use crate::blocking::{blocking, drop_elsewhere};
 use crate::context::Context;
 use crate::error::bus_error;
+use crate::messages::MessageQueue;
 use crate::options::{Assignor, KafkaUrl};
-use crate::records::{QUEUE_BACKOFF_MILLIS, QUEUE_KIB, end, record_of};
+use crate::records::{Copier, QUEUE_BACKOFF_MILLIS, QUEUE_KIB, end};
 use crate::{EVENTS_MAX, RETRY_WAIT, create, edges, kafka_index, kafka_offset, offset_of};
 
 /// Longest time between two heartbeats. A member notices a change of its group within this time.
 const HEARTBEAT_MAX: Duration = Duration::from_secs(1);
 /// Least number of heartbeats in a session timeout.
 const HEARTBEATS: u32 = 6;
+/// Largest number of messages that the consumer takes from a queue at once.
+const MESSAGES_MAX: usize = 256;
 /// Longest time of a seek, which needs no broker.
 const SEEK_MAX: Duration = Duration::from_secs(1);
 
@@ -62,7 +65,9 @@ pub(super) enum Rebalance {
 pub(super) struct Queue {
     /// Number of the assignment. Each number is used once.
     assignment: u64,
-    records: Arc<PartitionQueue<Group>>,
+    messages: Arc<MessageQueue>,
+    /// Separates the messages of the partition from the common queue of the client, and keeps the client alive.
+    _queue: Arc<PartitionQueue<Group>>,
     /// Number of seeks that have not taken effect. Until then the queue may contain records of an old position.
     seeks: Arc<AtomicU64>,
 }
@@ -220,12 +225,13 @@ impl Native {
     /// Creates a queue for each partition, so that librdkafka adds no records to the common queue.
     pub(super) fn queues(&self, partitions: &[Partition]) -> Vec<Queue> {
         let queue = |partition: &Partition| {
-            let mut records =
+            let mut queue =
                 self.consumer().split_partition_queue(partition.topic.as_str(), kafka_index(partition.index))?;
             let changed = self.changed.clone();
-            records.set_nonempty_callback(move || changed.notify_one());
+            queue.set_nonempty_callback(move || changed.notify_one());
             let assignment = self.new_assignment();
-            Some(Queue { assignment, records: Arc::new(records), seeks: Arc::default() })
+            let messages = MessageQueue::of(self.consumer(), partition)?;
+            Some(Queue { assignment, messages: Arc::new(messages), _queue: Arc::new(queue), seeks: Arc::default() })
         };
         partitions.iter().filter_map(queue).collect()
     }
@@ -397,7 +403,7 @@ impl Queue {
 
     /// Returns the same queue for another assignment.
     pub(super) fn renewed(&self, native: &Native) -> Queue {
-        Queue { assignment: native.new_assignment(), records: self.records.clone(), seeks: Arc::default() }
+        Queue { assignment: native.new_assignment(), seeks: Arc::default(), ..self.clone() }
     }
 
     /// Hides the records of the queue until [`Native::seek`] ends.
@@ -406,18 +412,26 @@ impl Queue {
     }
 
     /// Removes records from the queue, beginning at `position`.
-    pub(super) fn take(&self, position: Offset, records_max: usize) -> Vec<Record> {
+    pub(super) fn take(&self, copier: &mut Copier, position: Offset, records_max: usize) -> Vec<Record> {
         let mut records = Vec::new();
         if self.seeks.load(Ordering::Acquire) > 0 {
             return records;
         }
-        while records.len() < records_max {
-            match self.records.poll(Duration::ZERO) {
-                Some(Ok(message)) => records.extend(record_of(&message).filter(|record| record.offset >= position)),
-                Some(Err(error)) => tracing::debug!(%error, "an error of a partition"),
-                None => break,
+        loop {
+            let wanted = MESSAGES_MAX.min(records_max - records.len());
+            let messages = self.messages.take(wanted);
+            records.reserve(messages.len());
+            for record in messages.records(copier) {
+                match record {
+                    Ok(record) if record.offset >= position => records.push(record),
+                    // The record was fetched before a seek.
+                    Ok(_) => {}
+                    Err(error) => tracing::debug!(%error, "an error of a partition"),
+                }
+            }
+            if messages.len() < wanted || records.len() == records_max {
+                return records;
             }
         }
-        records
     }
 }
