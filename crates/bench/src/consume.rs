@@ -36,7 +36,7 @@ pub struct ConsumeArguments {
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     /// Number of records for the empty handler
-    #[arg(long, default_value_t = 500_000, value_parser = clap::value_parser!(u64).range(10..=100_000_000))]
+    #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u64).range(10..=100_000_000))]
     records: u64,
     /// Number of records for the handler of 1 ms
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(10..=100_000_000))]
