@@ -4,7 +4,7 @@ use std::fmt;
 use std::panic::{self, AssertUnwindSafe};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{self, Poll};
+use std::task::{self, Poll, ready};
 
 use futures_util::future::BoxFuture;
 use smallvec::{SmallVec, smallvec};
@@ -115,13 +115,22 @@ impl Future for Handling<'_> {
     type Output = Option<Results>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<Self::Output> {
-        let polled = panic::catch_unwind(AssertUnwindSafe(|| match &mut self.running {
-            Running::Nothing => Poll::Ready(Some(Results::new())),
-            Running::Single(handling) => handling.as_mut().poll(context).map(|outcome| Some(smallvec![outcome])),
-            Running::Batch(handling) => handling.as_mut().poll(context).map(|outcomes| Some(outcomes.into())),
-            Running::Panicked => Poll::Ready(None),
+        let polled = panic::catch_unwind(AssertUnwindSafe(|| {
+            let outcomes = match &mut self.running {
+                Running::Nothing => Some(Results::new()),
+                Running::Single(handling) => Some(smallvec![ready!(handling.as_mut().poll(context))]),
+                Running::Batch(handling) => Some(ready!(handling.as_mut().poll(context)).into()),
+                Running::Panicked => None,
+            };
+            // The drop of the handler's future may panic, too.
+            self.running = Running::Nothing;
+            Poll::Ready(outcomes)
         }));
-        let Poll::Ready(outcomes) = polled.unwrap_or(Poll::Ready(None)) else { return Poll::Pending };
+        let polled = polled.unwrap_or_else(|_| {
+            drop(panic::catch_unwind(AssertUnwindSafe(|| self.running = Running::Panicked)));
+            Poll::Ready(None)
+        });
+        let Poll::Ready(outcomes) = polled else { return Poll::Pending };
         let failed = |reason| move || Err(HandlerError::retriable(reason));
         Poll::Ready(match outcomes {
             Some(mut outcomes) => {

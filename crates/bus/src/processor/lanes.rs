@@ -34,6 +34,8 @@ pub(super) struct Bounds {
     pub(super) metadata_bytes: usize,
 }
 
+/// Largest number of queues of removed lanes that [`Lanes`] keeps.
+const SPARE_MAX: usize = 4_096;
 /// Largest capacity of the queue of a removed lane that [`Lanes`] keeps, in records.
 const SPARE_CAPACITY_MAX: usize = 16;
 
@@ -386,7 +388,7 @@ impl Lanes {
             assignment.bytes -= lane.records.iter().map(|queued| queued.record.bytes()).sum::<usize>();
         }
         lane.records.clear();
-        if lane.records.capacity() <= SPARE_CAPACITY_MAX {
+        if lane.records.capacity() <= SPARE_CAPACITY_MAX && self.spare.len() < SPARE_MAX {
             self.spare.push(lane.records);
         }
     }

@@ -15,9 +15,9 @@ pub struct ProcessorOptions {
     /// Largest number of records in hand: running or waiting. The processor may exceed it by one batch. After a rebalance,
     /// records that wait in retry topics may exceed it by the same number again. The default is 10,000.
     pub records_max: usize,
-    /// Largest number of finished records that no accepted commit describes. If the processor loses its partitions, their
-    /// next owner handles these records again. At half of this number the processor commits before its time, and while it is
-    /// reached, the processor receives no further records. The default is 100,000.
+    /// Number of finished records without an accepted commit at which the processor receives no further records. Records in
+    /// hand still finish. If the processor loses its partitions, their next owner handles all these records again. At half of
+    /// this number the processor commits before its time. The default is 100,000.
     pub uncommitted_max: usize,
     /// Largest size of the records in hand, in bytes. The processor may exceed it by one batch, so it also handles a record
     /// that is larger. Kafka's engine may keep about 16 KiB more memory for each record. The default is 64 MiB.

@@ -74,12 +74,12 @@ impl Shared {
                 tokio::select! {
                     biased;
                     () = stop.cancelled() => return,
-                    Some(next) = running.next(), if !running.is_empty() => stepped.add(next),
+                    Some(next) = running.next(), if !running.is_empty() => stepped.add(next, &running),
                     () = ready => {}
                 }
             }
             while let Some(Some(next)) = running.next().now_or_never() {
-                stepped.add(next);
+                stepped.add(next, &running);
             }
         }
     }
@@ -251,10 +251,11 @@ impl Shared {
     }
 }
 
-impl Stepped<'_> {
-    fn add(&mut self, other: Self) {
+impl<'a> Stepped<'a> {
+    /// Adds the results of a step. Its further steps run at once.
+    fn add(&mut self, other: Self, running: &FuturesUnordered<Step<'a>>) {
         self.done.extend(other.done);
-        self.steps.extend(other.steps);
+        other.steps.into_iter().for_each(|step| running.push(step));
     }
 
     /// Adds works whose outcomes have no effect, because the consumer has given up the partition.
