@@ -46,6 +46,8 @@ pub(crate) fn bus_error_of_code(code: Code, topic: Option<&TopicName>) -> BusErr
             | Code::InvalidTopic
             | Code::PolicyViolation
             | Code::UnknownPartition
+            | Code::InvalidRecord
+            | Code::InvalidTimestamp
             | Code::MessageSizeTooLarge,
             _,
         ) => BusError::Invalid(code.to_string()),

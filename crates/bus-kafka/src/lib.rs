@@ -75,6 +75,25 @@ impl KafkaBus {
     /// Returns [`BusError::Unauthorized`] if the brokers reject the user, [`BusError::Invalid`] if librdkafka rejects the
     /// options, and [`BusError::Disconnected`] with the cause if no broker answers within 10 s, or if all connections fail.
     pub async fn open(runtime: Runtime, url: KafkaUrl) -> Result<Self, BusError> {
+        let bus = KafkaBus::new(runtime, url)?;
+        let deadline = bus.runtime.monotonic() + REQUEST_MAX;
+        loop {
+            let client = bus.client.clone();
+            let answered = blocking(move || client.fetch_metadata(None, CONNECT_MAX).map(drop)).await;
+            let Err(error) = answered else { return Ok(bus) };
+            let error = explained(&bus.client, &error);
+            if bus.client.context().has_failed() || bus.runtime.monotonic() >= deadline {
+                // Later, the error of a connection may be old, so it does not decide about an error.
+                return Err(bus.client.context().rejection().unwrap_or(error));
+            }
+        }
+    }
+
+    /// Opens a cluster without waiting for a broker, for a process that must start while the brokers are away.
+    ///
+    /// # Errors
+    /// Returns [`BusError::Invalid`] if librdkafka rejects the options.
+    pub fn new(runtime: Runtime, url: KafkaUrl) -> Result<Self, BusError> {
         let config = url.config()?;
         let mut client: BaseConsumer<Context> = create(&config)?;
         let woken = Arc::new(Notify::new());
@@ -88,18 +107,7 @@ impl KafkaBus {
                 poll(&polled);
             }
         });
-        let bus = KafkaBus { runtime, url, client, _task: task };
-        let deadline = bus.runtime.monotonic() + REQUEST_MAX;
-        loop {
-            let client = bus.client.clone();
-            let answered = blocking(move || client.fetch_metadata(None, CONNECT_MAX).map(drop)).await;
-            let Err(error) = answered else { return Ok(bus) };
-            let error = explained(&bus.client, &error);
-            if bus.client.context().has_failed() || bus.runtime.monotonic() >= deadline {
-                // Later, the error of a connection may be old, so it does not decide about an error.
-                return Err(bus.client.context().rejection().unwrap_or(error));
-            }
-        }
+        Ok(KafkaBus { runtime, url, client, _task: task })
     }
 
     /// Opens a client for one change of a topic. It would keep the log messages of librdkafka in memory, because it has no

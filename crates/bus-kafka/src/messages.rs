@@ -66,37 +66,49 @@ impl Messages {
     /// Copies each message. The result is an error if librdkafka reports one in place of a message.
     pub(crate) fn records(&self, copier: &mut Copier) -> impl Iterator<Item = Result<Record, RDKafkaErrorCode>> {
         // SAFETY: the messages are alive, and no other code uses them.
-        self.0.iter().map(|message| unsafe { &**message }).filter_map(|message| {
-            if message.err != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
-                return Some(Err(message.err.into()));
-            }
-            // SAFETY: the pointers and the lengths describe memory of the message, which is alive.
-            let (key, value) = unsafe { (bytes(message.key, message.key_len), bytes(message.payload, message.len)) };
-            // SAFETY: the message is alive, and librdkafka accepts a null pointer for the type of the time.
-            let millis = unsafe { rd_kafka_message_timestamp(message, ptr::null_mut()) };
-            let mut record = copier.record(Content { offset: message.offset, millis, key, value })?;
-            let mut headers: *mut rd_kafka_headers_t = ptr::null_mut();
-            // SAFETY: the message is alive. It owns the headers.
-            let found = unsafe { rd_kafka_message_headers(message, &raw mut headers) };
-            if found == RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
-                for index in 0.. {
-                    let (mut name, mut value, mut len) = (ptr::null(), ptr::null(), 0);
-                    // SAFETY: the headers are alive. Without an error, the name is a text that ends with a zero, and the
-                    // value is null or has `len` bytes.
-                    unsafe {
-                        let found =
-                            rd_kafka_header_get_all(headers, index, &raw mut name, &raw mut value, &raw mut len);
-                        if found != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
-                            break;
-                        }
-                        let name = CStr::from_ptr(name).to_string_lossy();
-                        record.headers.push(copier.header(&name, bytes(value, len)));
-                    }
-                }
-            }
-            Some(Ok(record))
-        })
+        self.0.iter().filter_map(|message| unsafe { record(*message, copier) })
     }
+}
+
+/// Copies a message. Returns an error if librdkafka reports one in place of a message, and `None` if the message has no
+/// offset.
+///
+/// # Safety
+/// The message must be alive, and no other code may use it during the call.
+pub(crate) unsafe fn record(
+    message: *mut rd_kafka_message_t,
+    copier: &mut Copier,
+) -> Option<Result<Record, RDKafkaErrorCode>> {
+    // SAFETY: the caller guarantees that the message is alive. The pointers and the lengths describe its memory.
+    let (error, offset, key, value) = unsafe {
+        let rd_kafka_message_t { err, offset, key, key_len, payload, len, .. } = *message;
+        (err, offset, bytes(key, key_len), bytes(payload, len))
+    };
+    if error != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
+        return Some(Err(error.into()));
+    }
+    // SAFETY: the message is alive, and librdkafka accepts a null pointer for the type of the time.
+    let millis = unsafe { rd_kafka_message_timestamp(message, ptr::null_mut()) };
+    let mut record = copier.record(Content { offset, millis, key, value })?;
+    let mut headers: *mut rd_kafka_headers_t = ptr::null_mut();
+    // SAFETY: the message is alive. It owns the headers.
+    let found = unsafe { rd_kafka_message_headers(message, &raw mut headers) };
+    if found == RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
+        for index in 0.. {
+            let (mut name, mut value, mut len) = (ptr::null(), ptr::null(), 0);
+            // SAFETY: the headers are alive. Without an error, the name is a text that ends with a zero, and the value is
+            // null or has `len` bytes.
+            unsafe {
+                let found = rd_kafka_header_get_all(headers, index, &raw mut name, &raw mut value, &raw mut len);
+                if found != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
+                    break;
+                }
+                let name = CStr::from_ptr(name).to_string_lossy();
+                record.headers.push(copier.header(&name, bytes(value, len)));
+            }
+        }
+    }
+    Some(Ok(record))
 }
 
 impl Drop for Messages {

@@ -266,9 +266,16 @@ impl Worker {
     }
 
     async fn shape(&self, topic: &TopicName, deadline: Monotonic) -> Result<Shape, BusError> {
-        let left = deadline.since(self.runtime.monotonic());
-        let found = self.runtime.timeout(left, shape(self.client.clone(), topic.clone())).await;
-        found.unwrap_or_else(|| Err(BusError::Disconnected("no broker has described the topic".to_owned())))
+        loop {
+            let left = deadline.since(self.runtime.monotonic());
+            match self.runtime.timeout(left, shape(self.client.clone(), topic.clone())).await {
+                // The outcome of a record must not depend on the moment at which the broker returns: a later record would
+                // overtake an earlier one.
+                Some(Err(error)) if error.is_retryable() => self.runtime.sleep(RETRY_WAIT).await,
+                Some(found) => return found,
+                None => return Err(BusError::Disconnected("no broker has described the topic".to_owned())),
+            }
+        }
     }
 }
 

@@ -7,15 +7,16 @@ use std::time::Duration;
 use bus::{Answer, BusError, Partition, Reader, Record, RecordBatch, TopicName};
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::KafkaError;
-use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
+use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::{Offset as RdOffset, TopicPartitionList};
 use tokio::sync::Notify;
 
 use crate::blocking::drop_elsewhere;
 use crate::context::Context;
 use crate::error::bus_error;
+use crate::messages::record;
 use crate::options::KafkaUrl;
-use crate::records::{Content, Copier, QUEUE_BACKOFF_MILLIS, QUEUE_KIB, end};
+use crate::records::{Copier, QUEUE_BACKOFF_MILLIS, QUEUE_KIB, end};
 use crate::{create, kafka_index};
 
 /// Name of a group that librdkafka requires. The reader neither joins it nor commits offsets.
@@ -75,7 +76,9 @@ impl KafkaReader {
                 }
             };
             let Ok(index) = u32::try_from(message.partition()) else { continue };
-            let Some(record) = record_of(&message, copier) else { continue };
+            #[expect(unsafe_code, reason = "the crate rdkafka panics if the name of a header is not UTF-8")]
+            // SAFETY: the message is alive, and only this function uses it.
+            let Some(Ok(record)) = (unsafe { record(message.ptr(), copier) }) else { continue };
             match batches.back_mut() {
                 Some(batch) if batch.partition.index == index => batch.records.push(record),
                 _ => batches.push_back(self.batch(index, record)),
@@ -92,15 +95,6 @@ impl KafkaReader {
         let partition = Partition { topic: self.topic.clone(), index };
         RecordBatch { partition, end: record.offset.next(), records: vec![record] }
     }
-}
-
-fn record_of(message: &BorrowedMessage<'_>, copier: &mut Copier) -> Option<Record> {
-    let (offset, millis) = (message.offset(), message.timestamp().to_millis().unwrap_or_default());
-    let mut record = copier.record(Content { offset, millis, key: message.key(), value: message.payload() })?;
-    if let Some(headers) = message.headers() {
-        record.headers = headers.iter().map(|header| copier.header(header.key, header.value)).collect();
-    }
-    Some(record)
 }
 
 impl Reader for KafkaReader {

@@ -42,7 +42,7 @@ impl Copier {
         Some(Record {
             offset: Offset(u64::try_from(content.offset).ok()?),
             // librdkafka returns -1 if a message has no time.
-            timestamp: Timestamp::from_millis(content.millis.max(0)),
+            timestamp: Timestamp::from_millis(if content.millis == -1 { 0 } else { content.millis }),
             key: self.bytes(content.key),
             value: self.bytes(content.value),
             headers: Vec::new(),
