@@ -69,7 +69,8 @@ const RULES: &[Rule] = &[
     rule("membership-conformance", &["conformance", "domain", "membership", "runtime"], &[]),
     // General crates for any program. They do not depend on schedules, shards and members.
     rule("bus", &["instants", "runtime"], &["bus-conformance", "simulator"]),
-    rule("bus-kafka", &["bus", "instants", "runtime"], &["bus-conformance", "test-servers"]),
+    rule("bus-kafka", &["bus", "instants", "runtime"], &["bus-buffer", "bus-conformance", "test-servers"]),
+    rule("bus-buffer", &["bus", "instants", "journal", "runtime"], &["simulator"]),
     rule(
         "coordination",
         &["instants", "runtime"],
@@ -141,6 +142,7 @@ const RULES: &[Rule] = &[
         "bench",
         &[
             "bus",
+            "bus-buffer",
             "bus-kafka",
             "cli-support",
             "client",

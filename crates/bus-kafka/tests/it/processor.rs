@@ -30,7 +30,7 @@ type Printed = Arc<Mutex<Vec<(usize, usize)>>>;
 
 impl Worker {
     fn start(url: &str, topic: &TopicName, printed: &Printed) -> Worker {
-        let mut command = Command::new(example());
+        let mut command = Command::new(example("print_records"));
         command.args([url, topic.as_str(), topic.as_str()]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().expect("cargo builds the example before the tests");
         let (output, printed) = (BufReader::new(process.stdout.take().unwrap()), printed.clone());
@@ -58,10 +58,10 @@ impl Drop for Worker {
     }
 }
 
-/// Returns the path of the example, which is beside the folder of the test binary.
-fn example() -> PathBuf {
+/// Returns the path of an example, which is beside the folder of the test binary.
+pub(crate) fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
-    test.ancestors().nth(2).unwrap().join("examples/print_records")
+    test.ancestors().nth(2).unwrap().join("examples").join(name)
 }
 
 #[tokio::test(flavor = "multi_thread")]
