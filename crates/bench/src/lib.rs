@@ -9,6 +9,7 @@
 
 mod arrivals;
 mod batch;
+mod buffer;
 mod cluster;
 mod consume;
 mod create;
@@ -38,6 +39,7 @@ use cli_support::Url;
 use cli_support::console;
 use runtime::Runtime;
 
+use buffer::BufferArguments;
 use consume::{ConsumeArguments, ContestantArguments};
 use create::Load;
 use election::ElectionArguments;
@@ -84,6 +86,9 @@ pub enum Command {
     /// Compare consumers of a Kafka topic: Reveille's processor, rdkafka, Kafka's Java consumer, and Confluent's Parallel
     /// Consumer; fail if Reveille is slower than its targets
     Consume(ConsumeArguments),
+    /// Measure how many records per second a buffered producer accepts while the bus is away, and sends afterwards; fail if a
+    /// record is lost or duplicated
+    Buffer(BufferArguments),
     /// Run the child process of `consume` that consumes a topic
     #[command(hide = true)]
     ConsumeContestant(ContestantArguments),
@@ -305,6 +310,7 @@ pub async fn run(runtime: &Runtime, command: Command, store_connections: usize) 
         Command::Soak(arguments) => soak::run(runtime, &arguments).await,
         Command::Fairness(arguments) => fairness::run(runtime, &arguments).await,
         Command::Election(arguments) => Box::pin(election::run(runtime, &arguments)).await,
+        Command::Buffer(arguments) => Box::pin(buffer::run(runtime, &arguments)).await,
         Command::Consume(arguments) => Box::pin(consume::run(runtime, &arguments)).await,
         Command::ConsumeContestant(arguments) => Box::pin(consume::run_contestant(runtime, &arguments)).await,
         Command::ElectionCandidate(arguments) => Box::pin(candidate::run(runtime, &arguments)).await,
