@@ -1,7 +1,7 @@
 //! URL of a Kafka cluster.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bus::BusError;
 use percent_encoding::percent_decode_str;
@@ -16,7 +16,8 @@ const DEFAULT_PORT: u16 = 9092;
 /// its host name. `sslrootcert=FILE` names a PEM file with the trusted root certificates. Without it, the client trusts
 /// the root certificates of the operating system.
 ///
-/// With `USER@` or `USER:PASSWORD@` before the brokers, each connection authenticates this user with SASL. `mechanism` is
+/// With `USER@` or `USER:PASSWORD@` before the brokers, each connection authenticates this user with SASL.
+/// `passwordfile=FILE` names a file with the password. Each new client reads the file. `mechanism` is
 /// `scram-sha-512` (the default), `scram-sha-256` or `plain`. `plain` sends the password itself, so it requires TLS.
 ///
 /// `assignor` is `cooperative-sticky` (the default) or `range`. All members of a group must use the same assignor. With
@@ -28,6 +29,7 @@ pub struct KafkaUrl {
     roots: Option<PathBuf>,
     user: Option<String>,
     password: Option<String>,
+    password_file: Option<PathBuf>,
     mechanism: Mechanism,
     assignor: Assignor,
 }
@@ -87,6 +89,7 @@ impl KafkaUrl {
             roots: None,
             user,
             password: password.flatten(),
+            password_file: None,
             mechanism: Mechanism::default(),
             assignor: Assignor::default(),
         };
@@ -107,9 +110,18 @@ impl KafkaUrl {
                 return Err(KafkaUrlError("sslrootcert is for TLS, so the URL must start with kafka+tls://"));
             }
             ("sslrootcert", file) => self.roots = Some(PathBuf::from(decoded(file)?)),
-            ("mechanism", _) if self.user.is_none() => {
-                return Err(KafkaUrlError("the parameter mechanism requires USER@ before the brokers"));
+            ("mechanism" | "passwordfile", _) if self.user.is_none() => {
+                return Err(KafkaUrlError(
+                    "the parameters mechanism and passwordfile require USER@ before the brokers",
+                ));
             }
+            ("passwordfile", "") => return Err(KafkaUrlError("the parameter passwordfile has no value")),
+            ("passwordfile", _) if self.password.is_some() => {
+                return Err(KafkaUrlError(
+                    "the URL has both a password and the parameter passwordfile; remove one of them",
+                ));
+            }
+            ("passwordfile", file) => self.password_file = Some(PathBuf::from(decoded(file)?)),
             ("mechanism", "scram-sha-512") => self.mechanism = Mechanism::ScramSha512,
             ("mechanism", "scram-sha-256") => self.mechanism = Mechanism::ScramSha256,
             ("mechanism", "plain") => self.mechanism = Mechanism::Plain,
@@ -119,12 +131,16 @@ impl KafkaUrl {
             ("assignor", "cooperative-sticky") => self.assignor = Assignor::CooperativeSticky,
             ("assignor", "range") => self.assignor = Assignor::Range,
             ("assignor", _) => return Err(KafkaUrlError("the assignors are cooperative-sticky and range")),
-            _ => return Err(KafkaUrlError("the parameters of the URL are sslrootcert, mechanism and assignor")),
+            _ => {
+                return Err(KafkaUrlError(
+                    "the parameters of the URL are sslrootcert, passwordfile, mechanism and assignor",
+                ));
+            }
         }
         Ok(())
     }
 
-    /// Returns true if the URL contains a password of its user.
+    /// Returns true if the URL contains a password of its user. The URL of a file with a password does not contain it.
     #[must_use]
     pub fn has_password(&self) -> bool {
         self.password.is_some()
@@ -145,7 +161,7 @@ impl KafkaUrl {
     /// Returns librdkafka's settings for every client of the cluster.
     ///
     /// # Errors
-    /// Returns [`BusError::Invalid`] if the user has no password.
+    /// Returns [`BusError::Invalid`] if the user has no password, or if the file with the password cannot be read.
     pub(crate) fn config(&self) -> Result<ClientConfig, BusError> {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", &self.servers).set("client.id", "reveille");
@@ -165,10 +181,17 @@ impl KafkaUrl {
             config.set("ssl.ca.location", roots.to_string_lossy());
         }
         if let Some(user) = &self.user {
-            let password = self.password.as_ref().ok_or_else(|| {
-                let text = format!("the user {user} in the Kafka URL has no password; give a file with the password");
-                BusError::Invalid(text)
-            })?;
+            let password = match (&self.password, &self.password_file) {
+                (Some(password), _) => password.clone(),
+                (None, Some(file)) => read_password(file, user)?,
+                (None, None) => {
+                    let text = format!(
+                        "the user {user} in the Kafka URL has no password; add passwordfile=FILE with a file that \
+                         contains the password"
+                    );
+                    return Err(BusError::Invalid(text));
+                }
+            };
             let mechanism = match self.mechanism {
                 Mechanism::ScramSha512 => "SCRAM-SHA-512",
                 Mechanism::ScramSha256 => "SCRAM-SHA-256",
@@ -182,10 +205,27 @@ impl KafkaUrl {
 
 impl fmt::Debug for KafkaUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let KafkaUrl { servers, has_tls, roots, user, password: _, mechanism, assignor } = self;
+        let KafkaUrl { servers, has_tls, roots, user, password: _, password_file, mechanism, assignor } = self;
         let mut debug = f.debug_struct("KafkaUrl");
         debug.field("servers", servers).field("has_tls", has_tls).field("roots", roots).field("user", user);
-        debug.field("mechanism", mechanism).field("assignor", assignor).finish_non_exhaustive()
+        debug
+            .field("password_file", password_file)
+            .field("mechanism", mechanism)
+            .field("assignor", assignor)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Reads the password of a user. The file may end with a line break.
+fn read_password(file: &Path, user: &str) -> Result<String, BusError> {
+    match std::fs::read_to_string(file) {
+        Ok(text) => Ok(text.trim_end_matches(['\r', '\n']).to_owned()),
+        Err(error) => {
+            let file = file.display();
+            Err(BusError::Invalid(format!(
+                "cannot read the file {file} with the password of the Kafka user {user}: {error}"
+            )))
+        }
     }
 }
 
@@ -251,8 +291,21 @@ mod tests {
     fn url_without_a_password_requires_a_file() {
         let url = KafkaUrl::parse("kafka://ann@a").unwrap();
         let error = url.config().unwrap_err().to_string();
-        assert!(error.contains("ann") && error.contains("give a file with the password"), "{error}");
+        assert!(error.contains("ann") && error.contains("add passwordfile=FILE"), "{error}");
         assert_eq!(url.with_password(Some("x".to_owned())).config().unwrap().get("sasl.password"), Some("x"));
+    }
+
+    #[test]
+    fn password_is_read_from_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("password");
+        let url = format!("kafka://ann@a?passwordfile={}", file.display());
+        let error = KafkaUrl::parse(&url).unwrap().config().unwrap_err().to_string();
+        assert!(error.contains("cannot read the file") && error.contains("ann"), "{error}");
+        std::fs::write(&file, "pass word\n").unwrap();
+        let url = KafkaUrl::parse(&url).unwrap();
+        assert_eq!(url.config().unwrap().get("sasl.password"), Some("pass word"));
+        assert!(!format!("{url:?}").contains("pass word"), "{url:?}");
     }
 
     #[test]
@@ -268,7 +321,10 @@ mod tests {
             ("kafka://a/topic", "no path"),
             ("kafka://ann:pa/ss@a", "%2F"),
             ("kafka://:secret@a", "user before @ is empty"),
-            ("kafka://a?mechanism=plain", "requires USER@"),
+            ("kafka://a?mechanism=plain", "require USER@"),
+            ("kafka://a?passwordfile=/x", "require USER@"),
+            ("kafka://ann@a?passwordfile=", "has no value"),
+            ("kafka://ann:secret@a?passwordfile=/x", "remove one of them"),
             ("kafka://ann:secret@a?mechanism=plain", "requires kafka+tls://"),
             ("kafka://ann:secret@a?mechanism=gssapi", "mechanisms are"),
             ("kafka://a?assignor=sticky", "assignors are"),

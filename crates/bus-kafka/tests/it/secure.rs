@@ -42,6 +42,17 @@ async fn records_pass_over_tls_with_each_mechanism() {
 }
 
 #[tokio::test]
+async fn password_comes_from_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("password");
+    std::fs::write(&file, USER.1).unwrap();
+    let (address, roots) = (shared().secure_address(), shared().root_certificate());
+    let (roots, file) = (roots.display(), file.display());
+    let url = format!("kafka+tls://{}@{address}?sslrootcert={roots}&passwordfile={file}", USER.0);
+    assert!(open(&url).await.is_ok());
+}
+
+#[tokio::test]
 async fn error_names_the_cause_of_a_failed_connection() {
     let address = shared().secure_address();
     let without_roots = format!("kafka+tls://{}:x@{address}", USER.0);
