@@ -59,33 +59,20 @@ impl Shared {
             return false;
         }
         let (mut numbers, mut records) = (Vec::new(), Vec::<NewRecord>::new());
+        let has_room = || {
+            let state = self.state();
+            !state.is_closed && state.room(in_flight_max) > 0
+        };
         let mut has_more = true;
         while has_more && records.len() < BATCH_MAX {
-            {
-                let state = self.state();
-                if state.is_closed || state.room(in_flight_max) == 0 {
-                    has_more = false;
-                    break;
+            let next = if has_room() { self.next_entry(reader).await } else { None };
+            has_more = next.is_some();
+            if let Some((index, Entry::Record(number, record))) = next {
+                let bytes = record.bytes() as u64;
+                if self.state().hand_over(self.runtime.monotonic(), number, index, bytes) {
+                    numbers.push(number);
+                    records.push(record);
                 }
-            }
-            let entry = match reader.next().await {
-                Ok(Some((index, entry))) => decode(entry).map(|entry| (index, entry)),
-                Ok(None) => {
-                    has_more = false;
-                    break;
-                }
-                Err(error) => self.runtime.halt(&format!("cannot read the buffer of a producer: {error}")).await,
-            };
-            match entry {
-                Ok((index, Entry::Record(number, record))) => {
-                    let bytes = record.bytes() as u64;
-                    if self.state().hand_over(self.runtime.monotonic(), number, index, bytes) {
-                        numbers.push(number);
-                        records.push(record);
-                    }
-                }
-                Ok((_, Entry::Finished(_))) => {}
-                Err(error) => self.runtime.halt(&format!("cannot read the buffer of a producer: {error}")).await,
             }
         }
         if !records.is_empty() {
@@ -93,6 +80,19 @@ impl Shared {
             self.follow(numbers, sending);
         }
         has_more
+    }
+
+    /// Reads the next entry with its index. Returns `None` after the last durable entry.
+    async fn next_entry(&self, reader: &mut Reader) -> Option<(u64, Entry)> {
+        let read = match reader.next().await {
+            Ok(Some((index, entry))) => decode(entry).map(|entry| (index, entry)).map_err(|error| error.to_string()),
+            Ok(None) => return None,
+            Err(error) => Err(error.to_string()),
+        };
+        match read {
+            Ok(entry) => Some(entry),
+            Err(error) => self.runtime.halt(&format!("cannot read the buffer of a producer: {error}")).await,
+        }
     }
 
     /// Returns to the direct way if the bus responds and soon has received all records.

@@ -163,9 +163,10 @@ pub struct BufferedProducer {
 
 /// Action of the buffer after an entry of the journal is durable.
 enum Ticket {
+    /// Accepts the record with this number.
     Record(u64),
-    /// Tells the caller.
-    Finished(oneshot::Sender<()>),
+    /// Notes that the records below this number are finished, and tells the caller.
+    Finished(u64, oneshot::Sender<()>),
 }
 
 /// Turn of a sender.
@@ -503,7 +504,10 @@ impl Shared {
                 for (index, (entry, ticket)) in (first_index..).zip(entries) {
                     match ticket {
                         Ticket::Record(number) => state.commit(index, entry.len() as u64, number),
-                        Ticket::Finished(stored) => drop(stored.send(())),
+                        Ticket::Finished(below, stored) => {
+                            state.store_finished(below);
+                            _ = stored.send(());
+                        }
                     }
                 }
                 state.pad(bytes);
@@ -527,16 +531,14 @@ impl Shared {
         }
     }
 
-    /// Stores the number of the finished records, so that a restart does not send them again. Returns false if the journal
-    /// cannot store it.
-    async fn store_finished(&self) -> bool {
-        let Some(below) = self.state().new_finished() else { return true };
+    /// Stores the number of the finished records, so that a restart does not send them again.
+    async fn store_finished(&self) {
+        let Some(below) = self.state().new_finished() else { return };
         let (ticket, stored) = oneshot::channel();
-        let appended = self.journal.append(entry::encode_finished(below), Ticket::Finished(ticket)).await;
-        let is_stored = appended.is_ok() && stored.await.is_ok();
-        if is_stored {
-            self.state().store_finished(below);
+        let appended = self.journal.append(entry::encode_finished(below), Ticket::Finished(below, ticket)).await;
+        // If the journal is full or closed, a restart sends more records again.
+        if appended.is_ok() {
+            drop(stored.await);
         }
-        is_stored
     }
 }

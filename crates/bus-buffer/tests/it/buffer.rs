@@ -99,6 +99,47 @@ fn next_producer_sends_the_records_that_remain_on_disk() {
 }
 
 #[test]
+fn close_returns_soon_after_the_last_record() {
+    simulate(async |sim| {
+        for wait in 0..20 {
+            let (bus, runtime) = (new_bus(sim).await, sim.member("a"));
+            let own = bus.reopen(runtime.clone());
+            let folder = format!("/data/buffer-{wait}");
+            let producer = open(&runtime, &own, BufferOptions { folder: folder.into(), ..options() }).await;
+            own.cut(true);
+            send(&runtime, &producer, 0..5).await;
+            own.cut(false);
+            until(&runtime, "the producer returns to the direct way", || !producer.backlog().is_buffering).await;
+            runtime.sleep(Duration::from_millis(5 * wait)).await;
+            // The caller does not wait for the outcome of the next record.
+            runtime.timeout(Duration::from_millis(1), producer.send(vec![record(5)])).await;
+            let began = runtime.monotonic();
+            assert_eq!(producer.close(60 * SECOND).await, 0);
+            let took = runtime.monotonic().since(began);
+            assert!(took < 10 * SECOND, "{took:?}");
+        }
+    });
+}
+
+#[test]
+fn dropped_producer_leaves_its_records_to_the_next_one() {
+    simulate(async |sim| {
+        let (bus, runtime) = (new_bus(sim).await, sim.member("a"));
+        let own = bus.reopen(runtime.clone());
+        let producer = open(&runtime, &own, options()).await;
+        own.cut(true);
+        send(&runtime, &producer, 0..200).await;
+        drop(producer);
+        runtime.sleep(5 * SECOND).await;
+        let producer = open(&runtime, &bus.reopen(runtime.clone()), options()).await;
+        assert_eq!(producer.close(60 * SECOND).await, 0);
+        let stored = stored(&sim.outside(), &bus).await;
+        assert_order(&stored, |_| true);
+        assert_eq!(count(&stored), 200);
+    });
+}
+
+#[test]
 fn full_buffer_rejects_records_or_waits_for_the_bus() {
     simulate(async |sim| {
         let (bus, runtime) = (new_bus(sim).await, sim.member("a"));
@@ -125,6 +166,8 @@ fn full_buffer_rejects_records_or_waits_for_the_bus() {
         assert_eq!(rejected, BufferError::Full);
         // Each call writes at least two blocks of 4,096 bytes.
         assert!((50..200).contains(&accepted), "{accepted} records need 600,000 bytes");
+        let used = sim.volume("a").used_bytes();
+        assert!(used <= small.bytes_max + 3 * small.segment_bytes, "the files have {used} bytes");
         assert_eq!(producer.close(SECOND).await, accepted);
 
         let own = bus.reopen(runtime.clone());
