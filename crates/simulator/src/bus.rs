@@ -373,9 +373,7 @@ mod tests {
     #[test]
     fn deliberate_bugs_are_caught() {
         for (mutant, symptoms) in Mutant::ALL {
-            let caught = assert_caught(mutant, "", 0..60, |sim: &Simulation| run_with(sim, Some(mutant)));
-            let is_expected = symptoms.iter().any(|symptom| caught.message.contains(symptom));
-            assert!(is_expected, "another check caught the bug {mutant:?}: {}", caught.message);
+            assert_caught(mutant, symptoms, 0..60, |sim: &Simulation| run_with(sim, Some(mutant)));
         }
     }
 }

@@ -125,15 +125,16 @@ pub struct Caught {
 }
 
 /// Asserts that `scenario` detects the deliberate bug `mutant`. The caller has added the bug to the scenario. The
-/// scenario must fail with at least one of the seeds, and the message of the first failure must contain `symptom`.
+/// scenario must fail with at least one of the seeds, and the message of the first failure must contain one of the
+/// `symptoms`. Several checks can detect some bugs, and the first failing seed decides which of them does.
 ///
 /// The same scenario without the bug must succeed with the same seeds. [`run_seeds`] checks this.
 ///
 /// # Panics
-/// Panics if no run fails, or if the message of the first failure does not contain `symptom`.
+/// Panics if no run fails, or if the message of the first failure contains none of the `symptoms`.
 pub fn assert_caught(
     mutant: impl fmt::Debug,
-    symptom: &str,
+    symptoms: &[&str],
     seeds: impl IntoIterator<Item = u64>,
     scenario: impl Fn(&Simulation),
 ) -> Caught {
@@ -142,8 +143,8 @@ pub fn assert_caught(
         runs += 1;
         if let Err(message) = run_seed(seed, Text::Off, &scenario).result {
             assert!(
-                message.contains(symptom),
-                "seed {seed} failed with the bug {mutant:?}, but the message does not contain {symptom:?}: {message}"
+                symptoms.iter().any(|symptom| message.contains(symptom)),
+                "seed {seed} failed with the bug {mutant:?}, but the message contains none of {symptoms:?}: {message}"
             );
             return Caught { seed, runs, message };
         }

@@ -30,17 +30,17 @@ fn cluster_continues_after_its_store_returned_to_an_earlier_state() {
 #[test]
 fn checkers_detect_store_that_assigns_lost_terms_again() {
     let mutant = Mutant::ReusesLostTerms;
-    assert_caught(mutant, "term reused", 0..100, |sim| drop(run_went_back(sim, StoreKind::Weak, Some(mutant))));
+    assert_caught(mutant, &["term reused"], 0..100, |sim| drop(run_went_back(sim, StoreKind::Weak, Some(mutant))));
 }
 
 #[test]
 fn checkers_detect_owners_that_continue_after_their_store_lost_writes() {
     let mutant = Mutant::KeepsOwnersAfterLoss;
-    assert_caught(mutant, "lost", 0..100, |sim| drop(run_went_back(sim, StoreKind::Weak, Some(mutant))));
+    assert_caught(mutant, &["lost"], 0..100, |sim| drop(run_went_back(sim, StoreKind::Weak, Some(mutant))));
 }
 
 fn assert_mutant_caught(mutant: Mutant, kind: StoreKind, symptom: &str) {
-    assert_caught(mutant, symptom, 0..100, |sim| drop(run(sim, kind, Some(mutant))));
+    assert_caught(mutant, &[symptom], 0..100, |sim| drop(run(sim, kind, Some(mutant))));
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn checkers_detect_lease_renewal_that_ignores_cancellation_records() {
 fn checkers_detect_missed_run_without_mark_after_a_failover() {
     // Seeds below 110 do not detect this bug.
     let mutant = Mutant::MarksNoMissedRun;
-    assert_caught(mutant, "missed without a mark", 110..200, |sim| drop(run(sim, StoreKind::Weak, Some(mutant))));
+    assert_caught(mutant, &["missed without a mark"], 110..200, |sim| drop(run(sim, StoreKind::Weak, Some(mutant))));
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn single_node_passes_all_checks_on_the_embedded_store() {
 }
 
 fn assert_mutant_caught(mutant: Mutant, kind: EngineKind, symptom: &str) {
-    assert_caught(mutant, symptom, 0..200, |sim| drop(run(sim, kind, Some(mutant))));
+    assert_caught(mutant, &[symptom], 0..200, |sim| drop(run(sim, kind, Some(mutant))));
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn checkers_detect_a_premature_read_of_the_closed_timestamp() {
 fn checkers_detect_rows_that_stay_ahead_of_a_corrected_clock() {
     // About one of a hundred seeds detects this bug.
     let mutant = Mutant::ForgetsPositionsAhead;
-    assert_caught(mutant, "lost", 530..1_000, |sim| drop(run(sim, EngineKind::Embedded, Some(mutant))));
+    assert_caught(mutant, &["lost"], 530..1_000, |sim| drop(run(sim, EngineKind::Embedded, Some(mutant))));
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn checkers_detect_callback_of_an_old_revision_of_a_schedule() {
 fn checkers_detect_overdue_rows_that_wait_although_their_target_is_fast() {
     // Some seeds notice this bug only at the end of the run, because a callback is lost.
     let mutant = Mutant::PutsOffOverdueRows;
-    assert_caught(mutant, "silent", 61..200, |sim| drop(run(sim, EngineKind::Atomic, Some(mutant))));
+    assert_caught(mutant, &["silent"], 61..200, |sim| drop(run(sim, EngineKind::Atomic, Some(mutant))));
 }
 
 #[test]

@@ -37,11 +37,11 @@ fn failure_prints_its_replay_command_and_the_last_events() {
 
 #[test]
 fn assert_caught_requires_a_failure_with_the_expected_symptom() {
-    let caught = assert_caught("LosesAddition", "an addition was lost", 0..100, race);
+    let caught = assert_caught("LosesAddition", &["an addition was lost"], 0..100, race);
     assert!(caught.runs <= 100);
-    let unnoticed = std::panic::catch_unwind(|| assert_caught("Nothing", "", 0..10, |_| {}));
+    let unnoticed = std::panic::catch_unwind(|| assert_caught("Nothing", &[""], 0..10, |_| {}));
     assert!(unnoticed.is_err());
-    let other_reason = std::panic::catch_unwind(|| assert_caught("LosesAddition", "disk", 0..100, race));
+    let other_reason = std::panic::catch_unwind(|| assert_caught("LosesAddition", &["disk"], 0..100, race));
     assert!(other_reason.is_err());
 }
 
