@@ -81,7 +81,7 @@ struct Shared {
     control: Option<Control>,
     counters: Counters,
     options: ProcessorOptions,
-    state: Mutex<State>,
+    lanes: Mutex<Lanes>,
     /// Makes the commits one after the other, so that an earlier commit cannot replace a later one.
     committing: tokio::sync::Mutex<()>,
     /// Wakes the workers after lanes have become ready.
@@ -90,10 +90,6 @@ struct Shared {
     progressed: Notify,
     /// Wakes the revocations that wait for workers.
     drained: Notify,
-}
-
-struct State {
-    lanes: Lanes,
 }
 
 impl Processor {
@@ -157,7 +153,7 @@ impl Processor {
             copies,
             control,
             counters: Counters::new(),
-            state: Mutex::new(State { lanes }),
+            lanes: Mutex::new(lanes),
             options,
             committing: tokio::sync::Mutex::new(()),
             ready: Notify::new(),
@@ -187,7 +183,7 @@ impl Processor {
     /// some records again.
     pub async fn stop(self) -> Result<(), BusError> {
         let Processor { shared, stop, seeks: _, tasks } = self;
-        let assignments = shared.state().lanes.ids();
+        let assignments = shared.lanes().ids();
         let drained = shared.drain(&assignments, shared.options.drain_timeout, shared.options.consumer.session_timeout);
         let drained = drained.await;
         stop.cancel();
@@ -214,7 +210,7 @@ impl Processor {
     }
 
     fn set_held(&self, is_held: bool) {
-        self.shared.state().lanes.set_held(is_held);
+        self.shared.lanes().set_held(is_held);
         self.shared.progressed.notify_one();
     }
 
@@ -240,13 +236,13 @@ impl Processor {
     /// Returns the number of records in hand: running or waiting.
     #[must_use]
     pub fn records_in_hand(&self) -> usize {
-        self.shared.state().lanes.record_count()
+        self.shared.lanes().record_count()
     }
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no code panics while it holds this mutex")
+    fn lanes(&self) -> MutexGuard<'_, Lanes> {
+        self.lanes.lock().expect("no code panics while it holds this mutex")
     }
 
     /// Handles the events of the consumer until the processor stops.
@@ -311,7 +307,7 @@ impl Shared {
         if !control.has_commands() {
             return;
         }
-        self.state().lanes.wake_where(|partition, offset, calls| {
+        self.lanes().wake_where(|partition, offset, calls| {
             let position = || Position { partition: partition.clone(), offset };
             control.is_skipped(position, self.copies.source(&partition.topic), calls > 0)
         });
@@ -322,14 +318,14 @@ impl Shared {
         match event {
             Event::Assigned(assigned) => assigned.iter().for_each(|one| self.assign(one)),
             Event::Lost(partitions) => {
-                let assignments = self.state().lanes.ids_of(&partitions);
+                let assignments = self.lanes().ids_of(&partitions);
                 self.counters.lost.inc_by(assignments.len() as u64);
                 self.give_up(&assignments);
             }
             Event::Records(batch) => {
                 let partition = batch.partition.clone();
                 let due = |record: &Record| self.copies.due(&self.runtime, &partition.topic, record);
-                if let Some(offset) = self.state().lanes.push(batch, due) {
+                if let Some(offset) = self.lanes().push(batch, due) {
                     self.consumer.seek(&partition, offset);
                 }
                 self.ready.notify_waiters();
@@ -339,9 +335,9 @@ impl Shared {
     }
 
     fn assign(&self, assigned: &Assigned) {
-        let mut state = self.state();
+        let mut lanes = self.lanes();
         let is_delayed = self.copies.is_retry_topic(&assigned.partition.topic);
-        let (position, error) = state.lanes.assign(assigned, is_delayed);
+        let (position, error) = lanes.assign(assigned, is_delayed);
         if let Some(error) = error {
             let partition = &assigned.partition;
             tracing::warn!(%partition, %error, "the metadata of the commit is ignored; finished records are processed again");
@@ -353,19 +349,19 @@ impl Shared {
 
     /// Stops the handlers of assignments, and removes their records.
     fn give_up(&self, assignments: &[AssignmentId]) {
-        let mut state = self.state();
-        assignments.iter().for_each(|id| state.lanes.give_up(*id));
+        let mut lanes = self.lanes();
+        assignments.iter().for_each(|id| lanes.give_up(*id));
     }
 
     /// Sets the position of a partition at once, and then commits it.
     fn seek(&self, seek: Seek) -> BoxFuture<'_, ()> {
         let Seek { partition, offset, outcome } = seek;
-        let owned = self.state().lanes.ids_of(std::slice::from_ref(&partition));
-        let is_owned = owned.iter().any(|id| !self.state().lanes.is_revoked(*id));
+        let owned = self.lanes().ids_of(std::slice::from_ref(&partition));
+        let is_owned = owned.iter().any(|id| !self.lanes().is_revoked(*id));
         if is_owned {
             self.give_up(&owned);
             self.assign(&Assigned { partition: partition.clone(), position: offset, committed: None });
-            self.state().lanes.mark_changed(&partition);
+            self.lanes().mark_changed(&partition);
             self.consumer.seek(&partition, offset);
             // The new assignment is not paused.
             self.consumer.resume(&[partition]);
@@ -379,7 +375,7 @@ impl Shared {
 
     /// Drains revoked partitions and releases them.
     fn release(&self, revocation: Revocation) -> BoxFuture<'_, ()> {
-        let assignments = self.state().lanes.ids_of(revocation.partitions());
+        let assignments = self.lanes().ids_of(revocation.partitions());
         let began = self.runtime.monotonic();
         Box::pin(async move {
             // The handlers stop before the deadline, so that time is left for the commit.
@@ -402,12 +398,12 @@ impl Shared {
         drain_time: Duration,
         commit_time: Duration,
     ) -> Result<(), BusError> {
-        assignments.iter().for_each(|id| self.state().lanes.revoke(*id));
+        assignments.iter().for_each(|id| self.lanes().revoke(*id));
         let drained = async {
             loop {
                 let mut drained = std::pin::pin!(self.drained.notified());
                 drained.as_mut().enable();
-                if assignments.iter().all(|id| self.state().lanes.is_drained(*id)) {
+                if assignments.iter().all(|id| self.lanes().is_drained(*id)) {
                     return;
                 }
                 drained.await;
@@ -433,8 +429,7 @@ impl Shared {
             if let Some(control) = &self.control {
                 // A record may have begun to wait at the same time as its command arrived.
                 self.wake_skipped(control);
-                let state = || self.state();
-                let is_finished = |one: &Position| state().lanes.is_finished(&one.partition, one.offset) == Some(true);
+                let is_finished = |one: &Position| self.lanes().is_finished(&one.partition, one.offset) == Some(true);
                 control.delete_finished(is_finished).await;
             }
         })
@@ -443,7 +438,7 @@ impl Shared {
     /// Commits the finished records of all partitions.
     async fn commit(&self) -> Result<(), BusError> {
         let _one_at_a_time = self.committing.lock().await;
-        let commits = self.state().lanes.commits();
+        let commits = self.lanes().commits();
         if commits.is_empty() {
             return Ok(());
         }
@@ -456,12 +451,12 @@ impl Shared {
     /// Moves lanes whose wait is over to the workers, and pauses or resumes partitions. Returns the end of the next wait, and
     /// true if a commit is necessary before its time.
     fn adjust(&self) -> (Option<Monotonic>, bool) {
-        let mut state = self.state();
-        let wake = state.lanes.wake(self.runtime.monotonic());
-        let is_ready = state.lanes.is_ready();
-        let (pause, resume) = state.lanes.flow();
-        let needs_commit = state.lanes.needs_commit();
-        drop(state);
+        let mut lanes = self.lanes();
+        let wake = lanes.wake(self.runtime.monotonic());
+        let is_ready = lanes.is_ready();
+        let (pause, resume) = lanes.flow();
+        let needs_commit = lanes.needs_commit();
+        drop(lanes);
         if is_ready {
             self.ready.notify_waiters();
         }
@@ -487,6 +482,6 @@ impl Drop for RunningCommit<'_> {
         if !self.is_accepted {
             self.shared.counters.commits_failed.inc();
         }
-        self.shared.state().lanes.end_commit(&self.commits, self.is_accepted);
+        self.shared.lanes().end_commit(&self.commits, self.is_accepted);
     }
 }

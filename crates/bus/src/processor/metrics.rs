@@ -103,10 +103,10 @@ struct Sample {
 impl Sample {
     fn new(shared: Arc<Shared>) -> Self {
         let now = shared.runtime.now();
-        let state = shared.state();
-        let (lanes_busy, keys_blocked) = state.lanes.lane_counts();
-        let (backlogs, records_in_hand) = (state.lanes.backlogs(), state.lanes.record_count());
-        drop(state);
+        let lanes = shared.lanes();
+        let (lanes_busy, keys_blocked) = lanes.lane_counts();
+        let (backlogs, records_in_hand) = (lanes.backlogs(), lanes.record_count());
+        drop(lanes);
         Sample { shared, now, backlogs, records_in_hand, lanes_busy, keys_blocked }
     }
 

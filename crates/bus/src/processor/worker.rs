@@ -86,16 +86,16 @@ impl Shared {
 
     /// Reports the finished works, and adds the works of at most `count` new calls to `taken`.
     fn exchange(&self, stepped: &mut Stepped<'_>, taken: &mut Vec<Works>, count: usize) {
-        let mut state = self.state();
-        stepped.done.iter_mut().for_each(|(work, outcome)| state.lanes.finish(work, *outcome));
+        let mut lanes = self.lanes();
+        stepped.done.iter_mut().for_each(|(work, outcome)| lanes.finish(work, *outcome));
         while taken.len() < count.min(CALLS_MAX) {
-            let works = state.lanes.take(self.calls.records_max());
+            let works = lanes.take(self.calls.records_max());
             if works.is_empty() {
                 break;
             }
             taken.push(works);
         }
-        drop(state);
+        drop(lanes);
         if !stepped.done.is_empty() {
             stepped.done.clear();
             self.progressed.notify_one();
