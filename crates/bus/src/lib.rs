@@ -29,6 +29,7 @@ mod claim;
 mod consumer;
 mod context;
 mod error;
+pub mod gather;
 pub mod leader;
 pub mod memory;
 mod murmur2;

@@ -43,6 +43,7 @@ use self::copies::Copies;
 pub use self::copies::{CALLS_HEADER, ERROR_HEADER, NOT_BEFORE_HEADER, ORIGIN_HEADER, VALUE_OMITTED_HEADER};
 use self::handler::Calls;
 pub use self::handler::{BatchHandler, Delivery, Handler, HandlerError};
+pub(crate) use self::handler::{MakeHandler, StatefulHandler};
 use self::lanes::{AssignmentId, Bounds, Lanes};
 use self::metrics::Counters;
 pub use self::metrics::ProcessorMetrics;
@@ -118,6 +119,20 @@ impl Processor {
         handler: Arc<dyn BatchHandler>,
     ) -> Result<Self, BusError> {
         Processor::start_with(runtime, bus, options, Calls::Batches(handler, records_max)).await
+    }
+
+    /// Joins the group and starts to handle records, one in each call. Each assignment of a partition has a handler of its
+    /// own, which `make` returns.
+    ///
+    /// # Errors
+    /// See [`Processor::start`].
+    pub(crate) async fn start_stateful(
+        runtime: &Runtime,
+        bus: &dyn Bus,
+        options: ProcessorOptions,
+        make: MakeHandler,
+    ) -> Result<Self, BusError> {
+        Processor::start_with(runtime, bus, options, Calls::Stateful(make)).await
     }
 
     async fn start_with(
@@ -335,9 +350,16 @@ impl Shared {
     }
 
     fn assign(&self, assigned: &Assigned) {
-        let mut lanes = self.lanes();
         let is_delayed = self.copies.is_retry_topic(&assigned.partition.topic);
-        let (position, error) = lanes.assign(assigned, is_delayed);
+        let handler = self.calls.assigned(&assigned.partition);
+        if let Some(committed) =
+            assigned.committed.as_ref().filter(|one| handler.is_some() && one.offset < assigned.position)
+        {
+            let (partition, oldest) = (&assigned.partition, committed.offset);
+            tracing::warn!(%partition, %oldest, "the bus has deleted records that the state of this partition depends on; keep records longer");
+        }
+        let mut lanes = self.lanes();
+        let (position, error) = lanes.assign(assigned, is_delayed, handler);
         if let Some(error) = error {
             let partition = &assigned.partition;
             tracing::warn!(%partition, %error, "the metadata of the commit is ignored; finished records are processed again");

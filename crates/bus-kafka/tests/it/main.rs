@@ -4,6 +4,7 @@
 
 mod buffer;
 mod conformance;
+mod gather;
 mod groups;
 mod java;
 mod leader;

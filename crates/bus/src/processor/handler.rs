@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use smallvec::{SmallVec, smallvec};
 
 use crate::context::Context;
-use crate::topic::{Partition, Position, Record};
+use crate::topic::{Offset, Partition, Position, Record};
 
 /// Record that the processor passes to a handler.
 #[derive(Clone, Debug)]
@@ -64,30 +64,62 @@ pub trait BatchHandler: Send + Sync + 'static {
     fn handle(&self, deliveries: Vec<Delivery>) -> BoxFuture<'_, Vec<Result<(), HandlerError>>>;
 }
 
+/// Handler of the records of a partition during one assignment. It builds a state in memory from the records of the
+/// partition, and drops the state at the end of the assignment.
+pub(crate) trait StatefulHandler: Handler + fmt::Debug {
+    /// Adds a record to the state, without any other effect. An earlier owner of the partition has handled the record. The
+    /// processor calls this method before it passes a later record of the same key to [`Handler::handle`]. The call must
+    /// not block.
+    fn replay(&self, record: &Record);
+
+    /// Returns the offset of the oldest record on which the state depends. The next owner of the partition builds its state
+    /// from this record and the records after it.
+    fn oldest(&self) -> Option<Offset>;
+}
+
+/// Function that returns the handler of a new assignment.
+pub(crate) type MakeHandler = Box<dyn Fn(&Partition) -> Arc<dyn StatefulHandler> + Send + Sync>;
+
 /// Handler of a processor.
 pub(super) enum Calls {
     /// One record in each call.
     Single(Arc<dyn Handler>),
     /// At most this many records in each call.
     Batches(Arc<dyn BatchHandler>, usize),
+    /// One record in each call of the handler of its assignment.
+    Stateful(MakeHandler),
 }
 
 impl Calls {
+    /// Returns the handler of a new assignment, if the processor has stateful handlers.
+    pub(super) fn assigned(&self, partition: &Partition) -> Option<Arc<dyn StatefulHandler>> {
+        match self {
+            Calls::Single(_) | Calls::Batches(..) => None,
+            Calls::Stateful(make) => Some(make(partition)),
+        }
+    }
+
     /// Returns the largest number of records in a call.
     pub(super) fn records_max(&self) -> usize {
         match self {
-            Calls::Single(_) => 1,
+            Calls::Single(_) | Calls::Stateful(_) => 1,
             Calls::Batches(_, records_max) => *records_max,
         }
     }
 
-    /// Starts a call of the handler.
-    pub(super) fn call(&self, mut deliveries: Deliveries) -> Handling<'_> {
+    /// Starts a call of the handler. `assigned` is the handler of the assignment, if the processor has stateful handlers.
+    pub(super) fn call(&self, deliveries: Deliveries, assigned: Option<Arc<dyn StatefulHandler>>) -> Handling<'_> {
         let count = deliveries.len();
-        let started = panic::catch_unwind(AssertUnwindSafe(|| match self {
+        let first = |mut deliveries: Deliveries| deliveries.pop().expect("the list is not empty");
+        let started = panic::catch_unwind(AssertUnwindSafe(|| match (self, assigned) {
             _ if count == 0 => Running::Nothing,
-            Calls::Single(handler) => Running::Single(handler.handle(deliveries.pop().expect("the list is not empty"))),
-            Calls::Batches(handler, _) => Running::Batch(handler.handle(deliveries.into_vec())),
+            (Calls::Single(handler), _) => Running::Single(handler.handle(first(deliveries))),
+            (Calls::Batches(handler, _), _) => Running::Batch(handler.handle(deliveries.into_vec())),
+            (Calls::Stateful(_), handler) => {
+                let handler = handler.expect("each assignment has a handler");
+                let delivery = first(deliveries);
+                Running::Single(Box::pin(async move { handler.handle(delivery).await }))
+            }
         }));
         Handling { count, running: started.unwrap_or(Running::Panicked) }
     }

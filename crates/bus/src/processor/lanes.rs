@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 use tokio_util::sync::CancellationToken;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::handler::StatefulHandler;
 use super::progress::{MetadataError, Progress};
 use crate::consumer::{Assigned, Commit, RecordBatch};
 use crate::topic::{Offset, Partition, Record};
@@ -48,6 +49,8 @@ pub(super) struct AssignmentId(u64);
 pub(super) struct AssignedPartition {
     pub(super) id: AssignmentId,
     pub(super) partition: Partition,
+    /// Handler of this assignment, if the processor has stateful handlers.
+    pub(super) handler: Option<Arc<dyn StatefulHandler>>,
     /// Stops the handlers when the consumer has released or lost the partition.
     pub(super) cancellation: CancellationToken,
 }
@@ -186,17 +189,27 @@ impl Lanes {
         }
     }
 
-    /// Adds an assigned partition, whose records wait for a time if `is_delayed` is true. Returns the offset
-    /// to which the caller must seek, and the error if the metadata of the last commit is invalid.
-    pub(super) fn assign(&mut self, assigned: &Assigned, is_delayed: bool) -> (Option<Offset>, Option<MetadataError>) {
+    /// Adds an assigned partition, whose records wait for a time if `is_delayed` is true. A stateful `handler` also
+    /// receives the finished records after the committed offset. Returns the offset to which the caller must seek, and
+    /// the error if the metadata of the last commit is invalid.
+    pub(super) fn assign(
+        &mut self,
+        assigned: &Assigned,
+        is_delayed: bool,
+        handler: Option<Arc<dyn StatefulHandler>>,
+    ) -> (Option<Offset>, Option<MetadataError>) {
         self.last_assignment += 1;
         let id = AssignmentId(self.last_assignment);
         let (progress, error) = Progress::new(assigned);
-        let position = progress.first_unfinished(assigned.position);
+        let position = match &handler {
+            Some(_) => assigned.position,
+            None => progress.first_unfinished(assigned.position),
+        };
         let assignment = Assignment {
             assigned: Arc::new(AssignedPartition {
                 id,
                 partition: assigned.partition.clone(),
+                handler,
                 cancellation: CancellationToken::new(),
             }),
             progress,
@@ -243,6 +256,9 @@ impl Lanes {
             assignment.position = record.offset.next();
             assignment.last = Some(record.timestamp);
             if assignment.progress.is_finished(record.offset) {
+                if let Some(handler) = &assignment.assigned.handler {
+                    handler.replay(&record);
+                }
                 continue;
             }
             assignment.records += 1;
@@ -273,7 +289,7 @@ impl Lanes {
             }
         }
         let next = assignment.progress.first_unfinished(assignment.position);
-        if next == assignment.position {
+        if next == assignment.position || assignment.assigned.handler.is_some() {
             return None;
         }
         assignment.position = next;
@@ -462,7 +478,13 @@ impl Lanes {
             if !std::mem::take(&mut assignment.has_changed) {
                 return None;
             }
-            let (committed, fits) = assignment.progress.commit(bytes_max);
+            // A change of the state at the same time concerns only records that are not finished in this commit. The
+            // records that the handler has not replayed may belong to the state, too.
+            let needed = |handler: &dyn StatefulHandler| {
+                handler.oldest().map_or(assignment.position, |oldest| oldest.min(assignment.position))
+            };
+            let oldest = assignment.assigned.handler.as_deref().map(needed);
+            let (committed, fits) = assignment.progress.commit(oldest, bytes_max);
             assignment.fits = fits;
             assignment.committing = assignment.uncommitted;
             Some(Commit { partition: assignment.assigned.partition.clone(), committed })

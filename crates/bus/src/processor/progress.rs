@@ -1,12 +1,14 @@
 //! Progress of a group in one partition: the offsets of its finished records.
 //!
 //! Records finish in any order, because the lanes of different keys run in parallel. The committed offset is the offset
-//! of the first record that is not finished. The metadata of the commit contains the finished records after this
-//! offset, so that the next owner does not process them again.
+//! of the first record that is not finished, or of an earlier record that the handler still needs for its state. The
+//! metadata of the commit contains the finished records after this offset, so that the next owner does not process them
+//! again.
 //!
 //! The metadata is the text `f1:` followed by base64 of numbers in the LEB128 format. The numbers are in turn the
 //! lengths of a range of offsets that are not finished, and of a range of finished offsets. The first range starts at
-//! the committed offset. The metadata is empty if no record after the committed offset is finished.
+//! the committed offset. Only this range may be empty. The metadata is empty if no record after the committed offset is
+//! finished.
 
 use std::collections::BTreeMap;
 
@@ -44,17 +46,15 @@ impl Progress {
     /// Returns the progress at the start of an assignment. If the metadata is invalid, the group processes all records
     /// after the committed offset again.
     pub(super) fn new(assigned: &Assigned) -> (Self, Option<MetadataError>) {
-        let base = assigned.position.0;
-        let (finished, error) = match &assigned.committed {
-            // The bus has deleted the record at the committed offset, so the metadata describes other offsets.
-            Some(committed) if committed.offset != assigned.position => (BTreeMap::new(), None),
-            Some(committed) => match decode(base, &committed.metadata) {
-                Ok(finished) => (finished, None),
-                Err(error) => (BTreeMap::new(), Some(error)),
-            },
-            None => (BTreeMap::new(), None),
-        };
-        (Progress { base, finished }, error)
+        let mut progress = Progress { base: assigned.position.0, finished: BTreeMap::new() };
+        // After the creation of another topic with the same name, the metadata describes records of the deleted topic.
+        let committed = assigned.committed.as_ref().filter(|committed| committed.offset <= assigned.position);
+        let Some(committed) = committed else { return (progress, None) };
+        match decode(committed.offset.0, &committed.metadata) {
+            Ok(ranges) => ranges.iter().for_each(|(start, end)| progress.finish(Offset(*start), Offset(*end))),
+            Err(error) => return (progress, Some(error)),
+        }
+        (progress, None)
     }
 
     /// Returns the first offset at or after `offset` that is not finished.
@@ -96,18 +96,21 @@ impl Progress {
     }
 
     /// Returns the offset and the metadata to commit, and true if the metadata describes all finished records. The
-    /// metadata has at most `bytes_max` bytes. Finished records that it cannot describe are processed again after a
-    /// restart.
-    pub(super) fn commit(&self, bytes_max: usize) -> (Committed, bool) {
-        let (metadata, is_complete) = encode(self.base, &self.finished, bytes_max);
-        (Committed { offset: Offset(self.base), metadata }, is_complete)
+    /// committed offset is at most `oldest`. The metadata has at most `bytes_max` bytes. Finished records that it cannot
+    /// describe are processed again after a restart.
+    pub(super) fn commit(&self, oldest: Option<Offset>, bytes_max: usize) -> (Committed, bool) {
+        let from = oldest.map_or(self.base, |oldest| oldest.0.min(self.base));
+        let needed = (from < self.base).then_some((from, self.base));
+        let finished = needed.into_iter().chain(self.finished.iter().map(|(start, end)| (*start, *end)));
+        let (metadata, is_complete) = encode(from, finished, bytes_max);
+        (Committed { offset: Offset(from), metadata }, is_complete)
     }
 }
 
-fn encode(base: u64, finished: &BTreeMap<u64, u64>, bytes_max: usize) -> (String, bool) {
+fn encode(from: u64, finished: impl Iterator<Item = (u64, u64)>, bytes_max: usize) -> (String, bool) {
     // Three bytes of numbers need four characters.
     let room = bytes_max.saturating_sub(FORMAT.len()) / 4 * 3;
-    let (mut numbers, mut position) = (Vec::new(), base);
+    let (mut numbers, mut position) = (Vec::new(), from);
     let mut is_complete = true;
     for (start, end) in finished {
         let before = numbers.len();
@@ -118,27 +121,28 @@ fn encode(base: u64, finished: &BTreeMap<u64, u64>, bytes_max: usize) -> (String
             is_complete = false;
             break;
         }
-        position = *end;
+        position = end;
     }
     let metadata = if numbers.is_empty() { String::new() } else { format!("{FORMAT}{}", BASE64.encode(numbers)) };
     (metadata, is_complete)
 }
 
-fn decode(base: u64, metadata: &str) -> Result<BTreeMap<u64, u64>, MetadataError> {
-    let mut finished = BTreeMap::new();
+/// Returns the starts and the ends of the finished ranges.
+fn decode(from: u64, metadata: &str) -> Result<Vec<(u64, u64)>, MetadataError> {
+    let mut finished = Vec::new();
     if metadata.is_empty() {
         return Ok(finished);
     }
     let text = metadata.strip_prefix(FORMAT).ok_or(MetadataError::Foreign)?;
     let numbers = BASE64.decode(text).map_err(|_| MetadataError::Damaged)?;
-    let (mut rest, mut position) = (&numbers[..], base);
+    let (mut rest, mut position) = (&numbers[..], from);
     while !rest.is_empty() {
         let (gap, length);
-        (gap, rest) = read(rest).filter(|(gap, _)| *gap > 0).ok_or(MetadataError::Damaged)?;
+        (gap, rest) = read(rest).filter(|(gap, _)| *gap > 0 || finished.is_empty()).ok_or(MetadataError::Damaged)?;
         (length, rest) = read(rest).filter(|(length, _)| *length > 0).ok_or(MetadataError::Damaged)?;
         let start = position.checked_add(gap).ok_or(MetadataError::Damaged)?;
         position = start.checked_add(length).ok_or(MetadataError::Damaged)?;
-        finished.insert(start, position);
+        finished.push((start, position));
     }
     Ok(finished)
 }
@@ -204,18 +208,31 @@ mod tests {
             }
             prop_assert_eq!(&unfinished(&progress, 700), &expected);
 
-            let (committed, is_complete) = progress.commit(LIMIT);
+            let (committed, is_complete) = progress.commit(None, LIMIT);
             prop_assert!(is_complete);
             prop_assert_eq!(committed.offset, Offset(*expected.first().unwrap()));
             let (restored, error) = Progress::new(&assigned(committed));
             prop_assert_eq!((&restored, error), (&progress, None));
 
-            let (committed, is_complete) = progress.commit(limit);
+            let (committed, is_complete) = progress.commit(None, limit);
             prop_assert!(committed.metadata.len() <= limit);
             let (restored, error) = Progress::new(&assigned(committed));
             prop_assert_eq!(error, None);
             prop_assert!(unfinished(&restored, 700).is_superset(&expected));
             prop_assert_eq!(is_complete, restored == progress);
+
+            // The commit starts at an earlier record, for example because a state depends on it.
+            let oldest = Offset(base / 2);
+            let (committed, is_complete) = progress.commit(Some(oldest), LIMIT);
+            prop_assert!(is_complete);
+            prop_assert_eq!(committed.offset, oldest);
+            let (restored, error) = Progress::new(&assigned(committed.clone()));
+            prop_assert_eq!((&restored, error), (&progress, None));
+
+            // The bus has deleted some of the earlier records.
+            let position = Offset((oldest.0 + base) / 2);
+            let (restored, error) = Progress::new(&Assigned { position, ..assigned(committed) });
+            prop_assert_eq!((&restored, error), (&progress, None));
         }
 
         #[test]
@@ -223,7 +240,7 @@ mod tests {
             for metadata in [text, format!("{FORMAT}{}", BASE64.encode(bytes))] {
                 let (progress, error) =
                     Progress::new(&assigned(Committed { offset: Offset(9), metadata: metadata.clone() }));
-                prop_assert_eq!(progress.commit(usize::MAX).0.offset, Offset(9));
+                prop_assert!(progress.commit(None, usize::MAX).0.offset >= Offset(9));
                 prop_assert_eq!(error == Some(MetadataError::Foreign),
                     !metadata.is_empty() && !metadata.starts_with(FORMAT));
             }
@@ -238,19 +255,24 @@ mod tests {
             let start = (1 << 40) + gap * 50 + 1;
             progress.finish(Offset(start), Offset(start + 49));
         }
-        let (committed, is_complete) = progress.commit(LIMIT);
+        let (committed, is_complete) = progress.commit(None, LIMIT);
         assert!(is_complete, "{}", committed.metadata.len());
     }
 
     #[test]
-    fn metadata_of_an_offset_that_the_bus_has_deleted_is_ignored() {
+    fn metadata_of_a_deleted_topic_is_ignored() {
         let (mut progress, _) = Progress::new(&assigned(Committed { offset: Offset(5), metadata: String::new() }));
         progress.finish(Offset(7), Offset(9));
-        let after = Assigned { position: Offset(100), ..assigned(progress.commit(LIMIT).0) };
-        let (restored, error) = Progress::new(&after);
-        assert_eq!(
-            (restored.commit(LIMIT).0, error),
-            (Committed { offset: Offset(100), metadata: String::new() }, None)
-        );
+        let committed = progress.commit(None, LIMIT).0;
+        let at = |position| Progress::new(&Assigned { position: Offset(position), ..assigned(committed.clone()) });
+        let expected = |offset| (Committed { offset: Offset(offset), metadata: String::new() }, None);
+        // The new topic has fewer records.
+        let (restored, error) = at(0);
+        assert_eq!((restored.commit(None, LIMIT).0, error), expected(0));
+        // The same topic no longer has its first records.
+        let (restored, error) = at(8);
+        assert_eq!((restored.commit(None, LIMIT).0, error), expected(9));
+        let (restored, error) = at(100);
+        assert_eq!((restored.commit(None, LIMIT).0, error), expected(100));
     }
 }

@@ -129,7 +129,8 @@ impl Shared {
                 histories.push((origin, is_skipped));
             }
         }
-        Some(Call { works, records_max, histories, handling: self.calls.call(deliveries) })
+        let handling = self.calls.call(deliveries, works[0].assigned.handler.clone());
+        Some(Call { works, records_max, histories, handling })
     }
 
     /// Waits for the end of a call.

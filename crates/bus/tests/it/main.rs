@@ -5,6 +5,7 @@
 
 mod batches;
 mod flow;
+mod gather;
 mod leader;
 mod memory;
 mod mutants;
