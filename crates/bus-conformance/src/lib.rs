@@ -5,6 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a case of a suite fails like a test")]
 
+mod admin;
 mod fixtures;
 mod groups;
 mod positions;
@@ -15,7 +16,7 @@ mod topics;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bus::Bus;
+use bus::Admin;
 use bus::memory::MemoryBus;
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
@@ -33,7 +34,7 @@ pub trait Subject: Send + Sync {
 }
 
 /// Bus of a process whose connection a case can cut.
-pub trait Process: Bus {
+pub trait Process: Admin {
     /// Cuts or restores the connection.
     fn cut(&self, is_cut: bool);
     /// Loses all responses until the case restores the connection.
@@ -103,5 +104,14 @@ conformance::suite! { $ dyn Subject, conformance_tests, [$crate];
         reader_receives_all_records_and_then_new_ones
         reader_continues_after_a_lost_connection
         reader_of_an_unknown_topic_is_rejected
+    }
+    admin {
+        topics_are_listed_in_ascending_order
+        groups_with_members_or_commits_are_listed_in_ascending_order
+        group_names_its_members_and_their_partitions
+        committed_offsets_remain_after_the_members_left
+        member_without_contact_leaves_the_description_of_its_group
+        description_of_an_unknown_group_is_empty
+        name_of_a_member_with_a_nul_is_rejected
     }
 }

@@ -79,6 +79,7 @@ impl KafkaConsumer {
                           at least one record";
             return Err(BusError::Invalid(reason.to_owned()));
         }
+        options.check_name()?;
         let changed = Arc::new(Notify::new());
         let native = Native::open(url, &options, changed.clone())?;
         let (commits, jobs) = mpsc::unbounded_channel();

@@ -11,6 +11,7 @@
 
 #![warn(missing_docs)]
 
+mod admin;
 mod blocking;
 mod consumer;
 mod context;

@@ -63,15 +63,17 @@ impl Times {
         bus.producer(ProducerOptions { delivery_timeout: self.session_timeout, ..ProducerOptions::default() }).await
     }
 
-    /// Joins a group. Waits while the bus is away.
+    /// Joins a group as a member with the name `name`. Waits while the bus is away.
     pub(crate) async fn join(
         self,
         runtime: &Runtime,
         bus: &dyn Bus,
         group: &str,
         topic: &TopicName,
+        name: &str,
     ) -> Result<Arc<dyn Consumer>, BusError> {
         let options = ConsumerOptions {
+            name: name.to_owned(),
             session_timeout: self.session_timeout,
             revoke_timeout: self.session_timeout,
             ..ConsumerOptions::new(group, vec![topic.clone()])

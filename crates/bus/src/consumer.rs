@@ -6,14 +6,19 @@ use std::time::Duration;
 use instants::Monotonic;
 use tokio::sync::oneshot;
 
-use crate::Answer;
 use crate::topic::{Offset, Partition, Record, TopicName};
+use crate::{Answer, BusError};
+
+/// Name of a consumer without a name of its own.
+const NAME: &str = "reveille";
 
 /// Options of a consumer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConsumerOptions {
     /// Name of the group.
     pub group: String,
+    /// Name of this member for operators ([`crate::GroupMember::name`]), without NUL. The default is `reveille`.
+    pub name: String,
     /// Topics that the consumer reads.
     pub topics: Vec<TopicName>,
     /// Position in a partition without a committed offset. The default is [`Start::Earliest`].
@@ -32,12 +37,25 @@ impl ConsumerOptions {
     pub fn new(group: &str, topics: Vec<TopicName>) -> Self {
         ConsumerOptions {
             group: group.to_owned(),
+            name: NAME.to_owned(),
             topics,
             start: Start::Earliest,
             session_timeout: Duration::from_secs(10),
             revoke_timeout: Duration::from_secs(30),
             batch_records_max: 1_000,
         }
+    }
+
+    /// Checks the name. Engines call this function.
+    ///
+    /// # Errors
+    /// Returns [`BusError::Invalid`] if the name contains a NUL.
+    pub fn check_name(&self) -> Result<(), BusError> {
+        if self.name.contains('\0') {
+            let reason = format!("the name {:?} of the consumer contains a NUL; remove it", self.name);
+            return Err(BusError::Invalid(reason));
+        }
+        Ok(())
     }
 }
 
@@ -61,15 +79,15 @@ pub trait Consumer: Send + Sync + 'static {
     /// event. The consumer keeps its session even if the caller does not call this method.
     ///
     /// # Errors
-    /// Returns an error that is not [retryable](crate::BusError::is_retryable) if the consumer can receive no further
+    /// Returns an error that is not [retryable](BusError::is_retryable) if the consumer can receive no further
     /// event.
     fn next(&self) -> Answer<'_, Event>;
 
     /// Stores committed offsets and their metadata.
     ///
     /// # Errors
-    /// Returns [`crate::BusError::Fenced`] if the consumer no longer owns one of the partitions, and
-    /// [`crate::BusError::MetadataTooLarge`] if the metadata is too large. In both cases the bus stores no part of the
+    /// Returns [`BusError::Fenced`] if the consumer no longer owns one of the partitions, and
+    /// [`BusError::MetadataTooLarge`] if the metadata is too large. In both cases the bus stores no part of the
     /// commit.
     fn commit(&self, commits: Vec<Commit>) -> Answer<'_, ()>;
 
@@ -85,7 +103,7 @@ pub trait Consumer: Send + Sync + 'static {
     fn resume(&self, partitions: &[Partition]);
 
     /// Leaves the group and releases all partitions. Afterwards [`Consumer::next`] returns
-    /// [`crate::BusError::Closed`].
+    /// [`BusError::Closed`].
     fn close(&self) -> Answer<'_, ()>;
 }
 

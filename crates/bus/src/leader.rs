@@ -32,7 +32,8 @@ pub struct LeaderOptions {
     pub topic: TopicName,
     /// Name of the group of candidates.
     pub group: String,
-    /// Text about this candidate in the record of its term, for example a host name.
+    /// Text about this candidate in the record of its term, for example a host name. It is also the name of the member in
+    /// the group.
     pub name: String,
     /// Time without contact to the bus after which another candidate can lead. The default is 10 s.
     pub session_timeout: Duration,
@@ -94,8 +95,8 @@ impl LeaderCandidate {
     /// # Errors
     /// Returns an error that is not [retryable](BusError::is_retryable) if a longer wait does not help.
     pub async fn lead(&self) -> Result<Leadership, BusError> {
-        let LeaderOptions { group, topic, .. } = &self.options;
-        let consumer = self.options.times().join(&self.runtime, &*self.bus, group, topic).await?;
+        let LeaderOptions { group, topic, name, .. } = &self.options;
+        let consumer = self.options.times().join(&self.runtime, &*self.bus, group, topic, name).await?;
         self.wait(consumer).await
     }
 

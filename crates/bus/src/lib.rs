@@ -25,6 +25,7 @@
 
 #![warn(missing_docs)]
 
+mod admin;
 mod claim;
 mod consumer;
 mod context;
@@ -44,6 +45,7 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 
+pub use admin::{Admin, GroupDescription, GroupMember};
 pub use consumer::{Assigned, Commit, Committed, Consumer, ConsumerOptions, Event, RecordBatch, Revocation, Start};
 pub use context::Context;
 pub use error::BusError;

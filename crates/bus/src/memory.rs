@@ -28,7 +28,10 @@ use self::consumer::MemoryConsumer;
 use self::producer::MemoryProducer;
 use self::reader::MemoryReader;
 use crate::topic::{Offset, Partition, TopicDescription, TopicName, TopicOptions};
-use crate::{Answer, Bus, BusError, Capabilities, Consumer, ConsumerOptions, Producer, ProducerOptions, Reader};
+use crate::{
+    Admin, Answer, Bus, BusError, Capabilities, Consumer, ConsumerOptions, GroupDescription, Producer, ProducerOptions,
+    Reader,
+};
 
 /// Wait before the engine repeats a request that failed.
 const RETRY_WAIT: Duration = Duration::from_millis(20);
@@ -186,5 +189,22 @@ impl Bus for MemoryBus {
                 positions.map(|(index, (first, _))| (Partition { topic: topic.clone(), index }, first)).collect();
             Ok(Arc::new(MemoryReader::new(self.connection.clone(), positions)) as Arc<dyn Reader>)
         })
+    }
+}
+
+impl Admin for MemoryBus {
+    fn topics(&self) -> Answer<'_, Vec<TopicName>> {
+        Box::pin(async { self.connection.call(|broker, _| Ok(broker.topics())).await })
+    }
+
+    fn groups(&self) -> Answer<'_, Vec<String>> {
+        Box::pin(async { self.connection.call(|broker, now| Ok(broker.groups(now.monotonic))).await })
+    }
+
+    fn describe_group(&self, group: &str) -> Answer<'_, GroupDescription> {
+        let group = group.to_owned();
+        Box::pin(
+            async move { self.connection.call(|broker, now| Ok(broker.describe_group(&group, now.monotonic))).await },
+        )
     }
 }

@@ -65,7 +65,8 @@ pub struct ShardOptions {
     pub topic: TopicName,
     /// Name of the group of members.
     pub group: String,
-    /// Text about this member in the records of its terms, for example a host name.
+    /// Text about this member in the records of its terms, for example a host name. It is also the name of the member in
+    /// the group.
     pub name: String,
     /// Function that maps an id to a partition. The default is [`ShardHash::Murmur2`].
     pub hash: ShardHash,
@@ -188,8 +189,8 @@ impl ShardedJob {
         stop: &CancellationToken,
         mut job: impl FnMut(Shard) -> F,
     ) -> Result<(), BusError> {
-        let ShardOptions { group, topic, .. } = &self.options;
-        let consumer = self.options.times().join(&self.runtime, &*self.bus, group, topic).await?;
+        let ShardOptions { group, topic, name, .. } = &self.options;
+        let consumer = self.options.times().join(&self.runtime, &*self.bus, group, topic, name).await?;
         let (shards, mut starts) = mpsc::channel(1);
         let keeper = Keeper {
             runtime: self.runtime.clone(),

@@ -147,7 +147,8 @@ impl Native {
     pub(super) fn open(url: &KafkaUrl, options: &ConsumerOptions, changed: Arc<Notify>) -> Result<Self, BusError> {
         let session = options.session_timeout;
         let mut config = url.config()?;
-        config.set("group.id", &options.group).set("session.timeout.ms", session.as_millis().to_string());
+        config.set("client.id", &options.name).set("group.id", &options.group);
+        config.set("session.timeout.ms", session.as_millis().to_string());
         let heartbeat = (session / HEARTBEATS).min(HEARTBEAT_MAX);
         config.set("heartbeat.interval.ms", heartbeat.as_millis().max(1).to_string());
         // The group waits at most this long until a member has released its partitions. The limits are librdkafka's.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bus::{
-    Answer, Bus, Capabilities, Consumer, ConsumerOptions, Producer, ProducerOptions, Reader, TopicDescription,
-    TopicName, TopicOptions,
+    Admin, Answer, Bus, Capabilities, Consumer, ConsumerOptions, GroupDescription, Producer, ProducerOptions, Reader,
+    TopicDescription, TopicName, TopicOptions,
 };
 use bus_conformance::{Case, Process, Subject};
 use bus_kafka::{KafkaBus, KafkaUrl};
@@ -86,5 +86,19 @@ impl Bus for Remote {
 
     fn reader(&self, topic: &TopicName) -> Answer<'_, Arc<dyn Reader>> {
         self.bus.reader(topic)
+    }
+}
+
+impl Admin for Remote {
+    fn topics(&self) -> Answer<'_, Vec<TopicName>> {
+        self.bus.topics()
+    }
+
+    fn groups(&self) -> Answer<'_, Vec<String>> {
+        self.bus.groups()
+    }
+
+    fn describe_group(&self, group: &str) -> Answer<'_, GroupDescription> {
+        self.bus.describe_group(group)
     }
 }

@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 use instants::{Monotonic, Timestamp};
 
 use super::group::{Grant, Group, MemberId, Sizes};
+use crate::admin::GroupDescription;
 use crate::consumer::{Commit, Committed, RecordBatch};
 use crate::producer::NewRecord;
 use crate::topic::{Offset, Partition, Position, Record, TopicDescription, TopicName};
@@ -92,6 +93,23 @@ impl Broker {
         Ok(())
     }
 
+    pub(super) fn topics(&self) -> Vec<TopicName> {
+        self.topics.keys().cloned().collect()
+    }
+
+    pub(super) fn groups(&mut self, now: Monotonic) -> Vec<String> {
+        let sizes = self.sizes();
+        self.groups.values_mut().for_each(|group| group.expire(now, &sizes));
+        self.groups.iter().filter(|(_, group)| !group.is_empty()).map(|(name, _)| name.clone()).collect()
+    }
+
+    pub(super) fn describe_group(&mut self, group: &str, now: Monotonic) -> GroupDescription {
+        let sizes = self.sizes();
+        let Some(group) = self.groups.get_mut(group) else { return GroupDescription::default() };
+        group.expire(now, &sizes);
+        group.describe()
+    }
+
     pub(super) fn open_producer(&mut self) -> ProducerId {
         ProducerId(self.new_id())
     }
@@ -155,7 +173,7 @@ impl Broker {
         let topics: BTreeSet<TopicName> = options.topics.iter().cloned().collect();
         let group = self.groups.entry(options.group.clone()).or_default();
         group.expire(now, &sizes);
-        group.join(id, topics, options.session_timeout, now, &sizes);
+        group.join(id, &options.name, topics, options.session_timeout, now, &sizes);
         Ok(id)
     }
 

@@ -52,6 +52,7 @@ impl MemoryConsumer {
             let reason = "a consumer needs a topic, a session timeout above zero, and batches of at least one record";
             return Err(BusError::Invalid(reason.to_owned()));
         }
+        options.check_name()?;
         let sent = connection.runtime().monotonic();
         let member = connection.call(|broker, now| broker.join(&options, now.monotonic)).await?;
         let state =

@@ -18,8 +18,12 @@ use std::time::Duration;
 use instants::Monotonic;
 
 use crate::BusError;
+use crate::admin::{GroupDescription, GroupMember};
 use crate::consumer::{Commit, Committed};
 use crate::topic::{Partition, TopicName};
+
+/// Host of all members.
+const HOST: &str = "memory";
 
 /// Number of a member. The bus uses each number once.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -41,6 +45,7 @@ pub(super) struct Group {
 }
 
 struct Member {
+    name: String,
     topics: BTreeSet<TopicName>,
     session_timeout: Duration,
     /// End of the session, unless the member sends a request before.
@@ -56,13 +61,15 @@ impl Group {
     pub(super) fn join(
         &mut self,
         id: MemberId,
+        name: &str,
         topics: BTreeSet<TopicName>,
         session_timeout: Duration,
         now: Monotonic,
         sizes: &Sizes,
     ) {
         let ends = now + session_timeout;
-        self.members.insert(id, Member { topics, session_timeout, ends, target: BTreeSet::new() });
+        let name = name.to_owned();
+        self.members.insert(id, Member { name, topics, session_timeout, ends, target: BTreeSet::new() });
         self.rebalance(sizes);
     }
 
@@ -137,6 +144,25 @@ impl Group {
 
     pub(super) fn committed(&self, partition: &Partition) -> Option<&Committed> {
         self.committed.get(partition)
+    }
+
+    /// Returns true if the group has neither members nor committed offsets.
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.is_empty() && self.committed.is_empty()
+    }
+
+    pub(super) fn describe(&self) -> GroupDescription {
+        let partitions = |id: MemberId| {
+            let owned = self.owners.iter().filter(move |(_, (owner, _))| *owner == id);
+            owned.map(|(partition, _)| partition.clone()).collect()
+        };
+        let member = |(id, member): (&MemberId, &Member)| GroupMember {
+            id: id.0.to_string(),
+            name: member.name.clone(),
+            host: HOST.to_owned(),
+            partitions: partitions(*id),
+        };
+        GroupDescription { members: self.members.iter().map(member).collect(), committed: self.committed.clone() }
     }
 
     /// Computes the targets of all members. Partitions stay with their owners where this does not unbalance the group.
@@ -232,7 +258,7 @@ mod tests {
                 match (kind, id) {
                     (0, _) if held.len() < 5 => {
                         next += 1;
-                        group.join(MemberId(next), [topic()].into(), SESSION, at(0), &sizes);
+                        group.join(MemberId(next), "a", [topic()].into(), SESSION, at(0), &sizes);
                         held.insert(MemberId(next), BTreeSet::new());
                     }
                     (1, Some(id)) => {
@@ -268,11 +294,11 @@ mod tests {
         let sizes = Sizes::from([(topic(), 6)]);
         let mut group = Group::default();
         let [a, b, c] = [1, 2, 3].map(MemberId);
-        group.join(a, [topic()].into(), SESSION, at(0), &sizes);
-        group.join(b, [topic()].into(), SESSION, at(0), &sizes);
+        group.join(a, "a", [topic()].into(), SESSION, at(0), &sizes);
+        group.join(b, "b", [topic()].into(), SESSION, at(0), &sizes);
         let first = [a, b].map(|id| heartbeat_of(&mut group, id, &BTreeSet::new(), 0));
         assert_eq!([3, 3], [first[0].len(), first[1].len()]);
-        group.join(c, [topic()].into(), SESSION, at(0), &sizes);
+        group.join(c, "c", [topic()].into(), SESSION, at(0), &sizes);
         let second = [(a, &first[0]), (b, &first[1])].map(|(id, held)| heartbeat_of(&mut group, id, held, 1));
         assert!(second.iter().zip(&first).all(|(second, first)| second.len() == 2 && second.is_subset(first)));
         assert!(group.heartbeat(c, &BTreeSet::new(), at(1)).unwrap().is_empty(), "the owners still hold them");
@@ -287,7 +313,7 @@ mod tests {
         let sizes = Sizes::from([(topic(), 1)]);
         let mut group = Group::default();
         let [a, b] = [1, 2].map(MemberId);
-        group.join(a, [topic()].into(), SESSION, at(0), &sizes);
+        group.join(a, "a", [topic()].into(), SESSION, at(0), &sizes);
         let granted = group.heartbeat(a, &BTreeSet::new(), at(1)).unwrap();
         let (partition, grant) = granted.into_iter().next().unwrap();
         let held = BTreeSet::from([partition.clone()]);
@@ -296,7 +322,7 @@ mod tests {
             vec![(Commit { partition: partition.clone(), committed }, grant)]
         };
         group.commit(a, commit()).unwrap();
-        group.join(b, [topic()].into(), SESSION, at(5), &sizes);
+        group.join(b, "b", [topic()].into(), SESSION, at(5), &sizes);
         assert_eq!(group.commit(b, commit()), Err(BusError::Fenced));
         group.expire(at(10), &sizes);
         assert!(heartbeat_of(&mut group, b, &BTreeSet::new(), 10).is_empty());
@@ -310,7 +336,7 @@ mod tests {
     fn commit_from_before_a_loss_is_rejected_after_the_same_member_receives_the_partition_again() {
         let sizes = Sizes::from([(topic(), 1)]);
         let (mut group, a) = (Group::default(), MemberId(1));
-        group.join(a, [topic()].into(), SESSION, at(0), &sizes);
+        group.join(a, "a", [topic()].into(), SESSION, at(0), &sizes);
         let first = group.heartbeat(a, &BTreeSet::new(), at(1)).unwrap();
         let held: BTreeSet<Partition> = first.keys().cloned().collect();
         let kept = group.heartbeat(a, &held, at(2)).unwrap();

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use bus::memory::{MemoryBus, MemoryOptions};
 use bus::{
-    Answer, Bus, BusError, Capabilities, Commit, Consumer, ConsumerOptions, Event, NewRecord, Offset, Partition,
-    Position, Producer, ProducerOptions, Reader, RecordBatch, Start, TopicDescription, TopicName, TopicOptions,
+    Admin, Answer, Bus, BusError, Capabilities, Commit, Consumer, ConsumerOptions, Event, GroupDescription, NewRecord,
+    Offset, Partition, Position, Producer, ProducerOptions, Reader, RecordBatch, Start, TopicDescription, TopicName,
+    TopicOptions,
 };
 use bus_conformance::{Process, Subject, case};
 use futures_util::FutureExt as _;
@@ -18,6 +19,8 @@ use simulator::Simulation;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bug {
     CommitIsIgnored,
+    DescriptionHasNoCommits,
+    DescriptionHasNoPartitions,
     FencedCommitIsAccepted,
     HeadersAreLost,
     KeyIsIgnored,
@@ -33,6 +36,8 @@ enum Bug {
 
 const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::CommitIsIgnored, "next_owner_starts_at_the_committed_offset"),
+    (Bug::DescriptionHasNoCommits, "committed_offsets_remain_after_the_members_left"),
+    (Bug::DescriptionHasNoPartitions, "group_names_its_members_and_their_partitions"),
     (Bug::FencedCommitIsAccepted, "former_owner_cannot_commit"),
     (Bug::HeadersAreLost, "consumer_receives_all_fields_of_a_record"),
     (Bug::KeyIsIgnored, "key_determines_the_partition"),
@@ -139,6 +144,32 @@ impl Bus for Broken {
                 return Ok(Arc::new(SkippingReader(inner)) as Arc<dyn Reader>);
             }
             Ok(inner)
+        }
+        .boxed()
+    }
+}
+
+impl Admin for Broken {
+    fn topics(&self) -> Answer<'_, Vec<TopicName>> {
+        self.bus.topics()
+    }
+
+    fn groups(&self) -> Answer<'_, Vec<String>> {
+        self.bus.groups()
+    }
+
+    fn describe_group(&self, group: &str) -> Answer<'_, GroupDescription> {
+        let describing = self.bus.describe_group(group);
+        async {
+            let mut description = describing.await?;
+            match self.bug {
+                Bug::DescriptionHasNoCommits => description.committed.clear(),
+                Bug::DescriptionHasNoPartitions => {
+                    description.members.iter_mut().for_each(|one| one.partitions.clear());
+                }
+                _ => {}
+            }
+            Ok(description)
         }
         .boxed()
     }

@@ -1,0 +1,337 @@
+//! Functions of the Kafka engine for operators.
+//!
+//! The crate rdkafka describes a group only by requests to every broker, so one broker that is away would delay each
+//! description. This module sends librdkafka's requests to the coordinator of the group.
+
+#![expect(unsafe_code, reason = "the crate rdkafka has no function that asks only the coordinator of a group")]
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char};
+use std::ptr::{self, NonNull};
+
+use bus::{Admin, Answer, BusError, Committed, GroupDescription, GroupMember, Offset, Partition, TopicName};
+use rdkafka::bindings::{
+    rd_kafka_AdminOptions_destroy, rd_kafka_AdminOptions_new, rd_kafka_AdminOptions_set_request_timeout,
+    rd_kafka_AdminOptions_t, rd_kafka_ConsumerGroupDescription_error, rd_kafka_ConsumerGroupDescription_member,
+    rd_kafka_ConsumerGroupDescription_member_count, rd_kafka_ConsumerGroupListing_group_id,
+    rd_kafka_DescribeConsumerGroups, rd_kafka_DescribeConsumerGroups_result_groups, rd_kafka_ListConsumerGroupOffsets,
+    rd_kafka_ListConsumerGroupOffsets_destroy, rd_kafka_ListConsumerGroupOffsets_new,
+    rd_kafka_ListConsumerGroupOffsets_result_groups, rd_kafka_ListConsumerGroups,
+    rd_kafka_ListConsumerGroups_result_errors, rd_kafka_ListConsumerGroups_result_valid,
+    rd_kafka_MemberAssignment_partitions, rd_kafka_MemberDescription_assignment, rd_kafka_MemberDescription_client_id,
+    rd_kafka_MemberDescription_consumer_id, rd_kafka_MemberDescription_host, rd_kafka_MemberDescription_t,
+    rd_kafka_admin_op_t, rd_kafka_error_code, rd_kafka_error_t, rd_kafka_event_DescribeConsumerGroups_result,
+    rd_kafka_event_ListConsumerGroupOffsets_result, rd_kafka_event_ListConsumerGroups_result, rd_kafka_event_destroy,
+    rd_kafka_event_error, rd_kafka_event_t, rd_kafka_group_result_error, rd_kafka_group_result_partitions,
+    rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_queue_t, rd_kafka_t,
+    rd_kafka_topic_partition_list_t, rd_kafka_topic_partition_t,
+};
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::error::RDKafkaErrorCode as Code;
+use rdkafka::types::RDKafkaRespErr;
+
+use crate::blocking::blocking;
+use crate::context::Context;
+use crate::error::bus_error_of_code;
+use crate::{KafkaBus, REQUEST_MAX, RETRY_WAIT, explained, poll};
+
+/// Prefix of the names of Kafka's internal topics.
+const INTERNAL: &str = "__";
+/// Time of a request in milliseconds, after which librdkafka reports an error by itself.
+const REQUEST_MILLIS: i32 = 10_000;
+
+type Client = BaseConsumer<Context>;
+
+impl Admin for KafkaBus {
+    fn topics(&self) -> Answer<'_, Vec<TopicName>> {
+        let client = self.client.clone();
+        Box::pin(blocking(move || {
+            let metadata = client.fetch_metadata(None, REQUEST_MAX).map_err(|error| explained(&client, &error))?;
+            let names = metadata.topics().iter().map(|topic| topic.name());
+            let names = names.filter(|name| !name.starts_with(INTERNAL));
+            let mut topics: Vec<TopicName> = names.filter_map(|name| TopicName::new(name).ok()).collect();
+            topics.sort_unstable();
+            Ok(topics)
+        }))
+    }
+
+    fn groups(&self) -> Answer<'_, Vec<String>> {
+        Box::pin(self.ask(groups))
+    }
+
+    fn describe_group(&self, group: &str) -> Answer<'_, GroupDescription> {
+        let group = CString::new(group);
+        Box::pin(async move {
+            // Kafka has no group with a NUL in its name.
+            let Ok(group) = group else { return Ok(GroupDescription::default()) };
+            self.ask(move |client| {
+                Ok(GroupDescription { members: members(client, &group)?, committed: committed(client, &group)? })
+            })
+            .await
+        })
+    }
+}
+
+impl KafkaBus {
+    /// Makes a call, and repeats it while the coordinator of a group moves to another broker.
+    async fn ask<T: Send + 'static>(
+        &self,
+        call: impl Fn(&Client) -> Result<T, Code> + Clone + Send + 'static,
+    ) -> Result<T, BusError> {
+        let deadline = self.runtime.monotonic() + REQUEST_MAX;
+        loop {
+            let (client, call) = (self.client.clone(), call.clone());
+            let code = match blocking(move || call(&client)).await {
+                Ok(found) => return Ok(found),
+                Err(code) => code,
+            };
+            let is_moving =
+                matches!(code, Code::NotCoordinator | Code::CoordinatorLoadInProgress | Code::CoordinatorNotAvailable);
+            if !is_moving || self.runtime.monotonic() >= deadline {
+                poll(&self.client);
+                return Err(self.client.context().explain(bus_error_of_code(code, None)));
+            }
+            self.runtime.sleep(RETRY_WAIT).await;
+        }
+    }
+}
+
+/// Returns the names of all groups in ascending order.
+fn groups(client: &Client) -> Result<Vec<String>, Code> {
+    let operation = rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_LISTCONSUMERGROUPS;
+    // SAFETY: all arguments are alive.
+    let send = |client, options, queue| unsafe { rd_kafka_ListConsumerGroups(client, options, queue) };
+    let response = request(client, operation, send)?;
+    // SAFETY: the response is alive, and it owns the lists and the texts.
+    unsafe {
+        let result = rd_kafka_event_ListConsumerGroups_result(response.pointer());
+        if result.is_null() {
+            return Err(Code::BadMessage);
+        }
+        let mut count = 0;
+        let errors = rd_kafka_ListConsumerGroups_result_errors(result, &raw mut count);
+        // One error for each broker that did not respond.
+        for error in list(errors, count) {
+            check(*error)?;
+        }
+        let valid = rd_kafka_ListConsumerGroups_result_valid(result, &raw mut count);
+        let mut names: Vec<String> =
+            list(valid, count).iter().map(|group| text(rd_kafka_ConsumerGroupListing_group_id(*group))).collect();
+        names.sort_unstable();
+        names.dedup();
+        Ok(names)
+    }
+}
+
+/// Returns the members of a group.
+fn members(client: &Client, group: &CStr) -> Result<Vec<GroupMember>, Code> {
+    let operation = rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECONSUMERGROUPS;
+    let mut names = [group.as_ptr()];
+    let send = |client, options, queue| {
+        // SAFETY: all arguments are alive, and librdkafka copies the name.
+        unsafe { rd_kafka_DescribeConsumerGroups(client, names.as_mut_ptr(), names.len(), options, queue) };
+    };
+    let response = request(client, operation, send)?;
+    let mut members = Vec::new();
+    // SAFETY: the response is alive, and it owns the descriptions.
+    unsafe {
+        let result = rd_kafka_event_DescribeConsumerGroups_result(response.pointer());
+        if result.is_null() {
+            return Err(Code::BadMessage);
+        }
+        let mut count = 0;
+        let groups = rd_kafka_DescribeConsumerGroups_result_groups(result, &raw mut count);
+        for group in list(groups, count) {
+            match check(rd_kafka_ConsumerGroupDescription_error(*group)) {
+                Ok(()) => {}
+                // Later brokers report an unknown group by an error, and earlier brokers by an empty group.
+                Err(Code::GroupIdNotFound) => continue,
+                Err(code) => return Err(code),
+            }
+            for at in 0..rd_kafka_ConsumerGroupDescription_member_count(*group) {
+                members.extend(member(rd_kafka_ConsumerGroupDescription_member(*group, at)));
+            }
+        }
+    }
+    Ok(members)
+}
+
+/// # Safety
+/// The member must be null or alive.
+unsafe fn member(member: *const rd_kafka_MemberDescription_t) -> Option<GroupMember> {
+    if member.is_null() {
+        return None;
+    }
+    // SAFETY: the caller guarantees that the member is alive. It owns its texts and its partitions.
+    unsafe {
+        let assignment = rd_kafka_MemberDescription_assignment(member);
+        let assigned =
+            if assignment.is_null() { ptr::null() } else { rd_kafka_MemberAssignment_partitions(assignment) };
+        let mut partitions: Vec<Partition> = elements(assigned).iter().filter_map(|one| partition(one)).collect();
+        partitions.sort_unstable();
+        Some(GroupMember {
+            id: text(rd_kafka_MemberDescription_consumer_id(member)),
+            name: text(rd_kafka_MemberDescription_client_id(member)),
+            // Kafka writes an address as Java does, for example `/127.0.0.1`.
+            host: text(rd_kafka_MemberDescription_host(member)).trim_start_matches('/').to_owned(),
+            partitions,
+        })
+    }
+}
+
+/// Returns the committed offsets of a group.
+fn committed(client: &Client, group: &CStr) -> Result<BTreeMap<Partition, Committed>, Code> {
+    let operation = rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_LISTCONSUMERGROUPOFFSETS;
+    // SAFETY: librdkafka copies the name. Without a list, the request is about all partitions.
+    let wanted = unsafe {
+        let wanted = rd_kafka_ListConsumerGroupOffsets_new(group.as_ptr(), ptr::null());
+        Owned::new(wanted, rd_kafka_ListConsumerGroupOffsets_destroy)
+    };
+    let wanted = wanted.expect("librdkafka ends the process if it gets no memory");
+    let mut pointers = [wanted.pointer()];
+    let send = |client, options, queue| {
+        // SAFETY: all arguments are alive, and librdkafka copies them.
+        unsafe { rd_kafka_ListConsumerGroupOffsets(client, pointers.as_mut_ptr(), pointers.len(), options, queue) };
+    };
+    let response = request(client, operation, send)?;
+    let mut found = BTreeMap::new();
+    // SAFETY: the response is alive, and it owns the lists.
+    unsafe {
+        let result = rd_kafka_event_ListConsumerGroupOffsets_result(response.pointer());
+        if result.is_null() {
+            return Err(Code::BadMessage);
+        }
+        let mut count = 0;
+        let groups = rd_kafka_ListConsumerGroupOffsets_result_groups(result, &raw mut count);
+        for group in list(groups, count) {
+            check(rd_kafka_group_result_error(*group))?;
+            for element in elements(rd_kafka_group_result_partitions(*group)) {
+                found.extend(commit(element)?);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Returns the partition and the committed offset of an element; `None` if the group has not committed an offset of it.
+///
+/// # Safety
+/// The pointers of the element must be alive.
+unsafe fn commit(element: &rd_kafka_topic_partition_t) -> Result<Option<(Partition, Committed)>, Code> {
+    if element.err != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
+        return Err(element.err.into());
+    }
+    let metadata: &[u8] = if element.metadata.is_null() {
+        &[]
+    } else {
+        // SAFETY: the caller guarantees that the metadata is alive. librdkafka stores its size in bytes.
+        unsafe { std::slice::from_raw_parts(element.metadata.cast(), element.metadata_size) }
+    };
+    let metadata = String::from_utf8_lossy(metadata).into_owned();
+    // SAFETY: the caller guarantees that the name of the topic is alive.
+    let partition = unsafe { partition(element) };
+    // A negative number is not an offset of a record.
+    let offset = u64::try_from(element.offset).ok().map(Offset);
+    Ok(partition.zip(offset).map(|(partition, offset)| (partition, Committed { offset, metadata })))
+}
+
+/// Sends a request, and waits for its response. `send` adds the request to the client. The response arrives in the queue.
+fn request(
+    client: &Client,
+    operation: rd_kafka_admin_op_t,
+    send: impl FnOnce(*mut rd_kafka_t, *const rd_kafka_AdminOptions_t, *mut rd_kafka_queue_t),
+) -> Result<Owned<rd_kafka_event_t>, Code> {
+    const MEMORY: &str = "librdkafka ends the process if it gets no memory";
+    let client = client.client().native_ptr();
+    // SAFETY: the client is alive during this function. The options and the queue live until the end of the block.
+    // librdkafka copies the options, and it writes no text of an error if the size for the text is 0. If the queue ends
+    // before the response arrives, librdkafka drops the response.
+    unsafe {
+        let options = Owned::new(rd_kafka_AdminOptions_new(client, operation), rd_kafka_AdminOptions_destroy);
+        let options = options.expect(MEMORY);
+        let queue = Owned::new(rd_kafka_queue_new(client), rd_kafka_queue_destroy).expect(MEMORY);
+        let set = rd_kafka_AdminOptions_set_request_timeout(options.pointer(), REQUEST_MILLIS, ptr::null_mut(), 0);
+        code(set)?;
+        send(client, options.pointer(), queue.pointer());
+        let event = Owned::new(rd_kafka_queue_poll(queue.pointer(), 2 * REQUEST_MILLIS), rd_kafka_event_destroy);
+        let event = event.ok_or(Code::OperationTimedOut)?;
+        code(rd_kafka_event_error(event.pointer()))?;
+        Ok(event)
+    }
+}
+
+/// Object of librdkafka that ends with this value.
+struct Owned<T> {
+    object: NonNull<T>,
+    destroy: unsafe extern "C" fn(*mut T),
+}
+
+impl<T> Owned<T> {
+    /// Returns `None` if the object is null.
+    ///
+    /// # Safety
+    /// The caller must own the object, and `destroy` must be its destructor.
+    unsafe fn new(object: *mut T, destroy: unsafe extern "C" fn(*mut T)) -> Option<Self> {
+        Some(Owned { object: NonNull::new(object)?, destroy })
+    }
+
+    fn pointer(&self) -> *mut T {
+        self.object.as_ptr()
+    }
+}
+
+impl<T> Drop for Owned<T> {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the object, and no code uses the object after its drop.
+        unsafe { (self.destroy)(self.object.as_ptr()) }
+    }
+}
+
+fn code(code: RDKafkaRespErr) -> Result<(), Code> {
+    if code == RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR { Ok(()) } else { Err(code.into()) }
+}
+
+/// # Safety
+/// The error must be null, which means no error, or alive.
+unsafe fn check(error: *const rd_kafka_error_t) -> Result<(), Code> {
+    // SAFETY: the caller guarantees that the error is alive. librdkafka returns no error for null.
+    code(unsafe { rd_kafka_error_code(error) })
+}
+
+/// # Safety
+/// `first` must be null or the start of `count` pointers that live as long as the result.
+unsafe fn list<'a, T>(first: *mut *const T, count: usize) -> &'a [*const T] {
+    // SAFETY: the caller guarantees it.
+    if first.is_null() { &[] } else { unsafe { std::slice::from_raw_parts(first, count) } }
+}
+
+/// # Safety
+/// The list must be null or live as long as the result.
+unsafe fn elements<'a>(list: *const rd_kafka_topic_partition_list_t) -> &'a [rd_kafka_topic_partition_t] {
+    if list.is_null() {
+        return &[];
+    }
+    // SAFETY: the caller guarantees that the list is alive. It has `cnt` elements.
+    unsafe {
+        let (first, count) = ((*list).elems, usize::try_from((*list).cnt).unwrap_or(0));
+        if first.is_null() { &[] } else { std::slice::from_raw_parts(first, count) }
+    }
+}
+
+/// # Safety
+/// The name of the element's topic must be alive.
+unsafe fn partition(element: &rd_kafka_topic_partition_t) -> Option<Partition> {
+    // SAFETY: the caller guarantees it.
+    let topic = TopicName::new(&unsafe { text(element.topic) }).ok()?;
+    Some(Partition { topic, index: u32::try_from(element.partition).ok()? })
+}
+
+/// # Safety
+/// The text must be null or a text that ends with a zero.
+unsafe fn text(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: the caller guarantees it.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
