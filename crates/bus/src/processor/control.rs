@@ -53,8 +53,14 @@ pub struct Blocked {
     pub calls: u32,
     /// Reason of the last failure. A reason of more than 1,024 bytes is cut.
     pub reason: String,
+    /// Time of the first failure. It remains when the partition moves to another member, whose count of calls starts
+    /// again.
+    pub blocked_since: Timestamp,
     /// Time of the last failure.
     pub failed_at: Timestamp,
+    /// Earliest time of the call after this failure. It can be in the past, because a member does not update the entry
+    /// after every call. `None` if an older version of this library wrote the entry.
+    pub next_call_at: Option<Timestamp>,
 }
 
 /// Value of a blocked record in the topic.
@@ -65,7 +71,13 @@ struct BlockedValue {
     key: Option<String>,
     calls: u32,
     reason: String,
+    /// `None` in entries of older versions of this library.
+    #[serde(default)]
+    blocked_since_ms: Option<i64>,
     failed_at_ms: i64,
+    /// `None` in entries of older versions of this library.
+    #[serde(default)]
+    next_call_at_ms: Option<i64>,
 }
 
 impl Blocked {
@@ -75,7 +87,9 @@ impl Blocked {
             key: self.key.as_ref().map(|key| BASE64.encode(key)),
             calls: self.calls,
             reason: self.reason.clone(),
+            blocked_since_ms: Some(self.blocked_since.as_millis()),
             failed_at_ms: self.failed_at.as_millis(),
+            next_call_at_ms: self.next_call_at.map(Timestamp::as_millis),
         };
         serde_json::to_vec(&value).expect("the object has only text keys").into()
     }
@@ -83,8 +97,15 @@ impl Blocked {
     fn decode(position: Position, value: &[u8]) -> Option<Self> {
         let value: BlockedValue = serde_json::from_slice(value).ok()?;
         let key = value.key.map(|key| BASE64.decode(key).map(Bytes::from)).transpose().ok()?;
-        let failed_at = Timestamp::from_millis(value.failed_at_ms);
-        let decoded = Blocked { position, key, calls: value.calls, reason: value.reason, failed_at };
+        let decoded = Blocked {
+            position,
+            key,
+            calls: value.calls,
+            reason: value.reason,
+            blocked_since: Timestamp::from_millis(value.blocked_since_ms.unwrap_or(value.failed_at_ms)),
+            failed_at: Timestamp::from_millis(value.failed_at_ms),
+            next_call_at: value.next_call_at_ms.map(Timestamp::from_millis),
+        };
         (value.version == VERSION).then_some(decoded)
     }
 }
@@ -244,14 +265,16 @@ impl Control {
         (has_failed && table.skipped_topics.contains(source)) || table.skipped.contains(&position())
     }
 
-    /// Adds a blocked record to the list.
+    /// Adds a blocked record to the list. If the list contains the record, the time of its first failure remains.
     pub(super) fn block(&self, blocked: Blocked) {
         let mut table = self.table();
-        if table.blocked.len() >= BLOCKED_MAX && !table.blocked.contains_key(&blocked.position) {
+        let earlier = table.blocked.get(&blocked.position);
+        if table.blocked.len() >= BLOCKED_MAX && earlier.is_none() {
             return;
         }
+        let blocked_since = earlier.map_or(blocked.blocked_since, |earlier| earlier.blocked_since);
         let key = blocked.key.map(|key| key.slice(..key.len().min(KEY_BYTES_MAX)));
-        let blocked = Blocked { key, reason: short(&blocked.reason).to_owned(), ..blocked };
+        let blocked = Blocked { key, reason: short(&blocked.reason).to_owned(), blocked_since, ..blocked };
         // The producer sends the record without a caller that waits. The list only informs.
         drop(self.producer.send(vec![self.entry(&Key::Blocked(blocked.position.clone()), Some(blocked.encode()))]));
         table.blocked.insert(blocked.position.clone(), blocked);
@@ -378,10 +401,13 @@ mod tests {
             key in prop::option::of(prop::collection::vec(any::<u8>(), 0..40)),
             calls: u32,
             reason in "\\PC{0,40}",
-            failed_at in 0_i64..1 << 50,
+            times in prop::array::uniform2(0_i64..1 << 50),
+            next_call_at in prop::option::of(0_i64..1 << 50),
         ) {
-            let failed_at = Timestamp::from_millis(failed_at);
-            let blocked = Blocked { position: position(), key: key.map(Bytes::from), calls, reason, failed_at };
+            let [blocked_since, failed_at] = times.map(Timestamp::from_millis);
+            let (key, next_call_at) = (key.map(Bytes::from), next_call_at.map(Timestamp::from_millis));
+            let at = position();
+            let blocked = Blocked { position: at, key, calls, reason, blocked_since, failed_at, next_call_at };
             prop_assert_eq!(Blocked::decode(position(), &blocked.encode()), Some(blocked));
         }
 
@@ -398,15 +424,25 @@ mod tests {
         }
     }
 
-    /// This text must never change, because topics contain it.
+    /// These texts must never change, because topics contain them. The first version of this library wrote fewer fields.
     #[test]
     fn blocked_record_has_a_stable_form() {
-        let failed_at = Timestamp::from_millis(1_700_000_000_000);
-        let (key, reason) = (Some(Bytes::from_static(b"ann")), "no route".to_owned());
-        let blocked = Blocked { position: position(), key, calls: 4, reason, failed_at };
-        let expected = r#"{"version":1,"key":"YW5u","calls":4,"reason":"no route","failed_at_ms":1700000000000}"#;
+        let time = Timestamp::from_millis;
+        let blocked = Blocked {
+            position: position(),
+            key: Some(Bytes::from_static(b"ann")),
+            calls: 4,
+            reason: "no route".to_owned(),
+            blocked_since: time(1_600_000_000_000),
+            failed_at: time(1_700_000_000_000),
+            next_call_at: Some(time(1_800_000_000_000)),
+        };
+        let expected = r#"{"version":1,"key":"YW5u","calls":4,"reason":"no route","blocked_since_ms":1600000000000,"failed_at_ms":1700000000000,"next_call_at_ms":1800000000000}"#;
         assert_eq!(blocked.encode(), expected);
-        assert_eq!(Blocked::decode(position(), expected.as_bytes()), Some(blocked));
+        assert_eq!(Blocked::decode(position(), expected.as_bytes()), Some(blocked.clone()));
+        let first = r#"{"version":1,"key":"YW5u","calls":4,"reason":"no route","failed_at_ms":1700000000000}"#;
+        let old = Blocked { blocked_since: blocked.failed_at, next_call_at: None, ..blocked };
+        assert_eq!(Blocked::decode(position(), first.as_bytes()), Some(old));
         for (key, text) in [
             (Key::Skip(position()), "skip/orders/3/17"),
             (Key::SkipAll(TopicName::new("orders").unwrap()), "skip-all/orders"),

@@ -211,8 +211,16 @@ impl Shared {
             tracing::debug!(%partition, %offset, reason, ?wait, "the handler failed; its key waits for the next call");
             self.counters.blocked.inc();
             if let Some(control) = self.control.as_ref().filter(|_| calls.is_power_of_two()) {
-                let (position, failed_at) = (position(partition, record), self.runtime.now());
-                control.block(Blocked { position, key: record.key.clone(), calls, reason: error.reason, failed_at });
+                let now = self.runtime.now();
+                control.block(Blocked {
+                    position: position(partition, record),
+                    key: record.key.clone(),
+                    calls,
+                    reason: error.reason,
+                    blocked_since: now,
+                    failed_at: now,
+                    next_call_at: Some(now + wait),
+                });
             }
             return Settled::Done(Outcome { finished: at, retry_at: Some(self.runtime.monotonic() + wait) });
         }

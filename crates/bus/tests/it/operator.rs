@@ -68,6 +68,27 @@ fn operator_skips_one_blocked_record() {
 }
 
 #[test]
+fn time_of_the_first_failure_remains_when_the_partition_moves() {
+    simulate(async |sim| {
+        let scene = Scene::new(sim, 1).await;
+        scene.send(&["a"], 0..4).await;
+        let first = scene.start(options(&scene), scene.handler(Duration::ZERO, fails_on_two)).await;
+        let mut operator = operator(&scene).await;
+        let before = blocked(&scene, &mut operator, 1).await.remove(0);
+        assert_eq!(before.blocked_since, before.failed_at);
+        first.stop().await.unwrap();
+        scene.runtime.sleep(SECOND).await;
+        let second = scene.start(options(&scene), scene.handler(Duration::ZERO, fails_on_two)).await;
+        scene.runtime.sleep(SECOND).await;
+        let after = blocked(&scene, &mut operator, 1).await.remove(0);
+        assert!(after.failed_at > before.failed_at, "{after:?}");
+        assert_eq!(after.blocked_since, before.blocked_since);
+        assert_eq!(after.next_call_at, Some(after.failed_at + 3_600 * SECOND));
+        second.stop().await.unwrap();
+    });
+}
+
+#[test]
 fn operator_skips_a_record_before_its_first_call() {
     simulate(async |sim| {
         let scene = Scene::new(sim, 1).await;
