@@ -5,6 +5,8 @@
 
 mod admin;
 mod authority;
+#[cfg(feature = "kafka")]
+mod bus_commands;
 mod cli;
 mod cluster;
 mod configuration;
@@ -73,6 +75,10 @@ enum Command {
     Client(cli::Command),
     #[command(flatten)]
     Recipes(recipes::Command),
+    /// Show and change a message bus: its topics, records, groups and failing records
+    #[cfg(feature = "kafka")]
+    #[command(subcommand)]
+    Bus(bus_commands::Command),
     /// Print each callback that arrives
     Receiver(receiver::ReceiverArguments),
     /// Manage the database that holds a cluster's data
@@ -111,6 +117,8 @@ impl Command {
             | Command::Restore(_)
             | Command::Check(_) => true,
             Command::Client(_) | Command::Recipes(_) | Command::Receiver(_) | Command::Cluster(_) => false,
+            #[cfg(feature = "kafka")]
+            Command::Bus(_) => false,
             #[cfg(feature = "bench")]
             Command::Bench(_) => false,
         }
@@ -185,6 +193,8 @@ async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
         Command::Demo { seconds } => demo::run(runtime, Duration::from_secs(seconds)).await,
         Command::Client(command) => cli::execute::<Arguments>(runtime, command).await,
         Command::Recipes(command) => Box::pin(recipes::execute(runtime, command)).await,
+        #[cfg(feature = "kafka")]
+        Command::Bus(command) => Box::pin(bus_commands::execute(runtime, command)).await,
         Command::Receiver(arguments) => receiver::print(runtime, &arguments).await,
         Command::Store(command) => admin::store(runtime, &command).await,
         Command::Cluster(command) => admin::cluster(runtime, &command).await,

@@ -144,6 +144,21 @@ impl Kafka {
         Door { kafka: self, proxy }
     }
 
+    /// Sends `count` records to a partition of a topic in one transaction, with Kafka's own tool.
+    ///
+    /// # Errors
+    /// Returns an error with the output of the tool if it fails.
+    pub fn send_transaction(&self, topic: &str, count: u32) -> anyhow::Result<()> {
+        let mut command = command(&self.jars);
+        command.args(["org.apache.kafka.tools.ProducerPerformance", "--topic", topic, "--record-size", "10"]);
+        command.args(["--num-records", &count.to_string(), "--throughput", "-1", "--transactional-id", topic]);
+        command.args(["--transaction-duration-ms", "60000", "--producer-props"]);
+        let output = command.arg(format!("bootstrap.servers={}", self.addresses())).output()?;
+        let text = [output.stdout, output.stderr].concat();
+        ensure!(output.status.success(), "cannot send a transaction:\n{}", String::from_utf8_lossy(&text));
+        Ok(())
+    }
+
     /// Kills the broker with the index `at` with SIGKILL. Does nothing if the broker is stopped.
     ///
     /// # Errors

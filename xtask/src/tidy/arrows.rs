@@ -161,6 +161,8 @@ const RULES: &[Rule] = &[
         &[
             "api",
             "bench",
+            "bus",
+            "bus-kafka",
             "callback",
             "cli-support",
             "client",

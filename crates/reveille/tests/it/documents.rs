@@ -246,7 +246,8 @@ fn all_commands_in_the_http_api_document_succeed() {
 #[test]
 fn all_commands_in_the_cli_document_succeed() {
     let zookeeper = ("zookeeper://zk1:2181,zk2:2181/shop", crate::recipes::zookeeper());
-    check_with_server("docs/cli.md", include_str!("../../../../docs/cli.md"), &[zookeeper]);
+    let kafka = ("kafka://kafka1:9092,kafka2:9092", crate::bus::kafka());
+    check_with_server("docs/cli.md", include_str!("../../../../docs/cli.md"), &[zookeeper, kafka]);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 mod before_relayout;
 mod bench;
+mod bus;
 mod cli;
 mod client;
 mod cluster;
