@@ -478,12 +478,10 @@ impl Lanes {
             if !std::mem::take(&mut assignment.has_changed) {
                 return None;
             }
-            // A change of the state at the same time concerns only records that are not finished in this commit. The
-            // records that the handler has not replayed may belong to the state, too.
-            let needed = |handler: &dyn StatefulHandler| {
-                handler.oldest().map_or(assignment.position, |oldest| oldest.min(assignment.position))
-            };
-            let oldest = assignment.assigned.handler.as_deref().map(needed);
+            // The state may also need records that the handler has not replayed. If the state changes at this moment, it
+            // concerns only records that are not finished in this commit.
+            let (handler, position) = (assignment.assigned.handler.as_ref(), assignment.position);
+            let oldest = handler.and_then(|handler| handler.oldest().into_iter().chain([position]).min());
             let (committed, fits) = assignment.progress.commit(oldest, bytes_max);
             assignment.fits = fits;
             assignment.committing = assignment.uncommitted;
