@@ -12,6 +12,8 @@ mod client;
 mod cluster;
 mod compose;
 mod configuration;
+#[cfg(feature = "kafka")]
+mod contacts;
 mod crash;
 mod damaged_disk;
 mod deploy;
