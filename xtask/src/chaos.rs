@@ -24,6 +24,7 @@ mod network;
 mod plan;
 mod random;
 mod receiver;
+pub(crate) mod recipes;
 mod rotation;
 
 use std::collections::BTreeMap;

@@ -81,6 +81,8 @@ enum Chore {
     Chaos(chaos::ChaosArguments),
     /// Inject faults into Kafka brokers and a group of consumers, and check the guarantees of the consumer runtime
     ChaosBus(chaos::bus::BusArguments),
+    /// Let the processes of an election and of a shared job fail on a Kafka broker, and check the recipes of the bus
+    ChaosRecipes(chaos::recipes::RecipesArguments),
     /// Compare two builds of the binary: their help texts and their responses to the requests of a file
     Compare(compare::CompareArguments),
     /// Run `reveille bench election` on three ZooKeeper servers: compare hand-overs of leadership with Curator's, and
@@ -123,6 +125,7 @@ fn main() -> ExitCode {
         Chore::Simulate { arguments } => chores::simulate(&arguments),
         Chore::Chaos(arguments) => chaos::run(&arguments),
         Chore::ChaosBus(arguments) => chaos::bus::run(&arguments),
+        Chore::ChaosRecipes(arguments) => chaos::recipes::run(&arguments),
         Chore::Compare(arguments) => compare::run(&arguments),
         Chore::Election { arguments } => chores::election(&arguments),
         Chore::Consume { arguments } => chores::consume(&arguments),

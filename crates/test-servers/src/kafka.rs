@@ -321,12 +321,26 @@ impl Drop for Kafka {
 /// # Errors
 /// Returns an error if Java or Maven is not installed, or if the program does not compile.
 pub fn java_peer() -> anyhow::Result<Command> {
+    java_program("KafkaPeer", "kafka-java-classes")
+}
+
+/// Returns the command that starts `tools/kafka-java/KafkaRecipes.java`, a member of the recipes of the crate `bus`. The
+/// caller adds arguments.
+///
+/// # Errors
+/// Returns the same errors as [`java_peer`].
+pub fn java_member() -> anyhow::Result<Command> {
+    java_program("KafkaRecipes", "kafka-recipes-classes")
+}
+
+/// Returns the command that starts a program of `tools/kafka-java`. `cached` is the name of the cache entry of its classes.
+fn java_program(name: &str, cached: &str) -> anyhow::Result<Command> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let jars = java::jars("kafka", &root.join("java/kafka/pom.xml"))?;
-    let source = root.join("../../tools/kafka-java/KafkaPeer.java");
-    let classes = java::classes("kafka-java-classes", &jars, &source)?;
+    let source = root.join(format!("../../tools/kafka-java/{name}.java"));
+    let classes = java::classes(cached, &jars, &source)?;
     let mut command = java::command(&[&classes, &jars]);
-    command.args(["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "KafkaPeer"]);
+    command.args(["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", name]);
     Ok(command)
 }
 
