@@ -112,6 +112,26 @@ pub(crate) async fn member_without_contact_leaves_the_description_of_its_group(s
     until_described(&scene, &*other, &mut [], "the group has no member", |one| one.members.is_empty()).await;
 }
 
+pub(crate) async fn closed_member_without_partitions_leaves_its_group(subject: &dyn Subject) {
+    let scene = Scene::new(subject, 1).await;
+    let mut members = vec![scene.join().await];
+    until_all(&mut members, "one member owns the partition", |members| members[0].count() == 1).await;
+    members.push(scene.join().await);
+    until_described(&scene, &*scene.process, &mut members, "the group has 2 members", |one| one.members.len() == 2)
+        .await;
+    let idle = members.pop().unwrap();
+    // The group may be assigning the partitions when the member closes.
+    idle.consumer.close().await.unwrap();
+    let described = scene.process.describe_group(&scene.group).await.unwrap();
+    assert_eq!(described.members.len(), 1, "{described:?}");
+    members.push(scene.join().await);
+    until_all(&mut members, "the next member knows its partitions", |members| members[0].count() == 1).await;
+    members[1].wait_a_while().await;
+    members.remove(1).consumer.close().await.unwrap();
+    let described = scene.process.describe_group(&scene.group).await.unwrap();
+    assert_eq!(described.members.len(), 1, "{described:?}");
+}
+
 pub(crate) async fn description_of_an_unknown_group_is_empty(subject: &dyn Subject) {
     let process = subject.process().await;
     for group in [&unique(&subject.runtime(), "unknown"), "unknown\0"] {

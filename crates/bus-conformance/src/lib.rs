@@ -111,6 +111,7 @@ conformance::suite! { $ dyn Subject, conformance_tests, [$crate];
         group_names_its_members_and_their_partitions
         committed_offsets_remain_after_the_members_left
         member_without_contact_leaves_the_description_of_its_group
+        closed_member_without_partitions_leaves_its_group
         description_of_an_unknown_group_is_empty
         name_of_a_member_with_a_nul_is_rejected
     }

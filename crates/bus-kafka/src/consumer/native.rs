@@ -8,6 +8,7 @@ use std::time::Duration;
 use bus::{BusError, Commit, Committed, ConsumerOptions, Offset, Partition, Record, Start, TopicName};
 use instants::Monotonic;
 use rdkafka::ClientContext;
+use rdkafka::bindings::{rd_kafka_mem_free, rd_kafka_memberid};
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext, RebalanceProtocol};
@@ -33,6 +34,8 @@ const HEARTBEAT_MAX: Duration = Duration::from_secs(1);
 const HEARTBEATS: u32 = 6;
 /// Largest number of messages that the consumer takes from a queue at once.
 const MESSAGES_MAX: usize = 256;
+/// Longest wait for the end of a rebalance before a member leaves.
+const LEAVE_MAX: Duration = Duration::from_secs(5);
 /// Longest time of a seek, which needs no broker.
 const SEEK_MAX: Duration = Duration::from_secs(1);
 
@@ -124,6 +127,34 @@ fn answer(consumer: &BaseConsumer<Group>, list: &TopicPartitionList, is_assignme
     };
     if let Err(error) = answered {
         tracing::debug!(%error, "librdkafka did not accept the answer to a rebalance");
+    }
+}
+
+/// Polls librdkafka until the condition holds. Returns false if it does not hold within the limit.
+fn poll_until(consumer: &BaseConsumer<Group>, limit: Duration, holds: impl Fn() -> bool) -> bool {
+    let period = Duration::from_millis(10);
+    for _ in 0..=limit.as_millis() / period.as_millis() {
+        if holds() {
+            return true;
+        }
+        drop(consumer.poll(period));
+    }
+    false
+}
+
+/// Returns true if the consumer is a member of the group. It is none after its request to leave.
+fn has_member_id(consumer: &BaseConsumer<Group>) -> bool {
+    let client = consumer.client().native_ptr();
+    #[expect(unsafe_code, reason = "the crate rdkafka has no function for the id of a member")]
+    // SAFETY: the client is alive. The id is null, or a text that ends with a zero and that the caller must free.
+    unsafe {
+        let id = rd_kafka_memberid(client);
+        if id.is_null() {
+            return false;
+        }
+        let is_empty = *id == 0;
+        rd_kafka_mem_free(client, id.cast());
+        !is_empty
     }
 }
 
@@ -374,13 +405,13 @@ impl Native {
                 };
                 answer(&consumer, &list_of(partitions), is_assignment);
             }
+            // librdkafka 2.12 closes a member without partitions, and a member during a rebalance, without a request to leave.
+            // The broker would wait for this member until its session ends.
+            consumer.unsubscribe();
+            poll_until(&consumer, limit.min(LEAVE_MAX), || !has_member_id(&consumer));
             consumer.close_queue().map_err(|error| bus_error(&error))?;
-            let period = Duration::from_millis(10);
-            for _ in 0..=limit.as_millis() / period.as_millis() {
-                if consumer.closed() {
-                    return Ok(());
-                }
-                drop(consumer.poll(period));
+            if poll_until(&consumer, limit, || consumer.closed()) {
+                return Ok(());
             }
             Err(BusError::Disconnected("the session ends by itself".to_owned()))
         });
