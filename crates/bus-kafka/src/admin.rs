@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char};
 use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use bus::{Admin, Answer, BusError, Committed, GroupDescription, GroupMember, Offset, Partition, TopicName};
 use rdkafka::bindings::{
@@ -30,17 +31,47 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::RDKafkaErrorCode as Code;
 use rdkafka::types::RDKafkaRespErr;
 
-use crate::blocking::blocking;
+use crate::blocking::{blocking, drop_elsewhere};
 use crate::context::Context;
 use crate::error::bus_error_of_code;
-use crate::{KafkaBus, REQUEST_MAX, RETRY_WAIT, explained, poll};
+use crate::options::KafkaUrl;
+use crate::{KafkaBus, REQUEST_MAX, RETRY_WAIT, create, explained, poll};
 
 /// Prefix of the names of Kafka's internal topics.
 const INTERNAL: &str = "__";
-/// Time of a request in milliseconds, after which librdkafka reports an error by itself.
-const REQUEST_MILLIS: i32 = 10_000;
+/// Time of one attempt in milliseconds, after which librdkafka reports an error by itself.
+const ATTEMPT_MILLIS: i32 = 3_000;
 
 type Client = BaseConsumer<Context>;
+
+/// Client for requests about groups, which is opened by the first request.
+///
+/// librdkafka 2.12 remembers the coordinator of a group in such a client, and asks it again even when the coordinator is away
+/// or has moved. A client is therefore replaced after a failed request.
+#[derive(Default)]
+pub(crate) struct GroupClient(Mutex<Option<Arc<Client>>>);
+
+impl GroupClient {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Client>>> {
+        self.0.lock().expect("no code panics while it holds this mutex")
+    }
+
+    fn get(&self, url: &KafkaUrl) -> Result<Arc<Client>, BusError> {
+        let mut client = self.lock();
+        if let Some(client) = &*client {
+            return Ok(client.clone());
+        }
+        let opened: Arc<Client> = Arc::new(create(&url.config()?)?);
+        *client = Some(opened.clone());
+        Ok(opened)
+    }
+
+    /// Lets the next request open another client, unless this has already happened.
+    fn forget(&self, failed: &Arc<Client>) {
+        let forgotten = self.lock().take_if(|client| Arc::ptr_eq(client, failed));
+        drop_elsewhere(forgotten);
+    }
+}
 
 impl Admin for KafkaBus {
     fn topics(&self) -> Answer<'_, Vec<TopicName>> {
@@ -73,23 +104,28 @@ impl Admin for KafkaBus {
 }
 
 impl KafkaBus {
-    /// Makes a call, and repeats it while the coordinator of a group moves to another broker.
+    /// Makes a call, and repeats it while a broker is away or the coordinator of a group moves to another broker.
     async fn ask<T: Send + 'static>(
         &self,
         call: impl Fn(&Client) -> Result<T, Code> + Clone + Send + 'static,
     ) -> Result<T, BusError> {
         let deadline = self.runtime.monotonic() + REQUEST_MAX;
         loop {
-            let (client, call) = (self.client.clone(), call.clone());
-            let code = match blocking(move || call(&client)).await {
+            let client = self.group_client.get(&self.url)?;
+            let (asked, call) = (client.clone(), call.clone());
+            let outcome = blocking(move || call(&asked)).await;
+            poll(&client);
+            let error = match outcome {
                 Ok(found) => return Ok(found),
-                Err(code) => code,
+                Err(code) => client.context().explain(bus_error_of_code(code, None)),
             };
-            let is_moving =
-                matches!(code, Code::NotCoordinator | Code::CoordinatorLoadInProgress | Code::CoordinatorNotAvailable);
-            if !is_moving || self.runtime.monotonic() >= deadline {
-                poll(&self.client);
-                return Err(self.client.context().explain(bus_error_of_code(code, None)));
+            if !error.is_retryable() {
+                return Err(error);
+            }
+            self.group_client.forget(&client);
+            drop_elsewhere(client);
+            if self.runtime.monotonic() >= deadline {
+                return Err(error);
             }
             self.runtime.sleep(RETRY_WAIT).await;
         }
@@ -250,10 +286,10 @@ fn request(
         let options = Owned::new(rd_kafka_AdminOptions_new(client, operation), rd_kafka_AdminOptions_destroy);
         let options = options.expect(MEMORY);
         let queue = Owned::new(rd_kafka_queue_new(client), rd_kafka_queue_destroy).expect(MEMORY);
-        let set = rd_kafka_AdminOptions_set_request_timeout(options.pointer(), REQUEST_MILLIS, ptr::null_mut(), 0);
+        let set = rd_kafka_AdminOptions_set_request_timeout(options.pointer(), ATTEMPT_MILLIS, ptr::null_mut(), 0);
         code(set)?;
         send(client, options.pointer(), queue.pointer());
-        let event = Owned::new(rd_kafka_queue_poll(queue.pointer(), 2 * REQUEST_MILLIS), rd_kafka_event_destroy);
+        let event = Owned::new(rd_kafka_queue_poll(queue.pointer(), 2 * ATTEMPT_MILLIS), rd_kafka_event_destroy);
         let event = event.ok_or(Code::OperationTimedOut)?;
         code(rd_kafka_event_error(event.pointer()))?;
         Ok(event)

@@ -37,6 +37,7 @@ use rdkafka::topic_partition_list::{Offset as RdOffset, TopicPartitionList};
 use runtime::{Runtime, TaskSet};
 use tokio::sync::Notify;
 
+use crate::admin::GroupClient;
 use crate::blocking::blocking;
 use crate::consumer::KafkaConsumer;
 use crate::context::Context;
@@ -66,6 +67,7 @@ pub struct KafkaBus {
     runtime: Runtime,
     url: KafkaUrl,
     client: Arc<BaseConsumer<Context>>,
+    group_client: GroupClient,
     _task: TaskSet,
 }
 
@@ -108,7 +110,7 @@ impl KafkaBus {
                 poll(&polled);
             }
         });
-        Ok(KafkaBus { runtime, url, client, _task: task })
+        Ok(KafkaBus { runtime, url, client, group_client: GroupClient::default(), _task: task })
     }
 
     /// Opens a client for one change of a topic. It would keep the log messages of librdkafka in memory, because it has no

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails at an unexpected error")]
 
+mod admin;
 mod buffer;
 mod conformance;
 mod gather;
