@@ -83,7 +83,7 @@ pub trait Consumer: Send + Sync + 'static {
     /// event.
     fn next(&self) -> Answer<'_, Event>;
 
-    /// Stores committed offsets and their metadata.
+    /// Stores committed offsets and their metadata. An accepted commit renews the session.
     ///
     /// # Errors
     /// Returns [`BusError::Fenced`] if the consumer no longer owns one of the partitions, and

@@ -220,7 +220,7 @@ impl Broker {
         let sizes = self.sizes();
         let group = self.groups.get_mut(group).ok_or(BusError::Fenced)?;
         group.expire(now, &sizes);
-        group.commit(id, commits)
+        group.commit(id, commits, now)
     }
 
     /// Returns the number of changes of all groups. After a change, the next heartbeat of a member may have another

@@ -103,7 +103,8 @@ impl Shared {
             let response = self.connection.runtime().timeout(ends.since(sent), request).await;
             match response {
                 Some(Ok(granted)) => self.accept(revoked, sent, &held, granted),
-                Some(Err(BusError::Disconnected(_))) if self.now() < ends => {}
+                // An accepted commit may have renewed the session in this time.
+                Some(Err(BusError::Disconnected(_))) | None if self.now() < self.state().ends => {}
                 // The session has ended.
                 Some(Err(_)) | None => {
                     self.state().ownership.lose_all();
@@ -152,7 +153,7 @@ impl Shared {
         if now >= state.ends {
             return;
         }
-        state.ends = sent + self.options.session_timeout;
+        state.ends = state.ends.max(sent + self.options.session_timeout);
         let may_hold: BTreeSet<&Partition> = granted.iter().map(|(assigned, _)| &assigned.partition).collect();
         let deadline = now + self.options.revoke_timeout;
         if let Some(revoked) = state.ownership.revoke(deadline, |partition| !may_hold.contains(partition)) {
@@ -275,9 +276,17 @@ impl Consumer for MemoryConsumer {
                 return Err(BusError::Fenced);
             }
             let group = &shared.options.group;
+            let sent = shared.now();
             let request = shared.connection.call(|broker, now| broker.commit(group, member, granted, now.monotonic));
             let late = || Err(BusError::Disconnected("the session ended before the response".to_owned()));
-            shared.connection.runtime().timeout(remaining, request).await.unwrap_or_else(late)
+            shared.connection.runtime().timeout(remaining, request).await.unwrap_or_else(late)?;
+            let mut state = shared.state();
+            state.expire(shared.now());
+            // The broker has renewed the session.
+            if state.member == member {
+                state.ends = state.ends.max(sent + shared.options.session_timeout);
+            }
+            Ok(())
         })
     }
 

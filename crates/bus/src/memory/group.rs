@@ -125,14 +125,22 @@ impl Group {
         over.into_iter().for_each(|id| self.leave(id, sizes));
     }
 
-    /// Stores committed offsets of a member.
+    /// Stores committed offsets of a member, and renews its session.
     ///
     /// # Errors
     /// Returns [`BusError::Fenced`], and stores nothing, if one of the grants is not the current grant of the member.
-    pub(super) fn commit(&mut self, id: MemberId, commits: Vec<(Commit, Grant)>) -> Result<(), BusError> {
+    pub(super) fn commit(
+        &mut self,
+        id: MemberId,
+        commits: Vec<(Commit, Grant)>,
+        now: Monotonic,
+    ) -> Result<(), BusError> {
         let is_current = |(commit, grant): &(Commit, Grant)| self.owners.get(&commit.partition) == Some(&(id, *grant));
         if !commits.iter().all(is_current) {
             return Err(BusError::Fenced);
+        }
+        if let Some(member) = self.members.get_mut(&id) {
+            member.ends = now + member.session_timeout;
         }
         self.committed.extend(commits.into_iter().map(|(commit, _)| (commit.partition, commit.committed)));
         Ok(())
@@ -321,14 +329,14 @@ mod tests {
             let committed = Committed { offset: crate::Offset(1), metadata: String::new() };
             vec![(Commit { partition: partition.clone(), committed }, grant)]
         };
-        group.commit(a, commit()).unwrap();
+        group.commit(a, commit(), at(1)).unwrap();
         group.join(b, "b", [topic()].into(), SESSION, at(5), &sizes);
-        assert_eq!(group.commit(b, commit()), Err(BusError::Fenced));
+        assert_eq!(group.commit(b, commit(), at(5)), Err(BusError::Fenced));
         group.expire(at(10), &sizes);
         assert!(heartbeat_of(&mut group, b, &BTreeSet::new(), 10).is_empty());
         group.expire(at(11), &sizes);
         assert_eq!(heartbeat_of(&mut group, b, &BTreeSet::new(), 11), held);
-        assert_eq!(group.commit(a, commit()), Err(BusError::Fenced));
+        assert_eq!(group.commit(a, commit(), at(11)), Err(BusError::Fenced));
         assert_eq!(group.heartbeat(a, &held, at(11)), Err(BusError::Fenced));
     }
 
@@ -345,7 +353,7 @@ mod tests {
         let mut commit = |granted: &BTreeMap<Partition, Grant>| {
             let committed = Committed { offset: crate::Offset(1), metadata: String::new() };
             let (partition, grant) = granted.first_key_value().unwrap();
-            group.commit(a, vec![(Commit { partition: partition.clone(), committed }, *grant)])
+            group.commit(a, vec![(Commit { partition: partition.clone(), committed }, *grant)], at(3))
         };
         assert_eq!((commit(&first), commit(&second)), (Err(BusError::Fenced), Ok(())));
     }
