@@ -3,7 +3,8 @@
 //! A member proves its membership by commits, because the bus rejects the commits of a member that has lost a partition.
 //! The term of a claim is the offset of a record that the member sends before the work begins. The work begins only after
 //! the bus has accepted a commit that the member sent after the acknowledgement of this record. So a later owner of the
-//! partition has a greater term, as long as the topic exists.
+//! partition has a greater term, as long as the topic exists. The metadata of the commit is the name of the member, so the
+//! description of the group names the member of the last claim.
 //! docs/decisions/0234-prove-claims-of-partitions-by-commits.md gives the reasons.
 
 use std::collections::BTreeMap;
@@ -58,6 +59,18 @@ impl Times {
         self.session_timeout / PROOFS
     }
 
+    /// # Errors
+    /// Returns [`BusError::Invalid`] if the bus cannot store the name of a member in the metadata of a commit.
+    pub(crate) fn check_name(bus: &dyn Bus, name: &str) -> Result<(), BusError> {
+        let (bytes, limit) = (name.len(), bus.capabilities().metadata_bytes_max);
+        if bytes > limit {
+            return Err(BusError::Invalid(format!(
+                "the name of the member has {bytes} bytes, and the bus accepts at most {limit} bytes; use a shorter name"
+            )));
+        }
+        Ok(())
+    }
+
     /// Opens a producer for the records of terms. A record that is older than a session is no longer a term.
     pub(crate) async fn producer(self, bus: &dyn Bus) -> Result<Arc<dyn Producer>, BusError> {
         bus.producer(ProducerOptions { delivery_timeout: self.session_timeout, ..ProducerOptions::default() }).await
@@ -91,7 +104,7 @@ impl Times {
 pub(crate) type Terms = BTreeMap<Partition, Offset>;
 
 /// Sends the records of the terms, and then commits. Returns the terms and the time before the commit. `name` is the value
-/// of the records.
+/// of the records and the metadata of the commit.
 pub(crate) async fn claim(
     runtime: &Runtime,
     producer: &dyn Producer,
@@ -113,7 +126,7 @@ pub(crate) async fn claim(
         }
     };
     loop {
-        match prove(runtime, consumer, &terms).await {
+        match prove(runtime, consumer, &terms, name).await {
             Ok(sent) => return Ok((terms, sent)),
             Err(error) if error.is_retryable() => runtime.sleep(RETRY_WAIT).await,
             Err(error) => return Err(error),
@@ -122,10 +135,15 @@ pub(crate) async fn claim(
 }
 
 /// Commits the terms. Returns the time before the commit. From then on, the session of the member lasts for its timeout.
-pub(crate) async fn prove(runtime: &Runtime, consumer: &dyn Consumer, terms: &Terms) -> Result<Monotonic, BusError> {
+pub(crate) async fn prove(
+    runtime: &Runtime,
+    consumer: &dyn Consumer,
+    terms: &Terms,
+    name: &str,
+) -> Result<Monotonic, BusError> {
     let commit = |(partition, term): (&Partition, &Offset)| Commit {
         partition: partition.clone(),
-        committed: Committed { offset: term.next(), metadata: String::new() },
+        committed: Committed { offset: term.next(), metadata: name.to_owned() },
     };
     let sent = runtime.monotonic();
     consumer.commit(terms.iter().map(commit).collect()).await?;

@@ -75,9 +75,11 @@ impl LeaderCandidate {
     ///
     /// # Errors
     /// Returns [`BusError::UnknownTopic`] if the topic does not exist, and [`BusError::Invalid`] if it has several
-    /// partitions, or if the grace and the margin together are not shorter than the session timeout.
+    /// partitions, if the name is longer than the metadata of a commit, or if the grace and the margin together are not
+    /// shorter than the session timeout.
     pub async fn open(runtime: &Runtime, bus: Arc<dyn Bus>, options: LeaderOptions) -> Result<Self, BusError> {
         options.times().check()?;
+        Times::check_name(&*bus, &options.name)?;
         let partitions = bus.describe_topic(&options.topic).await?.offsets.len();
         if partitions != 1 {
             let topic = &options.topic;
@@ -112,12 +114,7 @@ impl LeaderCandidate {
         stop: &CancellationToken,
         mut task: impl FnMut(Leading) -> F,
     ) -> Result<(), BusError> {
-        while !stop.is_cancelled() {
-            let leadership = tokio::select! {
-                biased;
-                () = stop.cancelled() => break,
-                leadership = self.lead() => leadership?,
-            };
+        while let Some(leadership) = self.lead_unless(stop).await? {
             let leading = leadership.leading.clone();
             let stopping = async {
                 stop.cancelled().await;
@@ -134,6 +131,25 @@ impl LeaderCandidate {
             leadership.release().await;
         }
         Ok(())
+    }
+
+    /// Waits for the leadership. After a caller has cancelled `stop`, the process leaves the group at once, and the function
+    /// returns `None`.
+    async fn lead_unless(&self, stop: &CancellationToken) -> Result<Option<Leadership>, BusError> {
+        let LeaderOptions { group, topic, name, .. } = &self.options;
+        let joining = self.options.times().join(&self.runtime, &*self.bus, group, topic, name);
+        let consumer = tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(None),
+            joined = joining => joined?,
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
+            leadership = self.wait(consumer.clone()) => return leadership.map(Some),
+        }
+        leave(&*consumer).await;
+        Ok(None)
     }
 
     /// Waits until the consumer owns the partition and has proved its membership.
@@ -271,6 +287,12 @@ impl fmt::Debug for Leadership {
     }
 }
 
+async fn leave(consumer: &dyn Consumer) {
+    if let Err(error) = consumer.close().await {
+        tracing::debug!(%error, "the candidate could not leave its group; its session ends by itself");
+    }
+}
+
 /// Task that extends a leadership, and ends it.
 struct Keeper {
     runtime: Runtime,
@@ -288,9 +310,7 @@ impl Keeper {
             self.hand_over(revocation).await;
         }
         self.leading.end();
-        if let Err(error) = self.consumer.close().await {
-            tracing::debug!(%error, "the leader could not leave its group; its session ends by itself");
-        }
+        leave(&*self.consumer).await;
     }
 
     /// Extends the leadership until it ends. Returns the request to release the partition if the bus has selected another
@@ -302,7 +322,7 @@ impl Keeper {
             let at = next_proof;
             let proof = async {
                 self.runtime.sleep_until(at).await;
-                prove(&self.runtime, &*self.consumer, &self.terms).await
+                prove(&self.runtime, &*self.consumer, &self.terms, &self.options.name).await
             };
             let mut proof = std::pin::pin!(proof);
             let proved = loop {

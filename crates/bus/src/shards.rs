@@ -167,10 +167,11 @@ impl ShardedJob {
     /// Opens the topic. The process joins the group in [`ShardedJob::run`].
     ///
     /// # Errors
-    /// Returns [`BusError::UnknownTopic`] if the topic does not exist, and [`BusError::Invalid`] if the grace and the margin
-    /// together are not shorter than the session timeout.
+    /// Returns [`BusError::UnknownTopic`] if the topic does not exist, and [`BusError::Invalid`] if the name is longer
+    /// than the metadata of a commit, or if the grace and the margin together are not shorter than the session timeout.
     pub async fn open(runtime: &Runtime, bus: Arc<dyn Bus>, options: ShardOptions) -> Result<Self, BusError> {
         options.times().check()?;
+        Times::check_name(&*bus, &options.name)?;
         bus.describe_topic(&options.topic).await?;
         let producer = options.times().producer(&*bus).await?;
         Ok(ShardedJob { runtime: runtime.clone(), bus, options, producer })
@@ -312,7 +313,7 @@ impl Keeper {
             let proof = async {
                 let Some(one) = running.as_ref() else { return pending().await };
                 self.runtime.sleep_until(one.next_proof).await;
-                prove(&self.runtime, &*self.consumer, &one.terms).await
+                prove(&self.runtime, &*self.consumer, &one.terms, &self.options.name).await
             };
             tokio::select! {
                 biased;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use bus::leader::{LeaderCandidate, LeaderOptions, Leadership};
 use bus::memory::{MemoryBus, MemoryOptions};
 use bus::{
-    Answer, Bus, BusError, Capabilities, Commit, Consumer, ConsumerOptions, Event, Offset, Partition, Producer,
-    ProducerOptions, Reader, Revocation, TopicDescription, TopicName, TopicOptions,
+    Admin as _, Answer, Bus, BusError, Capabilities, Commit, Consumer, ConsumerOptions, Event, Offset, Partition,
+    Producer, ProducerOptions, Reader, Revocation, TopicDescription, TopicName, TopicOptions,
 };
 use futures_util::FutureExt as _;
 use instants::Monotonic;
@@ -346,5 +346,33 @@ fn topic_and_times_of_a_leader_are_checked() {
         assert!(wide.contains("1 partition"), "{wide}");
         let long = open(LeaderOptions { grace: SESSION, ..options("a") }).await.unwrap().to_string();
         assert!(long.contains("shorter than the session timeout"), "{long}");
+        let long = open(options(&"a".repeat(5_000))).await.unwrap().to_string();
+        assert!(long.contains("has 5000 bytes") && long.contains("use a shorter name"), "{long}");
+    });
+}
+
+#[test]
+fn stopped_candidate_leaves_the_group_and_the_commit_names_the_leader() {
+    simulate(async |sim| {
+        let (runtime, bus) = (sim.outside(), new_bus(sim).await);
+        let open = async |name| candidate(&runtime, Arc::new(bus.reopen(runtime.clone())), name).await;
+        let (first, second) = (open("a").await, open("b").await);
+        let leadership = first.lead().await.unwrap();
+        let stop = CancellationToken::new();
+        let stopping = async {
+            runtime.sleep(SESSION).await;
+            let described = bus.describe_group("mail").await.unwrap();
+            let names: Vec<&str> = described.members.iter().map(|member| member.name.as_str()).collect();
+            assert_eq!(names, ["a", "b"]);
+            let committed = described.committed.values().next().unwrap();
+            assert_eq!((committed.offset, &*committed.metadata), (leadership.leading().term.next(), "a"));
+            stop.cancel();
+        };
+        let running = second.run(&stop, async |_| panic!("the first candidate leads"));
+        let (ran, ()) = futures_util::join!(running, stopping);
+        ran.unwrap();
+        assert_eq!(bus.describe_group("mail").await.unwrap().members.len(), 1);
+        leadership.release().await;
+        assert_eq!(bus.describe_group("mail").await.unwrap().members, []);
     });
 }
