@@ -91,6 +91,12 @@ const RULES: &[Rule] = &[
         &["runtime", "coordination", "coordination-postgres", "coordination-zookeeper"],
         &["test-servers"],
     ),
+    // `coordination-connect` is published, and the crates of the bus are not, so this crate adds Kafka to its electors.
+    rule(
+        "coordination-kafka",
+        &["bus", "bus-kafka", "coordination", "coordination-connect", "instants", "runtime"],
+        &["coordination-conformance", "simulator", "test-servers"],
+    ),
     rule("membership", &["domain", "instants", "runtime"], &["membership-conformance", "simulator"]),
     rule(
         "membership-tree",
