@@ -8,7 +8,11 @@ use tokio::runtime::Handle;
 pub(crate) async fn blocking<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(call).await {
         Ok(output) => output,
-        Err(error) => std::panic::resume_unwind(error.into_panic()),
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime is shutting down, and drops this task next.
+            Err(_) => std::future::pending().await,
+        },
     }
 }
 
