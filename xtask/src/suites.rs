@@ -22,9 +22,10 @@ use crate::stage::{self, CARGO, Counts};
 const LANES: usize = 3;
 
 /// Names of the suites that take longest. These suites start first, so that no long suite runs alone at the end.
-const LONGEST: [&str; 9] = [
+const LONGEST: [&str; 10] = [
     "reveille it",
     "bus-kafka it",
+    "coordination-kafka it",
     "coordination-postgres it",
     "paxos-simulator model",
     "coordination-zookeeper it",
