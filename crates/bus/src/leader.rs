@@ -25,6 +25,9 @@ use crate::producer::Producer;
 use crate::topic::{Offset, Partition, TopicName};
 use crate::{Bus, BusError};
 
+/// Partition whose owner leads.
+const LEADERS_PARTITION: u32 = 0;
+
 /// Options of a candidate. All candidates must use the same options, except the name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeaderOptions {
@@ -173,21 +176,35 @@ impl LeaderCandidate {
                 Ok(Event::Assigned(assigned)) => {
                     let partitions: Vec<Partition> = assigned.into_iter().map(|one| one.partition).collect();
                     consumer.pause(&partitions);
+                    // The topic has grown. A partition of its own for each of two members must not make two leaders.
+                    if !has_leadership(&partitions) {
+                        let topic = &self.options.topic;
+                        tracing::warn!(%topic, "the topic of a leader has several partitions; only the first one counts");
+                        continue;
+                    }
+                    let partitions = vec![Partition { topic: self.options.topic.clone(), index: LEADERS_PARTITION }];
                     let (runtime, producer, name) = (&self.runtime, &*self.producer, &self.options.name);
                     let claimed = consumer.clone();
                     proof = Box::pin(async move { claim(runtime, producer, &*claimed, &partitions, name).await });
                 }
                 Ok(Event::Revoked(revocation)) => {
-                    proof = Box::pin(pending());
+                    if has_leadership(revocation.partitions()) {
+                        proof = Box::pin(pending());
+                    }
                     revocation.release();
                 }
-                Ok(Event::Lost(_)) => proof = Box::pin(pending()),
-                Ok(Event::Records(_)) => {}
+                Ok(Event::Lost(partitions)) if has_leadership(&partitions) => proof = Box::pin(pending()),
+                Ok(Event::Lost(_) | Event::Records(_)) => {}
                 Err(error) if error.is_retryable() => self.runtime.sleep(RETRY_WAIT).await,
                 Err(error) => return Err(error),
             }
         }
     }
+}
+
+/// Returns true if the owner of one of the partitions may lead.
+fn has_leadership(partitions: &[Partition]) -> bool {
+    partitions.iter().any(|partition| partition.index == LEADERS_PARTITION)
 }
 
 impl fmt::Debug for LeaderCandidate {

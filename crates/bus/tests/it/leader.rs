@@ -70,50 +70,74 @@ async fn reign(runtime: &Runtime, leadership: Leadership, limit: Duration) -> Re
     Reign { term: leading.term, from, to }
 }
 
+/// Lets three candidates lead in turn while `disturb` runs and for some time after it. Asserts that no two of them led at the
+/// same time, that the terms rise, and that a candidate leads at the end. The arguments of `disturb` are the connections
+/// of the candidates.
+async fn check_leaders(sim: &Simulation, bus: &MemoryBus, disturb: impl AsyncFnOnce(&[Arc<MemoryBus>])) {
+    let runtime = sim.outside();
+    let reigns = Arc::new(Mutex::new(Vec::<Reign>::new()));
+    let tasks = TaskSet::new(&runtime);
+    let mut handles = Vec::new();
+    for name in ["a", "b", "c"] {
+        let handle = Arc::new(bus.reopen(runtime.clone()));
+        handles.push(handle.clone());
+        let (runtime, reigns) = (runtime.clone(), reigns.clone());
+        tasks.spawn("candidate", async move {
+            let candidate = candidate(&runtime, handle, name).await;
+            loop {
+                let leadership = candidate.lead().await.unwrap();
+                let limit = Duration::from_millis(runtime.random() % 10_000);
+                let reign = reign(&runtime, leadership, limit).await;
+                reigns.lock().unwrap().push(reign);
+            }
+        });
+    }
+    disturb(&handles).await;
+    runtime.sleep(Duration::from_secs(15)).await;
+    drop(tasks);
+    let mut reigns = reigns.lock().unwrap().clone();
+    reigns.sort_by_key(|reign| reign.from);
+    assert!(reigns.len() > 8, "only {} leaderships: {reigns:?}", reigns.len());
+    for pair in reigns.windows(2) {
+        assert!(pair[0].to < pair[1].from, "two leaders at the same time: {pair:?}");
+        assert!(pair[0].term < pair[1].term, "a later term is not greater: {pair:?}");
+    }
+    let last = reigns.last().unwrap();
+    assert!(runtime.monotonic().since(last.to) < Duration::from_secs(14), "no candidate leads without faults");
+}
+
 #[test]
 fn at_most_one_candidate_leads_and_terms_rise() {
     simulate(async |sim| {
         let (runtime, bus) = (sim.outside(), new_bus(sim).await);
-        let reigns = Arc::new(Mutex::new(Vec::<Reign>::new()));
-        let tasks = TaskSet::new(&runtime);
-        let mut handles = Vec::new();
-        for name in ["a", "b", "c"] {
-            let handle = Arc::new(bus.reopen(runtime.clone()));
-            handles.push(handle.clone());
-            let (runtime, reigns) = (runtime.clone(), reigns.clone());
-            tasks.spawn("candidate", async move {
-                let candidate = candidate(&runtime, handle, name).await;
-                loop {
-                    let leadership = candidate.lead().await.unwrap();
-                    let limit = Duration::from_millis(runtime.random() % 10_000);
-                    let reign = reign(&runtime, leadership, limit).await;
-                    reigns.lock().unwrap().push(reign);
+        check_leaders(sim, &bus, async |handles| {
+            for _ in 0..30 {
+                let pause = Duration::from_millis(runtime.random() % 4_000);
+                let handle = &handles[usize::try_from(runtime.random() % 3).unwrap()];
+                if runtime.random().is_multiple_of(2) {
+                    handle.cut(true)
+                } else {
+                    handle.cut_answers()
                 }
-            });
-        }
-        for _ in 0..30 {
-            let pause = Duration::from_millis(runtime.random() % 4_000);
-            let handle = &handles[usize::try_from(runtime.random() % 3).unwrap()];
-            if runtime.random().is_multiple_of(2) {
-                handle.cut(true)
-            } else {
-                handle.cut_answers()
+                runtime.sleep(pause).await;
+                handle.cut(false);
+                runtime.sleep(pause / 2).await;
             }
-            runtime.sleep(pause).await;
-            handle.cut(false);
-            runtime.sleep(pause / 2).await;
-        }
-        runtime.sleep(Duration::from_secs(15)).await;
-        drop(tasks);
-        let mut reigns = reigns.lock().unwrap().clone();
-        reigns.sort_by_key(|reign| reign.from);
-        assert!(reigns.len() > 8, "only {} leaderships: {reigns:?}", reigns.len());
-        for pair in reigns.windows(2) {
-            assert!(pair[0].to < pair[1].from, "two leaders at the same time: {pair:?}");
-            assert!(pair[0].term < pair[1].term, "a later term is not greater: {pair:?}");
-        }
-        let last = reigns.last().unwrap();
-        assert!(runtime.monotonic().since(last.to) < Duration::from_secs(14), "no candidate leads without faults");
+        })
+        .await;
+    });
+}
+
+#[test]
+fn topic_that_has_grown_has_one_leader() {
+    simulate(async |sim| {
+        let (runtime, bus) = (sim.outside(), new_bus(sim).await);
+        check_leaders(sim, &bus, async |_| {
+            runtime.sleep(SESSION * 2).await;
+            bus.grow_topic(&topic(), 3).await.unwrap();
+            runtime.sleep(SESSION * 40).await;
+        })
+        .await;
     });
 }
 
