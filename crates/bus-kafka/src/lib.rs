@@ -219,10 +219,17 @@ async fn edges<C: ConsumerContext + 'static>(
 
 /// Returns true if the error says that another broker leads the partition, or that its leader is not known yet.
 fn is_transition(error: &KafkaError) -> bool {
-    use RDKafkaErrorCode::{LeaderNotAvailable, NotLeaderForPartition, OffsetNotAvailable, UnknownTopicOrPartition};
+    use RDKafkaErrorCode as Code;
     matches!(
         error.rdkafka_error_code(),
-        Some(LeaderNotAvailable | NotLeaderForPartition | OffsetNotAvailable | UnknownTopicOrPartition)
+        Some(
+            Code::LeaderNotAvailable
+                | Code::NotLeaderForPartition
+                | Code::OffsetNotAvailable
+                | Code::UnknownTopicOrPartition
+                | Code::FencedLeaderEpoch
+                | Code::UnknownLeaderEpoch
+        )
     )
 }
 
