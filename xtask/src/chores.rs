@@ -74,6 +74,20 @@ pub(crate) fn consume(arguments: &[String]) -> anyhow::Result<ExitCode> {
     bench(&["consume", "--brokers", &kafka.addresses()], arguments, &java)
 }
 
+/// Starts a Kafka broker and a ZooKeeper server, and waits for a line of input.
+///
+/// # Errors
+/// Returns an error if one of the servers does not start.
+pub(crate) fn engines() -> anyhow::Result<ExitCode> {
+    let kafka = test_servers::kafka::Kafka::start(1)?;
+    let zookeeper = test_servers::zookeeper::Zookeeper::start(1)?;
+    println!("kafka://{}", kafka.addresses());
+    println!("zookeeper://{}", zookeeper.addresses());
+    println!("Press Enter to end both servers and to delete their data.");
+    std::io::stdin().read_line(&mut String::new()).context("cannot read the input")?;
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Builds the profile `dist`, and runs a benchmark with the command of a peer.
 fn bench(words: &[&str], arguments: &[String], peer: &[String]) -> anyhow::Result<ExitCode> {
     let status = Command::new(CARGO)

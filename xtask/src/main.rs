@@ -100,6 +100,8 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Start a Kafka broker and a ZooKeeper server for a trial, and print their URLs; needs Java and Maven
+    Engines,
     /// Build a tarball, a Debian package and an image for container engines from the release binary
     Dist(dist::DistArguments),
     /// Install each package of `dist` in a clean Debian 12, start the server, and wait for a callback
@@ -129,6 +131,7 @@ fn main() -> ExitCode {
         Chore::Compare(arguments) => compare::run(&arguments),
         Chore::Election { arguments } => chores::election(&arguments),
         Chore::Consume { arguments } => chores::consume(&arguments),
+        Chore::Engines => chores::engines(),
         Chore::Dist(arguments) => dist::run(arguments),
         Chore::DistTest => dist::trial::run(),
         Chore::Fuzz { minutes } => chores::fuzz(minutes),

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use bus::shards::{Shard, ShardOptions, ShardedJob};
 use bus::{Bus as _, BusError, TopicName, TopicOptions};
 use bus_kafka::{KafkaBus, KafkaUrl};
+use coordination_connect::stop_signal;
 use runtime::Runtime;
-use tokio_util::sync::CancellationToken;
 
 /// Number of items in the catalogue.
 const ITEMS: u32 = 100_000;
@@ -25,9 +25,12 @@ fn list_all_item_ids() -> impl Iterator<Item = String> {
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+async fn main() -> anyhow::Result<()> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [url, name] = arguments.as_slice() else { return Err("usage: catalogue URL NAME".into()) };
+    let [url, name] = arguments.as_slice() else {
+        anyhow::bail!("usage: catalogue URL NAME, for example: catalogue kafka://127.0.0.1:9092 host-7");
+    };
     let (runtime, topic) = (Runtime::real(), TopicName::new("catalogue")?);
     let bus = Arc::new(KafkaBus::open(runtime.clone(), KafkaUrl::parse(url)?).await?);
     match bus.create_topic(&topic, TopicOptions { is_compacted: true, ..TopicOptions::with_partitions(12) }).await {
@@ -50,13 +53,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         // The job starts again with other items when members join or leave.
         shard.closing.cancelled().await;
     };
-    let stop = CancellationToken::new();
-    let stopping = async {
-        tokio::signal::ctrl_c().await?;
-        stop.cancel();
-        Ok::<_, std::io::Error>(())
-    };
-    let (ran, stopped) = tokio::join!(job.run(&stop, work), stopping);
-    stopped?;
-    Ok(ran?)
+    // After SIGTERM or Ctrl-C, the process leaves the group at once.
+    Ok(job.run(&stop_signal()?, work).await?)
 }

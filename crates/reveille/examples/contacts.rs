@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use bus::processor::{Delivery, Handler, HandlerError, Processor, ProcessorOptions, Retry};
 use bus::{Bus, BusError, ConsumerOptions, NewRecord, Producer, ProducerOptions, TopicName, TopicOptions};
 use bus_kafka::{KafkaBus, KafkaUrl};
@@ -56,6 +56,9 @@ struct Arguments {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
+    let cron = Cron::parse(&arguments.cron, "UTC").context("--cron")?;
+    let is_http = arguments.service.scheme_str() == Some("http");
+    ensure!(is_http, "the service must be an http:// URL, for example http://127.0.0.1:8080/import");
     let (runtime, topic) = (Runtime::real(), TopicName::new("contacts-occurrences")?);
     let bus = KafkaBus::open(runtime.clone(), KafkaUrl::parse(&arguments.bus)?).await?;
     match bus.create_topic(&topic, TopicOptions::with_partitions(1)).await {
@@ -68,7 +71,10 @@ async fn main() -> anyhow::Result<()> {
     let import = Import { runtime: runtime.clone(), service: arguments.service, http };
     let retry =
         Retry::Blocking { first_wait: Duration::from_millis(200), wait_max: Duration::from_secs(5), calls_max: None };
-    let consumer = ConsumerOptions::new("contacts-importers", vec![topic.clone()]);
+    let consumer = ConsumerOptions {
+        name: arguments.replica.clone(),
+        ..ConsumerOptions::new("contacts-importers", vec![topic.clone()])
+    };
     let options = ProcessorOptions { retry, ..ProcessorOptions::new(consumer) };
     let processor = Processor::start(&runtime, &bus, options, Arc::new(import)).await?;
 
@@ -76,7 +82,6 @@ async fn main() -> anyhow::Result<()> {
     let client = connect(&arguments.coordination, Access::Open).await?;
     let selector = LeaderSelector::new(&client, "/contacts/leader".parse()?, Candidate::new(&arguments.replica));
     let producer = bus.producer(ProducerOptions::default()).await?;
-    let cron = Cron::parse(&arguments.cron, "UTC").context("--cron")?;
     let last = "/contacts/last".parse()?;
     let schedule =
         Schedule { runtime, replica: arguments.replica, cron, client: client.clone(), last, producer, topic };
@@ -174,15 +179,21 @@ impl Handler for Import {
     fn handle(&self, delivery: Delivery) -> BoxFuture<'_, Result<(), HandlerError>> {
         Box::pin(async move {
             let key = delivery.record.value.ok_or_else(|| HandlerError::not_retriable("the record is empty"))?;
-            let request = Request::post(&self.service).header("idempotency-key", &key[..]).body(Empty::new());
-            let request = request.map_err(HandlerError::not_retriable)?;
-            let response = self.runtime.timeout(Duration::from_secs(5), self.http.request(request)).await;
-            let response = response.ok_or_else(|| HandlerError::retriable("the service did not respond within 5 s"))?;
-            let status = response.map_err(HandlerError::retriable)?.status();
-            match status.is_success() {
-                true => Ok(()),
-                false => Err(HandlerError::retriable(format!("the service returned {status}"))),
-            }
+            let called = self.call(&key).await;
+            called.map_err(|error| {
+                eprintln!("the call for {} failed; retrying: {error:#}", String::from_utf8_lossy(&key));
+                HandlerError::retriable(error)
+            })
         })
+    }
+}
+
+impl Import {
+    async fn call(&self, key: &[u8]) -> anyhow::Result<()> {
+        let request = Request::post(&self.service).header("idempotency-key", key).body(Empty::new())?;
+        let response = self.runtime.timeout(Duration::from_secs(5), self.http.request(request)).await;
+        let status = response.context("the service did not respond within 5 s")??.status();
+        ensure!(status.is_success(), "the service returned {status}");
+        Ok(())
     }
 }

@@ -69,7 +69,11 @@ const RULES: &[Rule] = &[
     rule("membership-conformance", &["conformance", "domain", "membership", "runtime"], &[]),
     // General crates for any program. They do not depend on schedules, shards and members.
     rule("bus", &["instants", "runtime"], &["bus-conformance", "simulator"]),
-    rule("bus-kafka", &["bus", "instants", "runtime"], &["bus-buffer", "bus-conformance", "test-servers"]),
+    rule(
+        "bus-kafka",
+        &["bus", "instants", "runtime"],
+        &["bus-buffer", "bus-conformance", "coordination-connect", "test-servers"],
+    ),
     rule("bus-buffer", &["bus", "instants", "journal", "runtime"], &["simulator"]),
     rule(
         "coordination",
