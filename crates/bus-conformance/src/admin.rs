@@ -22,6 +22,31 @@ pub(crate) async fn topics_are_listed_in_ascending_order(subject: &dyn Subject) 
     assert!(!topics.iter().map(TopicName::as_str).any(|topic| topic.starts_with("__")), "{topics:?}");
 }
 
+pub(crate) async fn stored_ends_are_after_the_last_records(subject: &dyn Subject) {
+    let scene = Scene::new(subject, 3).await;
+    assert_eq!(scene.process.stored_ends(&scene.topic).await.unwrap(), [0, 0, 0].map(Offset));
+    scene.send(1, 0..5).await;
+    assert_eq!(scene.process.stored_ends(&scene.topic).await.unwrap(), [0, 5, 0].map(Offset));
+}
+
+pub(crate) async fn records_are_found_only_before_the_end(subject: &dyn Subject) {
+    let scene = Scene::new(subject, 2).await;
+    scene.send(1, 0..5).await;
+    for (from, expected) in [
+        (&[0, 0][..], true),
+        (&[0, 4], true),
+        (&[0, 5], false),
+        (&[7, 9], false),
+        // The topic has no third partition.
+        (&[0, 5, 0], false),
+        (&[0], false),
+        (&[], false),
+    ] {
+        let from: Vec<Offset> = from.iter().copied().map(Offset).collect();
+        assert_eq!(scene.process.has_records(&scene.topic, &from).await, Ok(expected), "{from:?}");
+    }
+}
+
 pub(crate) async fn groups_with_members_or_commits_are_listed_in_ascending_order(subject: &dyn Subject) {
     let scene = Scene::new(subject, 1).await;
     let mut member = scene.join().await;
@@ -84,6 +109,21 @@ pub(crate) async fn group_names_its_members_and_their_partitions(subject: &dyn S
     assert!(members[2].owns(&unnamed.partitions[0]), "{described:?}");
 }
 
+pub(crate) async fn group_is_rebalancing_until_each_member_responds(subject: &dyn Subject) {
+    let scene = Scene::new(subject, 2).await;
+    let other = subject.process().await;
+    let mut members = vec![scene.join().await];
+    members[0].until("the member owns the partitions", |one| one.count() == 2).await;
+    let is_done = |description: &GroupDescription| !description.is_rebalancing;
+    until_described(&scene, &*other, &mut members, "the group has assigned its partitions", is_done).await;
+    scene.process.cut(true);
+    members.push(Member::join(&scene.runtime, &*other, scene.options()).await);
+    until_described(&scene, &*other, &mut members[1..], "the group is rebalancing", |one| one.is_rebalancing).await;
+    scene.process.cut(false);
+    until_all(&mut members, "each member owns 1", |members| members.iter().all(|one| one.count() == 1)).await;
+    until_described(&scene, &*other, &mut members, "the group has assigned its partitions", is_done).await;
+}
+
 pub(crate) async fn committed_offsets_remain_after_the_members_left(subject: &dyn Subject) {
     let scene = Scene::new(subject, 2).await;
     scene.send(0, 0..3).await;
@@ -97,7 +137,7 @@ pub(crate) async fn committed_offsets_remain_after_the_members_left(subject: &dy
     let committed = |offset, metadata: &str| Committed { offset: Offset(offset), metadata: metadata.to_owned() };
     let expected =
         BTreeMap::from([(scene.partition(0), committed(2, "after 1")), (scene.partition(1), committed(5, ""))]);
-    assert_eq!(described, GroupDescription { members: Vec::new(), committed: expected });
+    assert_eq!(described, GroupDescription { committed: expected, ..GroupDescription::default() });
 }
 
 pub(crate) async fn member_without_contact_leaves_the_description_of_its_group(subject: &dyn Subject) {

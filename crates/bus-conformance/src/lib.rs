@@ -107,8 +107,11 @@ conformance::suite! { $ dyn Subject, conformance_tests, [$crate];
     }
     admin {
         topics_are_listed_in_ascending_order
+        stored_ends_are_after_the_last_records
+        records_are_found_only_before_the_end
         groups_with_members_or_commits_are_listed_in_ascending_order
         group_names_its_members_and_their_partitions
+        group_is_rebalancing_until_each_member_responds
         committed_offsets_remain_after_the_members_left
         member_without_contact_leaves_the_description_of_its_group
         closed_member_without_partitions_leaves_its_group

@@ -36,6 +36,8 @@ pub(crate) async fn request_for_an_unknown_topic_names_the_topic(subject: &dyn S
     let unknown = || BusError::UnknownTopic(topic.clone());
     assert_eq!(process.describe_topic(&topic).await.unwrap_err(), unknown());
     assert_eq!(process.grow_topic(&topic, 2).await.unwrap_err(), unknown());
+    assert_eq!(process.stored_ends(&topic).await.unwrap_err(), unknown());
+    assert_eq!(process.has_records(&topic, &[Offset(0)]).await.unwrap_err(), unknown());
     let producer = process.producer(ProducerOptions::default()).await.unwrap();
     assert_eq!(producer.send(vec![NewRecord::new(&topic, "key", "value")]).await, [Err(unknown())]);
     let joined = process.consumer(ConsumerOptions::new("billing", vec![topic.clone()])).await;

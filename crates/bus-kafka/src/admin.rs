@@ -8,34 +8,39 @@
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char};
 use std::ptr::{self, NonNull};
+use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use bus::{Admin, Answer, BusError, Committed, GroupDescription, GroupMember, Offset, Partition, TopicName};
+use bus::{Admin, Answer, Bus as _, BusError, Committed, GroupDescription, GroupMember, Offset, Partition, TopicName};
 use rdkafka::bindings::{
     rd_kafka_AdminOptions_destroy, rd_kafka_AdminOptions_new, rd_kafka_AdminOptions_set_request_timeout,
     rd_kafka_AdminOptions_t, rd_kafka_ConsumerGroupDescription_error, rd_kafka_ConsumerGroupDescription_member,
-    rd_kafka_ConsumerGroupDescription_member_count, rd_kafka_ConsumerGroupListing_group_id,
-    rd_kafka_DescribeConsumerGroups, rd_kafka_DescribeConsumerGroups_result_groups, rd_kafka_ListConsumerGroupOffsets,
+    rd_kafka_ConsumerGroupDescription_member_count, rd_kafka_ConsumerGroupDescription_state,
+    rd_kafka_ConsumerGroupListing_group_id, rd_kafka_DescribeConsumerGroups,
+    rd_kafka_DescribeConsumerGroups_result_groups, rd_kafka_ListConsumerGroupOffsets,
     rd_kafka_ListConsumerGroupOffsets_destroy, rd_kafka_ListConsumerGroupOffsets_new,
     rd_kafka_ListConsumerGroupOffsets_result_groups, rd_kafka_ListConsumerGroups,
-    rd_kafka_ListConsumerGroups_result_errors, rd_kafka_ListConsumerGroups_result_valid,
+    rd_kafka_ListConsumerGroups_result_errors, rd_kafka_ListConsumerGroups_result_valid, rd_kafka_ListOffsets,
+    rd_kafka_ListOffsets_result_infos, rd_kafka_ListOffsetsResultInfo_topic_partition,
     rd_kafka_MemberAssignment_partitions, rd_kafka_MemberDescription_assignment, rd_kafka_MemberDescription_client_id,
     rd_kafka_MemberDescription_consumer_id, rd_kafka_MemberDescription_host, rd_kafka_MemberDescription_t,
-    rd_kafka_admin_op_t, rd_kafka_error_code, rd_kafka_error_t, rd_kafka_event_DescribeConsumerGroups_result,
-    rd_kafka_event_ListConsumerGroupOffsets_result, rd_kafka_event_ListConsumerGroups_result, rd_kafka_event_destroy,
-    rd_kafka_event_error, rd_kafka_event_t, rd_kafka_group_result_error, rd_kafka_group_result_partitions,
-    rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_queue_t, rd_kafka_t,
-    rd_kafka_topic_partition_list_t, rd_kafka_topic_partition_t,
+    rd_kafka_admin_op_t, rd_kafka_consumer_group_state_t, rd_kafka_error_t,
+    rd_kafka_event_DescribeConsumerGroups_result, rd_kafka_event_ListConsumerGroupOffsets_result,
+    rd_kafka_event_ListConsumerGroups_result, rd_kafka_event_ListOffsets_result, rd_kafka_event_destroy,
+    rd_kafka_event_t, rd_kafka_group_result_error, rd_kafka_group_result_partitions, rd_kafka_queue_destroy,
+    rd_kafka_queue_new, rd_kafka_queue_poll, rd_kafka_queue_t, rd_kafka_t, rd_kafka_topic_partition_list_t,
+    rd_kafka_topic_partition_t,
 };
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::RDKafkaErrorCode as Code;
+use rdkafka::topic_partition_list::Offset as RdOffset;
 use rdkafka::types::RDKafkaRespErr;
 
 use crate::blocking::{blocking, drop_elsewhere};
 use crate::context::Context;
 use crate::error::bus_error_of_code;
 use crate::options::KafkaUrl;
-use crate::{KafkaBus, REQUEST_MAX, RETRY_WAIT, create, explained, poll};
+use crate::{KafkaBus, REQUEST_MAX, RETRY_WAIT, create, explained, is_transition, partitions_of, poll, reader};
 
 /// Prefix of the names of Kafka's internal topics.
 const INTERNAL: &str = "__";
@@ -86,6 +91,24 @@ impl Admin for KafkaBus {
         }))
     }
 
+    fn stored_ends(&self, topic: &TopicName) -> Answer<'_, Vec<Offset>> {
+        let topic = topic.clone();
+        Box::pin(async move {
+            let partitions = self.shape(&topic).await?.partitions;
+            self.ask(move |client| stored_ends(client, &topic, partitions)).await
+        })
+    }
+
+    fn has_records(&self, topic: &TopicName, from: &[Offset]) -> Answer<'_, bool> {
+        let (topic, from) = (topic.clone(), from.to_vec());
+        Box::pin(async move {
+            let offsets = self.describe_topic(&topic).await?.offsets;
+            let searched = (0..).zip(from.into_iter().zip(offsets));
+            let searched = searched.filter(|(_, (from, (_, end)))| from < end).map(|(index, (from, _))| (index, from));
+            reader::has_records(&self.runtime, &self.url, &topic, searched.collect()).await
+        })
+    }
+
     fn groups(&self) -> Answer<'_, Vec<String>> {
         Box::pin(self.ask(groups))
     }
@@ -93,10 +116,11 @@ impl Admin for KafkaBus {
     fn describe_group(&self, group: &str) -> Answer<'_, GroupDescription> {
         let group = CString::new(group);
         Box::pin(async move {
-            // Kafka has no group with a NUL in its name.
+            // librdkafka cannot describe a group with a NUL in its name, because a C text ends at a NUL.
             let Ok(group) = group else { return Ok(GroupDescription::default()) };
             self.ask(move |client| {
-                Ok(GroupDescription { members: members(client, &group)?, committed: committed(client, &group)? })
+                let (members, is_rebalancing) = members(client, &group)?;
+                Ok(GroupDescription { members, committed: committed(client, &group)?, is_rebalancing })
             })
             .await
         })
@@ -104,7 +128,8 @@ impl Admin for KafkaBus {
 }
 
 impl KafkaBus {
-    /// Makes a call, and repeats it while a broker is away or the coordinator of a group moves to another broker.
+    /// Makes a call, and repeats it while a broker is away, or the coordinator of a group or the leader of a partition moves
+    /// to another broker.
     async fn ask<T: Send + 'static>(
         &self,
         call: impl Fn(&Client) -> Result<T, Code> + Clone + Send + 'static,
@@ -115,11 +140,12 @@ impl KafkaBus {
             let (asked, call) = (client.clone(), call.clone());
             let outcome = blocking(move || call(&asked)).await;
             poll(&client);
-            let error = match outcome {
+            let code = match outcome {
                 Ok(found) => return Ok(found),
-                Err(code) => client.context().explain(bus_error_of_code(code, None)),
+                Err(code) => code,
             };
-            if !error.is_retryable() {
+            let (error, is_moving) = (client.context().explain(bus_error_of_code(code, None)), is_transition(code));
+            if !error.is_retryable() && !is_moving {
                 return Err(error);
             }
             self.group_client.forget(&client);
@@ -132,7 +158,38 @@ impl KafkaBus {
     }
 }
 
-/// Returns the names of all groups in ascending order.
+/// Returns the offset after the last stored record of each partition.
+fn stored_ends(client: &Client, topic: &TopicName, partitions: u32) -> Result<Vec<Offset>, Code> {
+    let operation = rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_LISTOFFSETS;
+    let mut wanted = partitions_of(topic, partitions);
+    wanted.set_all_offsets(RdOffset::End).map_err(|_| Code::InvalidArgument)?;
+    // SAFETY: all arguments are alive, and librdkafka copies the list.
+    let send = |client, options, queue| unsafe { rd_kafka_ListOffsets(client, wanted.ptr(), options, queue) };
+    // Without another option, the isolation level of this request is `read_uncommitted`.
+    let response = request(client, operation, send)?;
+    let mut ends = vec![Offset::default(); partitions as usize];
+    // SAFETY: the response is alive, and it owns the lists and their elements.
+    unsafe {
+        let result = rd_kafka_event_ListOffsets_result(response.pointer());
+        if result.is_null() {
+            return Err(Code::BadMessage);
+        }
+        let mut count = 0;
+        let infos = rd_kafka_ListOffsets_result_infos(result, &raw mut count);
+        let mut found = 0;
+        for info in list(infos, count) {
+            let element = rd_kafka_ListOffsetsResultInfo_topic_partition(*info);
+            code(error_of(element))?;
+            let index = usize::try_from((*element).partition).ok();
+            let end = index.and_then(|index| ends.get_mut(index)).ok_or(Code::BadMessage)?;
+            *end = u64::try_from((*element).offset).map(Offset).map_err(|_| Code::BadMessage)?;
+            found += 1;
+        }
+        if found < ends.len() { Err(Code::BadMessage) } else { Ok(ends) }
+    }
+}
+
+/// Returns the names of all groups in ascending order. librdkafka cuts a name with a NUL before the NUL.
 fn groups(client: &Client) -> Result<Vec<String>, Code> {
     let operation = rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_LISTCONSUMERGROUPS;
     // SAFETY: all arguments are alive.
@@ -159,8 +216,13 @@ fn groups(client: &Client) -> Result<Vec<String>, Code> {
     }
 }
 
-/// Returns the members of a group.
-fn members(client: &Client, group: &CStr) -> Result<Vec<GroupMember>, Code> {
+/// Returns the members of a group, and true if the group assigns partitions now.
+fn members(client: &Client, group: &CStr) -> Result<(Vec<GroupMember>, bool), Code> {
+    use rd_kafka_consumer_group_state_t::{
+        RD_KAFKA_CONSUMER_GROUP_STATE_COMPLETING_REBALANCE as COMPLETING,
+        RD_KAFKA_CONSUMER_GROUP_STATE_PREPARING_REBALANCE as PREPARING,
+        RD_KAFKA_CONSUMER_GROUP_STATE_UNKNOWN as UNKNOWN,
+    };
     let operation = rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECONSUMERGROUPS;
     let mut names = [group.as_ptr()];
     let send = |client, options, queue| {
@@ -168,7 +230,7 @@ fn members(client: &Client, group: &CStr) -> Result<Vec<GroupMember>, Code> {
         unsafe { rd_kafka_DescribeConsumerGroups(client, names.as_mut_ptr(), names.len(), options, queue) };
     };
     let response = request(client, operation, send)?;
-    let mut members = Vec::new();
+    let (mut members, mut is_rebalancing) = (Vec::new(), false);
     // SAFETY: the response is alive, and it owns the descriptions.
     unsafe {
         let result = rd_kafka_event_DescribeConsumerGroups_result(response.pointer());
@@ -184,12 +246,15 @@ fn members(client: &Client, group: &CStr) -> Result<Vec<GroupMember>, Code> {
                 Err(Code::GroupIdNotFound) => continue,
                 Err(code) => return Err(code),
             }
+            // librdkafka has no names for the states `Assigning` and `Reconciling` of the protocol of KIP-848.
+            let state = rd_kafka_ConsumerGroupDescription_state(*group);
+            is_rebalancing |= matches!(state, PREPARING | COMPLETING | UNKNOWN);
             for at in 0..rd_kafka_ConsumerGroupDescription_member_count(*group) {
                 members.extend(member(rd_kafka_ConsumerGroupDescription_member(*group, at)));
             }
         }
     }
-    Ok(members)
+    Ok((members, is_rebalancing))
 }
 
 /// # Safety
@@ -203,7 +268,7 @@ unsafe fn member(member: *const rd_kafka_MemberDescription_t) -> Option<GroupMem
         let assignment = rd_kafka_MemberDescription_assignment(member);
         let assigned =
             if assignment.is_null() { ptr::null() } else { rd_kafka_MemberAssignment_partitions(assignment) };
-        let mut partitions: Vec<Partition> = elements(assigned).iter().filter_map(|one| partition(one)).collect();
+        let mut partitions: Vec<Partition> = elements(assigned).filter_map(|one| partition(one)).collect();
         partitions.sort_unstable();
         Some(GroupMember {
             id: text(rd_kafka_MemberDescription_consumer_id(member)),
@@ -252,22 +317,18 @@ fn committed(client: &Client, group: &CStr) -> Result<BTreeMap<Partition, Commit
 /// Returns the partition and the committed offset of an element; `None` if the group has not committed an offset of it.
 ///
 /// # Safety
-/// The pointers of the element must be alive.
-unsafe fn commit(element: &rd_kafka_topic_partition_t) -> Result<Option<(Partition, Committed)>, Code> {
-    if element.err != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
-        return Err(element.err.into());
-    }
-    let metadata: &[u8] = if element.metadata.is_null() {
-        &[]
-    } else {
-        // SAFETY: the caller guarantees that the metadata is alive. librdkafka stores its size in bytes.
-        unsafe { std::slice::from_raw_parts(element.metadata.cast(), element.metadata_size) }
+/// The element and its pointers must be alive.
+unsafe fn commit(element: *const rd_kafka_topic_partition_t) -> Result<Option<(Partition, Committed)>, Code> {
+    // SAFETY: the caller guarantees that the element, the name of its topic and its metadata are alive. librdkafka stores
+    // the size of the metadata in bytes.
+    let (partition, offset, metadata) = unsafe {
+        code(error_of(element))?;
+        let (metadata, size): (*const u8, usize) = ((*element).metadata.cast_const().cast(), (*element).metadata_size);
+        let metadata = if metadata.is_null() { &[] } else { slice::from_raw_parts(metadata, size) };
+        (partition(element), (*element).offset, String::from_utf8_lossy(metadata).into_owned())
     };
-    let metadata = String::from_utf8_lossy(metadata).into_owned();
-    // SAFETY: the caller guarantees that the name of the topic is alive.
-    let partition = unsafe { partition(element) };
     // A negative number is not an offset of a record.
-    let offset = u64::try_from(element.offset).ok().map(Offset);
+    let offset = u64::try_from(offset).ok().map(Offset);
     Ok(partition.zip(offset).map(|(partition, offset)| (partition, Committed { offset, metadata })))
 }
 
@@ -287,7 +348,7 @@ fn request(
         let options = options.expect(MEMORY);
         let queue = Owned::new(rd_kafka_queue_new(client), rd_kafka_queue_destroy).expect(MEMORY);
         let set = rd_kafka_AdminOptions_set_request_timeout(options.pointer(), ATTEMPT_MILLIS, ptr::null_mut(), 0);
-        code(set)?;
+        code(set as i32)?;
         send(client, options.pointer(), queue.pointer());
         let event = Owned::new(rd_kafka_queue_poll(queue.pointer(), 2 * ATTEMPT_MILLIS), rd_kafka_event_destroy);
         let event = event.ok_or(Code::OperationTimedOut)?;
@@ -323,8 +384,29 @@ impl<T> Drop for Owned<T> {
     }
 }
 
-fn code(code: RDKafkaRespErr) -> Result<(), Code> {
-    if code == RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR { Ok(()) } else { Err(code.into()) }
+// librdkafka passes the error codes of brokers through, and brokers may send codes that the enum of the crate rdkafka
+// does not contain. Such a value of the enum would be undefined behaviour, so these declarations return numbers.
+unsafe extern "C" {
+    fn rd_kafka_error_code(error: *const rd_kafka_error_t) -> i32;
+    fn rd_kafka_event_error(event: *mut rd_kafka_event_t) -> i32;
+}
+
+/// Translates an error code of librdkafka or of a broker.
+fn code(code: i32) -> Result<(), Code> {
+    match RDKafkaRespErr::try_from(code) {
+        Ok(RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR) => Ok(()),
+        Ok(known) => Err(known.into()),
+        Err(_) => Err(Code::Unknown),
+    }
+}
+
+/// Returns the error code of an element. It may be a code that the enum of the crate rdkafka does not contain.
+///
+/// # Safety
+/// The element must be alive.
+unsafe fn error_of(element: *const rd_kafka_topic_partition_t) -> i32 {
+    // SAFETY: the caller guarantees that the element is alive. The field has the size and the alignment of an `i32`.
+    unsafe { (&raw const (*element).err).cast::<i32>().read() }
 }
 
 /// # Safety
@@ -338,28 +420,28 @@ unsafe fn check(error: *const rd_kafka_error_t) -> Result<(), Code> {
 /// `first` must be null or the start of `count` pointers that live as long as the result.
 unsafe fn list<'a, T>(first: *mut *const T, count: usize) -> &'a [*const T] {
     // SAFETY: the caller guarantees it.
-    if first.is_null() { &[] } else { unsafe { std::slice::from_raw_parts(first, count) } }
+    if first.is_null() { &[] } else { unsafe { slice::from_raw_parts(first, count) } }
 }
 
+/// Returns pointers and not references, because an element may contain an error code that its enum does not contain.
+///
 /// # Safety
 /// The list must be null or live as long as the result.
-unsafe fn elements<'a>(list: *const rd_kafka_topic_partition_list_t) -> &'a [rd_kafka_topic_partition_t] {
-    if list.is_null() {
-        return &[];
-    }
+unsafe fn elements(
+    list: *const rd_kafka_topic_partition_list_t,
+) -> impl Iterator<Item = *const rd_kafka_topic_partition_t> {
     // SAFETY: the caller guarantees that the list is alive. It has `cnt` elements.
-    unsafe {
-        let (first, count) = ((*list).elems, usize::try_from((*list).cnt).unwrap_or(0));
-        if first.is_null() { &[] } else { std::slice::from_raw_parts(first, count) }
-    }
+    let (first, count) = if list.is_null() { (ptr::null_mut(), 0) } else { unsafe { ((*list).elems, (*list).cnt) } };
+    let count = if first.is_null() { 0 } else { usize::try_from(count).unwrap_or(0) };
+    (0..count).map(move |at| first.cast_const().wrapping_add(at))
 }
 
 /// # Safety
-/// The name of the element's topic must be alive.
-unsafe fn partition(element: &rd_kafka_topic_partition_t) -> Option<Partition> {
+/// The element and the name of its topic must be alive.
+unsafe fn partition(element: *const rd_kafka_topic_partition_t) -> Option<Partition> {
     // SAFETY: the caller guarantees it.
-    let topic = TopicName::new(&unsafe { text(element.topic) }).ok()?;
-    Some(Partition { topic, index: u32::try_from(element.partition).ok()? })
+    let (topic, index) = unsafe { (text((*element).topic), (*element).partition) };
+    Some(Partition { topic: TopicName::new(&topic).ok()?, index: u32::try_from(index).ok()? })
 }
 
 /// # Safety
@@ -370,4 +452,35 @@ unsafe fn text(text: *const c_char) -> String {
     }
     // SAFETY: the caller guarantees it.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::bindings::{
+        rd_kafka_topic_partition_list_add, rd_kafka_topic_partition_list_destroy, rd_kafka_topic_partition_list_new,
+    };
+
+    use super::*;
+
+    #[test]
+    fn unknown_error_code_of_a_broker_is_an_error() {
+        // SAFETY: this test owns the list, and the memory of an error code has the size of an `i32`.
+        unsafe {
+            let list = rd_kafka_topic_partition_list_new(1);
+            let element = rd_kafka_topic_partition_list_add(list, c"orders".as_ptr(), 3);
+            for (raw, expected) in [
+                (0, Ok(None)),
+                (16, Err(Code::NotCoordinator)),
+                (29_999, Err(Code::Unknown)),
+                (-999, Err(Code::Unknown)),
+            ] {
+                (&raw mut (*element).err).cast::<i32>().write(raw);
+                // The element has no committed offset.
+                let found: Vec<_> = elements(list).map(|element| commit(element)).collect();
+                assert_eq!(found, [expected], "{raw}");
+            }
+            (&raw mut (*element).err).cast::<i32>().write(0);
+            rd_kafka_topic_partition_list_destroy(list);
+        }
+    }
 }

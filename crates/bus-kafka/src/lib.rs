@@ -206,10 +206,10 @@ async fn edges<C: ConsumerContext + 'static>(
             wanted.set_all_offsets(edge)?;
             let found = client.offsets_for_times(wanted, REQUEST_MAX)?;
             found.elements().iter().try_for_each(|element| element.error())?;
-            Ok(found)
+            Ok::<_, KafkaError>(found)
         });
         match found.await {
-            Err(error) if is_transition(&error) && runtime.monotonic() < deadline => {
+            Err(error) if error.rdkafka_error_code().is_some_and(is_transition) && runtime.monotonic() < deadline => {
                 runtime.sleep(RETRY_WAIT).await;
             }
             found => return found,
@@ -218,19 +218,26 @@ async fn edges<C: ConsumerContext + 'static>(
 }
 
 /// Returns true if the error says that another broker leads the partition, or that its leader is not known yet.
-fn is_transition(error: &KafkaError) -> bool {
+fn is_transition(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(
-        error.rdkafka_error_code(),
-        Some(
-            Code::LeaderNotAvailable
-                | Code::NotLeaderForPartition
-                | Code::OffsetNotAvailable
-                | Code::UnknownTopicOrPartition
-                | Code::FencedLeaderEpoch
-                | Code::UnknownLeaderEpoch
-        )
+        code,
+        Code::LeaderNotAvailable
+            | Code::NotLeaderForPartition
+            | Code::OffsetNotAvailable
+            | Code::UnknownTopicOrPartition
+            | Code::FencedLeaderEpoch
+            | Code::UnknownLeaderEpoch
     )
+}
+
+/// Returns a list of all partitions of a topic.
+fn partitions_of(topic: &TopicName, partitions: u32) -> TopicPartitionList {
+    let mut list = TopicPartitionList::new();
+    for index in 0..partitions {
+        list.add_partition(topic.as_str(), kafka_index(index));
+    }
+    list
 }
 
 /// Converts an offset that Kafka returned; `None` if it is no position of a record.
@@ -296,10 +303,7 @@ impl Bus for KafkaBus {
         let topic = topic.clone();
         Box::pin(async move {
             let Shape { partitions, replicas } = self.shape(&topic).await?;
-            let mut list = TopicPartitionList::new();
-            for index in 0..partitions {
-                list.add_partition(topic.as_str(), kafka_index(index));
-            }
+            let list = partitions_of(&topic, partitions);
             let first = self.edges(&list, RdOffset::Beginning).await?;
             let end = self.edges(&list, RdOffset::End).await?;
             Ok(TopicDescription { replicas, offsets: first.into_iter().zip(end).collect() })

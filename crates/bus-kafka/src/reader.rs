@@ -1,28 +1,32 @@
 //! Reader of the Kafka engine: a consumer of librdkafka with a fixed assignment.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bus::{Answer, BusError, Partition, Reader, Record, RecordBatch, TopicName};
+use bus::{Answer, BusError, Offset, Partition, Reader, Record, RecordBatch, TopicName};
+use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::KafkaError;
 use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::{Offset as RdOffset, TopicPartitionList};
+use runtime::Runtime;
 use tokio::sync::Notify;
 
-use crate::blocking::drop_elsewhere;
+use crate::blocking::{blocking, drop_elsewhere};
 use crate::context::Context;
 use crate::error::bus_error;
 use crate::messages::record;
 use crate::options::KafkaUrl;
 use crate::records::{Copier, QUEUE_BACKOFF_MILLIS, QUEUE_KIB, end};
-use crate::{create, kafka_index};
+use crate::{REQUEST_MAX, create, kafka_index, kafka_offset};
 
 /// Name of a group that librdkafka requires. The reader neither joins it nor commits offsets.
 const GROUP: &str = "reveille-reader";
 /// Largest number of records in a batch.
 const BATCH_RECORDS_MAX: usize = 1_000;
+/// Longest time for which a search waits for one event of librdkafka.
+const SEARCH_WAIT: Duration = Duration::from_millis(100);
 
 pub(crate) struct KafkaReader {
     client: Option<Arc<BaseConsumer<Context>>>,
@@ -40,11 +44,8 @@ struct Fetched {
 
 impl KafkaReader {
     pub(crate) fn open(url: &KafkaUrl, topic: &TopicName, partitions: u32) -> Result<Self, BusError> {
-        let mut config = url.config()?;
-        config.set("group.id", GROUP).set("enable.auto.commit", "false").set("enable.auto.offset.store", "false");
-        // If the bus deletes the first record before the reader fetches it, the reader continues with the new first one.
-        config.set("auto.offset.reset", "earliest").set("queued.max.messages.kbytes", QUEUE_KIB);
-        config.set("fetch.queue.backoff.ms", QUEUE_BACKOFF_MILLIS);
+        let mut config = config(url)?;
+        config.set("queued.max.messages.kbytes", QUEUE_KIB).set("fetch.queue.backoff.ms", QUEUE_BACKOFF_MILLIS);
         let mut client: BaseConsumer<Context> = create(&config)?;
         let woken = Arc::new(Notify::new());
         let waker = woken.clone();
@@ -66,12 +67,7 @@ impl KafkaReader {
                 None => break,
                 Some(Ok(message)) => message,
                 Some(Err(error)) => {
-                    let failure = client.context().explain(bus_error(&error));
-                    let is_fatal = matches!(error, KafkaError::MessageConsumptionFatal(_));
-                    if is_fatal || matches!(failure, BusError::Unauthorized(_)) {
-                        return Err(failure);
-                    }
-                    tracing::debug!(%error, "an error of a reader");
+                    check(client, &error)?;
                     continue;
                 }
             };
@@ -95,6 +91,68 @@ impl KafkaReader {
         let partition = Partition { topic: self.topic.clone(), index };
         RecordBatch { partition, end: record.offset.next(), records: vec![record] }
     }
+}
+
+/// Returns the settings of a client that reads a topic without a group.
+fn config(url: &KafkaUrl) -> Result<ClientConfig, BusError> {
+    let mut config = url.config()?;
+    config.set("group.id", GROUP).set("enable.auto.commit", "false").set("enable.auto.offset.store", "false");
+    // If the bus deletes the first record before the client fetches it, the client continues with the new first one.
+    config.set("auto.offset.reset", "earliest");
+    Ok(config)
+}
+
+/// Returns an error if the client can receive no further records. librdkafka repeats the request after other errors.
+fn check(client: &BaseConsumer<Context>, error: &KafkaError) -> Result<(), BusError> {
+    let failure = client.context().explain(bus_error(error));
+    if matches!(error, KafkaError::MessageConsumptionFatal(_)) || matches!(failure, BusError::Unauthorized(_)) {
+        return Err(failure);
+    }
+    tracing::debug!(%error, "an error of a reader");
+    Ok(())
+}
+
+/// Returns true if consumers receive a record of a partition at its offset in `from` or after it. Each offset must be
+/// before the end of its partition, because librdkafka would otherwise start with the first record.
+pub(crate) async fn has_records(
+    runtime: &Runtime,
+    url: &KafkaUrl,
+    topic: &TopicName,
+    mut from: BTreeMap<u32, Offset>,
+) -> Result<bool, BusError> {
+    if from.is_empty() {
+        return Ok(false);
+    }
+    let mut config = config(url)?;
+    // The client reports the end of each partition.
+    config.set("enable.partition.eof", "true");
+    let client: BaseConsumer<Context> = create(&config)?;
+    let mut list = TopicPartitionList::new();
+    for (index, offset) in &from {
+        let added = list.add_partition_offset(topic.as_str(), kafka_index(*index), kafka_offset(*offset));
+        added.map_err(|error| bus_error(&error))?;
+    }
+    let runtime = runtime.clone();
+    blocking(move || {
+        client.assign(&list).map_err(|error| bus_error(&error))?;
+        let deadline = runtime.monotonic() + REQUEST_MAX;
+        while runtime.monotonic() < deadline {
+            match client.poll(SEARCH_WAIT) {
+                None => {}
+                Some(Ok(_)) => return Ok(true),
+                Some(Err(KafkaError::PartitionEOF(index))) => {
+                    from.retain(|one, _| kafka_index(*one) != index);
+                    if from.is_empty() {
+                        return Ok(false);
+                    }
+                }
+                Some(Err(error)) => check(&client, &error)?,
+            }
+        }
+        let missing = BusError::Disconnected("no broker has sent the records of all partitions".to_owned());
+        Err(client.context().explain(missing))
+    })
+    .await
 }
 
 impl Reader for KafkaReader {

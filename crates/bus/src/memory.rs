@@ -197,6 +197,20 @@ impl Admin for MemoryBus {
         Box::pin(async { self.connection.call(|broker, _| Ok(broker.topics())).await })
     }
 
+    fn stored_ends(&self, topic: &TopicName) -> Answer<'_, Vec<Offset>> {
+        let topic = topic.clone();
+        Box::pin(async move { self.connection.call(|broker, _| broker.ends(&topic)).await })
+    }
+
+    fn has_records(&self, topic: &TopicName, from: &[Offset]) -> Answer<'_, bool> {
+        let (topic, from) = (topic.clone(), from.to_vec());
+        Box::pin(async move {
+            let ends = self.connection.call(|broker, _| broker.ends(&topic)).await?;
+            // Each offset before the end has a record.
+            Ok(from.iter().zip(ends).any(|(from, end)| *from < end))
+        })
+    }
+
     fn groups(&self) -> Answer<'_, Vec<String>> {
         Box::pin(async { self.connection.call(|broker, now| Ok(broker.groups(now.monotonic))).await })
     }

@@ -84,7 +84,8 @@ impl TopicOptions {
 pub struct TopicDescription {
     /// Number of servers that store each record.
     pub replicas: u16,
-    /// For each partition, the offset of its first record and the offset after its last record.
+    /// For each partition, the offset of its first record and the offset after the last record that consumers receive.
+    /// [`crate::Admin::stored_ends`] also counts the records of open transactions.
     pub offsets: Vec<(Offset, Offset)>,
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bus::{
-    Admin, Answer, Bus, Capabilities, Consumer, ConsumerOptions, GroupDescription, Producer, ProducerOptions, Reader,
-    TopicDescription, TopicName, TopicOptions,
+    Admin, Answer, Bus, Capabilities, Consumer, ConsumerOptions, GroupDescription, Offset, Producer, ProducerOptions,
+    Reader, TopicDescription, TopicName, TopicOptions,
 };
 use bus_conformance::{Case, Process, Subject};
 use bus_kafka::{KafkaBus, KafkaUrl};
@@ -92,6 +92,14 @@ impl Bus for Remote {
 impl Admin for Remote {
     fn topics(&self) -> Answer<'_, Vec<TopicName>> {
         self.bus.topics()
+    }
+
+    fn stored_ends(&self, topic: &TopicName) -> Answer<'_, Vec<Offset>> {
+        self.bus.stored_ends(topic)
+    }
+
+    fn has_records(&self, topic: &TopicName, from: &[Offset]) -> Answer<'_, bool> {
+        self.bus.has_records(topic, from)
     }
 
     fn groups(&self) -> Answer<'_, Vec<String>> {

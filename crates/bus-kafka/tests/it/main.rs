@@ -13,3 +13,4 @@ mod operator;
 mod processor;
 mod retries;
 mod secure;
+mod transactions;

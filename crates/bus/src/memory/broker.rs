@@ -80,6 +80,10 @@ impl Broker {
         Ok(TopicDescription { replicas: 1, offsets })
     }
 
+    pub(super) fn ends(&self, topic: &TopicName) -> Result<Vec<Offset>, BusError> {
+        Ok(self.logs(topic)?.iter().map(|log| end(log)).collect())
+    }
+
     pub(super) fn grow_topic(&mut self, topic: &TopicName, partitions: u32) -> Result<(), BusError> {
         check_partitions(partitions)?;
         let logs = self.topics.get_mut(topic).ok_or_else(|| BusError::UnknownTopic(topic.clone()))?;

@@ -170,7 +170,18 @@ impl Group {
             host: HOST.to_owned(),
             partitions: partitions(*id),
         };
-        GroupDescription { members: self.members.iter().map(member).collect(), committed: self.committed.clone() }
+        GroupDescription {
+            members: self.members.iter().map(member).collect(),
+            committed: self.committed.clone(),
+            is_rebalancing: self.is_rebalancing(),
+        }
+    }
+
+    /// Returns true if a partition has not reached its target.
+    fn is_rebalancing(&self) -> bool {
+        let targets = self.members.iter().flat_map(|(id, member)| member.target.iter().map(move |one| (one, *id)));
+        let owners: BTreeMap<&Partition, MemberId> = self.owners.iter().map(|(one, (id, _))| (one, *id)).collect();
+        owners != targets.collect()
     }
 
     /// Computes the targets of all members. Partitions stay with their owners where this does not unbalance the group.

@@ -21,11 +21,13 @@ enum Bug {
     CommitIsIgnored,
     DescriptionHasNoCommits,
     DescriptionHasNoPartitions,
+    DescriptionIsNeverRebalancing,
     FencedCommitIsAccepted,
     HeadersAreLost,
     KeyIsIgnored,
     LostIsIgnored,
     MetadataIsLost,
+    MissingRecordsCount,
     PauseIsIgnored,
     ReaderSkipsRecords,
     RecordIsStoredTwice,
@@ -38,11 +40,13 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::CommitIsIgnored, "next_owner_starts_at_the_committed_offset"),
     (Bug::DescriptionHasNoCommits, "committed_offsets_remain_after_the_members_left"),
     (Bug::DescriptionHasNoPartitions, "group_names_its_members_and_their_partitions"),
+    (Bug::DescriptionIsNeverRebalancing, "group_is_rebalancing_until_each_member_responds"),
     (Bug::FencedCommitIsAccepted, "former_owner_cannot_commit"),
     (Bug::HeadersAreLost, "consumer_receives_all_fields_of_a_record"),
     (Bug::KeyIsIgnored, "key_determines_the_partition"),
     (Bug::LostIsIgnored, "member_without_contact_loses_its_partitions_before_they_move"),
     (Bug::MetadataIsLost, "metadata_of_the_largest_size_is_stored"),
+    (Bug::MissingRecordsCount, "records_are_found_only_before_the_end"),
     (Bug::PauseIsIgnored, "paused_partition_delivers_no_records"),
     (Bug::ReaderSkipsRecords, "reader_receives_all_records_and_then_new_ones"),
     (Bug::RecordIsStoredTwice, "record_is_stored_once_if_its_acknowledgement_is_lost"),
@@ -154,6 +158,15 @@ impl Admin for Broken {
         self.bus.topics()
     }
 
+    fn stored_ends(&self, topic: &TopicName) -> Answer<'_, Vec<Offset>> {
+        self.bus.stored_ends(topic)
+    }
+
+    fn has_records(&self, topic: &TopicName, from: &[Offset]) -> Answer<'_, bool> {
+        let having = self.bus.has_records(topic, from);
+        async { Ok(having.await? || self.bug == Bug::MissingRecordsCount) }.boxed()
+    }
+
     fn groups(&self) -> Answer<'_, Vec<String>> {
         self.bus.groups()
     }
@@ -164,6 +177,7 @@ impl Admin for Broken {
             let mut description = describing.await?;
             match self.bug {
                 Bug::DescriptionHasNoCommits => description.committed.clear(),
+                Bug::DescriptionIsNeverRebalancing => description.is_rebalancing = false,
                 Bug::DescriptionHasNoPartitions => {
                     description.members.iter_mut().for_each(|one| one.partitions.clear());
                 }
