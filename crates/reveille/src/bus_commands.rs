@@ -90,6 +90,9 @@ fn explain(error: BusError) -> anyhow::Error {
             "the bus did not respond: {}: check --bus or REVEILLE_BUS, and that the brokers are running",
             escaped(&reason)
         ),
+        // The text of the broker can contain control characters.
+        BusError::Unauthorized(reason) => BusError::Unauthorized(escaped(&reason)).into(),
+        BusError::Invalid(reason) => BusError::Invalid(escaped(&reason)).into(),
         error => error.into(),
     }
 }

@@ -43,6 +43,7 @@ use clap::{Parser, Subcommand};
 use cli_support::console;
 use runtime::Runtime;
 
+use cli::show::escaped_lines;
 use logs::LogArguments;
 use otlp::Exporter;
 
@@ -145,8 +146,14 @@ fn main() -> ExitCode {
 fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
     // A person reads this error, so the process does not write it as a log event. If standard error is closed, the text
     // is lost.
-    let _unwritten = writeln!(io::stderr(), "reveille: {error:#}");
+    let _unwritten = writeln!(io::stderr(), "reveille: {}", error_text(error));
     ExitCode::from(code)
+}
+
+/// Returns the text of an error and its causes. Escapes control characters except line ends and tabs, because names and
+/// responses in the text come from other users and could contain terminal commands.
+fn error_text(error: &anyhow::Error) -> String {
+    escaped_lines(&format!("{error:#}"))
 }
 
 fn start(arguments: Arguments) -> anyhow::Result<()> {
@@ -209,5 +216,14 @@ async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
             descriptors::raise_limit();
             bench::run(runtime, command, store_postgres::Options::default().creator_connections).await
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn error_text_escapes_control_characters() {
+        let error = anyhow::anyhow!("cause \u{1b}[2J").context("line 1\n\tline 2\r");
+        assert_eq!(super::error_text(&error), "line 1\n\tline 2\\r: cause \\u{1b}[2J");
     }
 }

@@ -7,6 +7,8 @@ use std::time::Duration;
 use runtime::{Monotonic, Runtime};
 use tokio::select;
 
+use crate::cli::show::escaped;
+
 /// Minimum time between two updates. It is short enough for a user to see the progress.
 const PERIOD: Duration = Duration::from_millis(100);
 
@@ -38,7 +40,8 @@ impl Progress {
         }
     }
 
-    /// Replaces the line on standard error by `text` if at least [`PERIOD`] has passed since the last update.
+    /// Replaces the line on standard error by `text` if at least [`PERIOD`] has passed since the last update. Escapes
+    /// control characters.
     pub(crate) fn update(&mut self, text: impl FnOnce() -> String) {
         if !self.is_terminal {
             return;
@@ -46,9 +49,10 @@ impl Progress {
         let now = self.runtime.monotonic();
         if self.written_at.is_none_or(|at| now.since(at) >= PERIOD) {
             self.written_at = Some(now);
+            let text = escaped(&text());
             // The control function EL of ECMA-48 erases the rest of the previous text. If standard error is closed, the
             // text is lost.
-            let _unwritten = write!(io::stderr(), "\r{}\u{1b}[K", text());
+            let _unwritten = write!(io::stderr(), "\r{text}\u{1b}[K");
         }
     }
 }
