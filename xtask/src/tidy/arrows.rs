@@ -191,7 +191,7 @@ const RULES: &[Rule] = &[
             "store-embedded",
             "store-postgres",
         ],
-        &["test-servers", "receiver"],
+        &["receiver", "simulator", "test-servers"],
     ),
     // Crate that starts real servers for tests.
     rule("test-servers", &[], &[]),

@@ -37,7 +37,7 @@ pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Resu
 
 /// Returns the number of offsets of a partition that a group has not finished. `offsets` are the offset of the first
 /// record of the partition and the offset after its last record.
-pub(super) fn lag(committed: Option<Offset>, offsets: (Offset, Offset)) -> u64 {
+fn lag(committed: Option<Offset>, offsets: (Offset, Offset)) -> u64 {
     let (first, end) = offsets;
     // The bus may have deleted records that the group has not finished.
     end.0.saturating_sub(committed.unwrap_or(first).max(first).0)
@@ -103,6 +103,15 @@ fn total(rows: &[Row]) -> u64 {
     rows.iter().filter_map(|row| row.lag).sum()
 }
 
+/// Returns the state of a group as a word.
+fn state(description: &GroupDescription) -> &'static str {
+    match (description.is_rebalancing, description.members.is_empty()) {
+        (true, _) => "rebalancing",
+        (false, true) => "empty",
+        (false, false) => "stable",
+    }
+}
+
 fn group_json(group: &str, description: &GroupDescription, rows: &[Row]) -> Value {
     let partition = |partition: &Partition| json!({ "topic": partition.topic.as_str(), "partition": partition.index });
     let member = |member: &GroupMember| {
@@ -120,6 +129,7 @@ fn group_json(group: &str, description: &GroupDescription, rows: &[Row]) -> Valu
     };
     json!({
         "group": group,
+        "state": state(description),
         "members": description.members.iter().map(member).collect::<Vec<_>>(),
         "partitions": rows.iter().map(row).collect::<Vec<_>>(),
         "lag": total(rows),
@@ -130,6 +140,7 @@ fn print(group: &str, description: &GroupDescription, rows: &[Row]) -> anyhow::R
     let members = description.members.len();
     show::fields(&[
         ("group", Some(group.to_owned())),
+        ("state", Some(state(description).to_owned())),
         ("members", Some(members.to_string())),
         ("lag", Some(total(rows).to_string())),
     ])?;

@@ -7,14 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use anyhow::{bail, ensure};
+use anyhow::{Context as _, bail, ensure};
 use bus::{Admin, GroupDescription, Offset, Partition, TopicDescription, TopicName};
 use clap::Args;
 use domain::duration;
 use runtime::{Monotonic, Runtime};
 
-use super::groups::lag;
 use super::{Common, explain, note};
+use crate::cli::show::escaped;
 use crate::progress::Progress;
 
 /// Longest time between two checks.
@@ -28,7 +28,7 @@ pub(crate) struct Grow {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     partitions: u32,
     /// Wait until the producers have stopped and no group has a lag, then grow the topic; the command waits for all
-    /// groups that use the topic, and also for the named groups
+    /// groups that use the topic and that the user may describe, and also for the named groups
     #[arg(long, value_name = "GROUP", num_args = 0.., conflicts_with = "unkeyed")]
     drain: Option<Vec<String>>,
     /// Grow the topic immediately, because the order of its records does not matter or its records have no keys
@@ -71,11 +71,20 @@ impl Grow {
     }
 }
 
-/// Grows a topic. Returns the description of the larger topic.
+/// Topic after its growth.
+#[derive(Debug)]
+pub(super) struct Grown {
+    pub(super) description: TopicDescription,
+    /// Number of offsets that the bus gave to records while the topic grew; `None` without a drain.
+    pub(super) arrivals: Option<u64>,
+}
+
+/// Grows a topic.
 ///
 /// # Errors
-/// Returns an error if the bus rejects the growth, or if the topic is not drained in time. The topic is then unchanged.
-pub(super) async fn grow(runtime: &Runtime, bus: &dyn Admin, arguments: &Grow) -> anyhow::Result<TopicDescription> {
+/// Returns an error if the bus rejects the growth, or if the topic is not drained in time. The topic is then unchanged. If
+/// the bus did not respond, the error states the number of partitions that the topic has after it.
+pub(super) async fn grow(runtime: &Runtime, bus: &dyn Admin, arguments: &Grow) -> anyhow::Result<Grown> {
     let Grow { topic, partitions, .. } = arguments;
     let now = bus.describe_topic(topic).await.map_err(explain)?.offsets.len();
     ensure!(
@@ -83,19 +92,48 @@ pub(super) async fn grow(runtime: &Runtime, bus: &dyn Admin, arguments: &Grow) -
         "the topic {topic} already has {now} partitions; name a larger number with --partitions"
     );
     let drained = match &arguments.drain {
-        Some(named) => Drain { runtime, bus, arguments, named }.finish().await?,
-        None => Vec::new(),
+        Some(named) => Some(Drain { runtime, bus, arguments, named }.finish().await?),
+        None => None,
     };
-    bus.grow_topic(topic, *partitions).await.map_err(explain)?;
-    let grown = bus.describe_topic(topic).await.map_err(explain)?;
-    let has_arrivals = drained.iter().zip(&grown.offsets).any(|(end, (_, now))| end != now);
-    if has_arrivals {
+    add_partitions(bus, topic, *partitions).await?;
+    let context = || {
+        format!(
+            "the topic {topic} has {partitions} partitions now, but the command cannot check whether records arrived while \
+             it grew"
+        )
+    };
+    let description = bus.describe_topic(topic).await.map_err(explain).with_context(context)?;
+    let Some(Drained { ends, readers }) = drained else { return Ok(Grown { description, arrivals: None }) };
+    let stored = bus.stored_ends(topic).await.map_err(explain).with_context(context)?;
+    let arrivals: u64 = ends.iter().zip(&stored).map(|(before, after)| after.0.saturating_sub(before.0)).sum();
+    if arrivals > 0 {
         note(&format!(
             "records arrived in the topic {topic} while it grew: the records of their keys may be handled in another \
              order; stop the producers before the next growth"
         ));
     }
-    Ok(grown)
+    for group in readers {
+        note(&format!(
+            "the members of the group {group} notice the new partitions later: start the producers after `reveille bus \
+             groups show` lists the partitions of the group, because a group that starts at the end of a partition loses \
+             its earlier records"
+        ));
+    }
+    Ok(Grown { description, arrivals: Some(arrivals) })
+}
+
+/// Adds partitions. After an error, the bus may have added them, so the function reads their number again.
+async fn add_partitions(bus: &dyn Admin, topic: &TopicName, partitions: u32) -> anyhow::Result<()> {
+    let Err(error) = bus.grow_topic(topic, partitions).await else { return Ok(()) };
+    let state = match bus.describe_topic(topic).await.map(|description| description.offsets.len()) {
+        Ok(now) if error.is_retryable() && usize::try_from(partitions) == Ok(now) => return Ok(()),
+        Ok(now) => format!("the topic {topic} has {now} partitions now"),
+        Err(_) => format!(
+            "the bus may have grown the topic {topic}; `reveille bus topics show` shows its partitions when the bus \
+             responds again"
+        ),
+    };
+    Err(explain(error).context(state))
 }
 
 /// Wait for the end of all work on a topic.
@@ -107,72 +145,113 @@ struct Drain<'a> {
     named: &'a [String],
 }
 
+/// Topic without unfinished records.
+struct Drained {
+    /// End of each partition.
+    ends: Vec<Offset>,
+    /// Groups whose members read the topic.
+    readers: Vec<String>,
+}
+
 /// Offsets of the topic, and the time since when its ends have not changed.
 struct Observed {
+    /// First offset and readable end of each partition.
     offsets: Vec<(Offset, Offset)>,
+    /// Stored end of each partition.
+    stored: Vec<Offset>,
     since: Monotonic,
 }
 
+/// Groups that use the topic.
+#[derive(Default)]
+struct Groups {
+    /// Groups that have not finished all records, and their lag.
+    lags: BTreeMap<String, u64>,
+    /// Groups that are assigning partitions, so the command does not know whether they use the topic.
+    rebalancing: Vec<String>,
+    /// Groups whose members read the topic.
+    readers: Vec<String>,
+}
+
 impl Drain<'_> {
-    /// Waits until the topic is drained. Returns the end of each partition.
+    /// Waits until the topic is drained.
     ///
-    /// A record that arrives after the requests for the committed offsets changes the end of its partition. So the last
-    /// request before the growth reads the ends again.
-    async fn finish(&self) -> anyhow::Result<Vec<Offset>> {
+    /// A record that arrives after the requests for the committed offsets changes the stored end of its partition. So the
+    /// last request before the growth reads the ends again.
+    async fn finish(&self) -> anyhow::Result<Drained> {
         let Grow { topic, quiet, timeout, .. } = self.arguments;
         let mut progress = Progress::new(self.runtime);
-        let deadline = self.runtime.monotonic() + *timeout;
-        let mut observed = Observed { offsets: Vec::new(), since: self.runtime.monotonic() };
+        let start = self.runtime.monotonic();
+        let mut observed = Observed { offsets: Vec::new(), stored: Vec::new(), since: start };
         loop {
             let unchanged = self.observe(&mut observed).await?;
-            let lags = self.lags(&observed.offsets).await?;
-            if lags.is_empty() && unchanged >= *quiet && self.observe(&mut observed).await? >= *quiet {
-                return Ok(ends(&observed.offsets));
+            let groups = self.groups(&observed.offsets, unchanged >= *quiet).await?;
+            let is_finished = groups.lags.is_empty() && groups.rebalancing.is_empty();
+            if is_finished && unchanged >= *quiet && self.observe(&mut observed).await? >= *quiet {
+                return Ok(Drained { ends: observed.stored, readers: groups.readers });
             }
-            if self.runtime.monotonic() >= deadline {
+            if self.runtime.monotonic() >= start + *timeout {
                 bail!(
                     "the topic {topic} is unchanged, because it is not drained after {}: {}; stop the producers and let \
                      the groups finish, or exclude a group that no process uses any more with --ignore GROUP",
                     duration::format(*timeout),
-                    state(&lags, unchanged)
+                    state(&groups, &observed, unchanged)
                 );
             }
-            progress.update(|| format!("draining {topic}: {}", state(&lags, unchanged)));
+            progress.update(|| format!("draining {topic}: {}", state(&groups, &observed, unchanged)));
             self.runtime.sleep(CHECK_PERIOD_MAX.min(*quiet)).await;
         }
     }
 
-    /// Reads the offsets of the topic. Returns the time for which its ends have not changed.
+    /// Reads the offsets of the topic. Returns the time for which its ends have not changed. The time is zero while a
+    /// transaction is open, because its records arrive in the groups only at its end.
     async fn observe(&self, observed: &mut Observed) -> anyhow::Result<Duration> {
+        let topic = &self.arguments.topic;
         let asked = self.runtime.monotonic();
-        let offsets = self.bus.describe_topic(&self.arguments.topic).await.map_err(explain)?.offsets;
-        if ends(&offsets) != ends(&observed.offsets) {
+        // If the readable ends are equal to the stored ends of the later request, the stored ends did not change between
+        // the requests.
+        let offsets = self.bus.describe_topic(topic).await.map_err(explain)?.offsets;
+        let stored = self.bus.stored_ends(topic).await.map_err(explain)?;
+        let has_changed = stored != observed.stored;
+        (observed.offsets, observed.stored) = (offsets, stored);
+        if has_changed || observed.unreadable() > 0 {
             observed.since = self.runtime.monotonic();
         }
-        observed.offsets = offsets;
         Ok(asked.since(observed.since))
     }
 
-    /// Returns the groups that have a lag in the topic.
-    async fn lags(&self, offsets: &[(Offset, Offset)]) -> anyhow::Result<BTreeMap<String, u64>> {
+    /// Describes the groups that use the topic. If `is_quiet` is true, offsets without records are no lag.
+    async fn groups(&self, offsets: &[(Offset, Offset)], is_quiet: bool) -> anyhow::Result<Groups> {
+        let Grow { topic, ignore, .. } = self.arguments;
         let mut names: BTreeSet<String> = self.bus.groups().await.map_err(explain)?.into_iter().collect();
         names.extend(self.named.iter().cloned());
-        let mut lags = BTreeMap::new();
-        for name in names.into_iter().filter(|name| !self.arguments.ignore.contains(name)) {
+        let mut groups = Groups::default();
+        for name in names.into_iter().filter(|name| !ignore.contains(name)) {
             let group = self.bus.describe_group(&name).await.map_err(explain)?;
-            if self.named.contains(&name) || uses(&group, &self.arguments.topic) {
-                let lag = lag_in_topic(&group, &self.arguments.topic, offsets);
-                if lag > 0 {
-                    lags.insert(name, lag);
+            let uses = uses(&group, topic);
+            if uses || self.named.contains(&name) {
+                let positions = positions(&group, topic, offsets);
+                let lag: u64 = positions.iter().zip(offsets).map(|(from, (_, end))| end.0.saturating_sub(from.0)).sum();
+                if lag > 0 && (!is_quiet || self.bus.has_records(topic, &positions).await.map_err(explain)?) {
+                    groups.lags.insert(name.clone(), lag);
                 }
             }
+            if group.is_rebalancing && !uses {
+                groups.rebalancing.push(name);
+            } else if uses && !group.members.is_empty() {
+                groups.readers.push(name);
+            }
         }
-        Ok(lags)
+        Ok(groups)
     }
 }
 
-fn ends(offsets: &[(Offset, Offset)]) -> Vec<Offset> {
-    offsets.iter().map(|(_, end)| *end).collect()
+impl Observed {
+    /// Returns the number of stored offsets that consumers do not receive yet.
+    fn unreadable(&self) -> u64 {
+        let readable = self.offsets.iter().map(|(_, end)| end.0).sum();
+        self.stored.iter().map(|end| end.0).sum::<u64>().saturating_sub(readable)
+    }
 }
 
 /// Returns true if the group has committed offsets of the topic, or members that read it.
@@ -181,19 +260,26 @@ fn uses(group: &GroupDescription, topic: &TopicName) -> bool {
     group.committed.keys().chain(read).any(|partition| partition.topic == *topic)
 }
 
-fn lag_in_topic(group: &GroupDescription, topic: &TopicName, offsets: &[(Offset, Offset)]) -> u64 {
+/// Returns the offset of the first record of each partition that the group may not have finished.
+fn positions(group: &GroupDescription, topic: &TopicName, offsets: &[(Offset, Offset)]) -> Vec<Offset> {
     let committed = |index: u32| {
         let partition = Partition { topic: topic.clone(), index };
         group.committed.get(&partition).map(|committed| committed.offset)
     };
-    (0..).zip(offsets).map(|(index, offsets)| lag(committed(index), *offsets)).sum()
+    (0..).zip(offsets).map(|(index, (first, _))| committed(index).unwrap_or(*first).max(*first)).collect()
 }
 
-/// Describes a drain that is not finished.
-fn state(lags: &BTreeMap<String, u64>, unchanged: Duration) -> String {
-    let lags: Vec<String> = lags.iter().map(|(group, lag)| format!("the group {group} has a lag of {lag}")).collect();
-    let unchanged = format!("no new record for {} s", unchanged.as_secs());
-    [lags, vec![unchanged]].concat().join(", ")
+/// Describes a drain that is not finished. Other users have chosen the names of the groups.
+fn state(groups: &Groups, observed: &Observed, unchanged: Duration) -> String {
+    let lag = |(group, lag): (&String, &u64)| format!("the group {} has a lag of {lag}", escaped(group));
+    let rebalancing = |group: &String| format!("the group {} is assigning partitions", escaped(group));
+    let mut parts: Vec<String> = groups.lags.iter().map(lag).collect();
+    parts.extend(groups.rebalancing.iter().map(rebalancing));
+    match observed.unreadable() {
+        0 => parts.push(format!("no new record for {} s", unchanged.as_secs())),
+        count => parts.push(format!("{count} records of an open transaction")),
+    }
+    parts.join(", ")
 }
 
 #[cfg(test)]

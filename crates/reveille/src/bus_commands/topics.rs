@@ -4,7 +4,7 @@ use bus::{Offset, TopicDescription, TopicName, TopicOptions};
 use clap::{Args, Subcommand};
 use cli_support::console;
 use runtime::Runtime;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::growth::{self, Grow};
 use super::{Common, explain};
@@ -58,8 +58,13 @@ pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Resu
         Command::Grow(arguments) => {
             arguments.check()?;
             let bus = arguments.common.open(runtime).await?;
-            let description = growth::grow(runtime, &*bus, &arguments).await?;
-            print(&arguments.topic, &description, arguments.common.json)
+            let grown = growth::grow(runtime, &*bus, &arguments).await?;
+            if !arguments.common.json {
+                return print(&arguments.topic, &grown.description, false);
+            }
+            let mut shown = topic_json(&arguments.topic, &grown.description);
+            shown["arrivals"] = json!(grown.arrivals);
+            show::json(&shown)
         }
     }
 }
@@ -82,12 +87,10 @@ async fn create(runtime: &Runtime, arguments: &Create) -> anyhow::Result<()> {
 }
 
 fn print(topic: &TopicName, description: &TopicDescription, as_json: bool) -> anyhow::Result<()> {
-    let TopicDescription { replicas, offsets } = description;
     if as_json {
-        let partition = |(index, (first, end)): (usize, &(Offset, Offset))| json!({ "partition": index, "first": first.0, "end": end.0 });
-        let partitions: Vec<_> = offsets.iter().enumerate().map(partition).collect();
-        return show::json(&json!({ "topic": topic.as_str(), "replicas": replicas, "partitions": partitions }));
+        return show::json(&topic_json(topic, description));
     }
+    let TopicDescription { replicas, offsets } = description;
     show::fields(&[
         ("topic", Some(topic.to_string())),
         ("partitions", Some(offsets.len().to_string())),
@@ -97,4 +100,11 @@ fn print(topic: &TopicName, description: &TopicDescription, as_json: bool) -> an
     let row =
         |(index, (first, end)): (usize, &(Offset, Offset))| [index.to_string(), first.to_string(), end.to_string()];
     show::table(["partition", "first", "end"], &offsets.iter().enumerate().map(row).collect::<Vec<_>>())
+}
+
+fn topic_json(topic: &TopicName, description: &TopicDescription) -> Value {
+    let TopicDescription { replicas, offsets } = description;
+    let partition = |(index, (first, end)): (usize, &(Offset, Offset))| json!({ "partition": index, "first": first.0, "end": end.0 });
+    let partitions: Vec<_> = offsets.iter().enumerate().map(partition).collect();
+    json!({ "topic": topic.as_str(), "replicas": replicas, "partitions": partitions })
 }

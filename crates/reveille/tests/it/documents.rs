@@ -243,6 +243,7 @@ fn all_commands_in_the_http_api_document_succeed() {
     check_with_server("docs/http-api.md", include_str!("../../../../docs/http-api.md"), &[]);
 }
 
+#[cfg(feature = "kafka")]
 #[test]
 fn all_commands_in_the_cli_document_succeed() {
     let zookeeper = ("zookeeper://zk1:2181,zk2:2181/shop", crate::recipes::zookeeper());

@@ -6,6 +6,7 @@
 
 mod before_relayout;
 mod bench;
+#[cfg(feature = "kafka")]
 mod bus;
 mod cli;
 mod client;
