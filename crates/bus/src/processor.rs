@@ -40,7 +40,9 @@ use tokio_util::sync::CancellationToken;
 use self::control::Control;
 pub use self::control::{Blocked, Operator};
 use self::copies::Copies;
-pub use self::copies::{CALLS_HEADER, ERROR_HEADER, NOT_BEFORE_HEADER, ORIGIN_HEADER, VALUE_OMITTED_HEADER};
+pub use self::copies::{
+    CALLS_HEADER, ERROR_HEADER, NOT_BEFORE_HEADER, ORIGIN_HEADER, TIME_HEADER, VALUE_OMITTED_HEADER,
+};
 use self::handler::Calls;
 pub use self::handler::{BatchHandler, Delivery, Handler, HandlerError};
 pub(crate) use self::handler::{MakeHandler, StatefulHandler};

@@ -36,6 +36,9 @@ const BLOCKED_MAX: usize = 10_000;
 const ENTRIES_MAX: usize = 20_000;
 /// Largest size of a key in the list, in bytes.
 const KEY_BYTES_MAX: usize = 1_024;
+/// Number of records without the key of an entry after which an operator reads no further records of a topic without
+/// entries.
+const FOREIGN_MAX: u64 = 1_000;
 /// Version of the JSON object.
 const VERSION: u8 = 1;
 /// Time without a record after which the reader has reached the end of the topic. The bus may have deleted the last
@@ -49,7 +52,8 @@ pub struct Blocked {
     pub position: Position,
     /// Key of the record. A key of more than 1,024 bytes is cut.
     pub key: Option<Bytes>,
-    /// Number of failed calls. A member updates the entry after 1, 2, 4, 8, ... calls.
+    /// Number of failed calls. A member updates the entry after 1, 2, 4, 8, ... calls, and after each call whose next call
+    /// is at least 10 s later.
     pub calls: u32,
     /// Reason of the last failure. A reason of more than 1,024 bytes is cut.
     pub reason: String,
@@ -150,6 +154,10 @@ struct Table {
     deleting: BTreeSet<Key>,
     /// Offset of the next record of each partition of the topic.
     next: BTreeMap<u32, Offset>,
+    /// True if a record had the key of an entry.
+    has_entries: bool,
+    /// Number of records without the key of an entry.
+    foreign: u64,
 }
 
 impl Table {
@@ -164,7 +172,12 @@ impl Table {
     }
 
     fn change(&mut self, record: &Record) -> Option<()> {
-        let key = Key::parse(std::str::from_utf8(record.key.as_ref()?).ok()?)?;
+        let key = record.key.as_ref().and_then(|key| Key::parse(std::str::from_utf8(key).ok()?));
+        let Some(key) = key else {
+            self.foreign += 1;
+            return None;
+        };
+        self.has_entries = true;
         let Some(value) = &record.value else {
             self.deleting.remove(&key);
             match key {
@@ -195,6 +208,8 @@ pub(super) struct Control {
     table: Mutex<Table>,
     /// True if the table contains a command.
     has_commands: AtomicBool,
+    /// True if this process is an operator, which may have a wrong name of the topic.
+    is_operator: bool,
 }
 
 impl Control {
@@ -204,17 +219,18 @@ impl Control {
         if let Err(BusError::UnknownTopic(_)) = bus.describe_topic(topic).await {
             create(bus, topic, TopicOptions { is_compacted: true, ..TopicOptions::with_partitions(1) }).await?;
         }
-        Control::attach(runtime, bus, topic).await
+        Control::attach(runtime, bus, topic, false).await
     }
 
     /// Opens an existing topic, and reads its entries.
-    async fn attach(runtime: &Runtime, bus: &dyn Bus, topic: &TopicName) -> Result<Self, BusError> {
+    async fn attach(runtime: &Runtime, bus: &dyn Bus, topic: &TopicName, is_operator: bool) -> Result<Self, BusError> {
         let control = Control {
             topic: topic.clone(),
             reader: bus.reader(topic).await?,
             producer: bus.producer(ProducerOptions::default()).await?,
             table: Mutex::default(),
             has_commands: AtomicBool::new(false),
+            is_operator,
         };
         control.catch_up(runtime, bus).await?;
         Ok(control)
@@ -237,6 +253,22 @@ impl Control {
                 Some(read) => read?,
                 None => break,
             }
+            self.check_topic(FOREIGN_MAX)?;
+        }
+        self.check_topic(1)
+    }
+
+    /// Checks that the topic of an operator is a control topic: it has an entry, or fewer than `foreign_max` other records.
+    /// A command in a topic of another program would be a record that the program does not expect.
+    fn check_topic(&self, foreign_max: u64) -> Result<(), BusError> {
+        let table = self.table();
+        if self.is_operator && !table.has_entries && table.foreign >= foreign_max {
+            let reason = format!(
+                "the topic {} contains records, but none of them is an entry of a control topic; name the control topic of \
+                 the group",
+                self.topic
+            );
+            return Err(BusError::Invalid(reason));
         }
         Ok(())
     }
@@ -333,9 +365,10 @@ impl Operator {
     /// Opens the control topic of a group.
     ///
     /// # Errors
-    /// Returns [`BusError::UnknownTopic`] if the topic does not exist, because no member has started.
+    /// Returns [`BusError::UnknownTopic`] if the topic does not exist, because no member has started. Returns
+    /// [`BusError::Invalid`] if the topic contains only records that are no entries of a control topic.
     pub async fn open(runtime: &Runtime, bus: Arc<dyn Bus>, topic: &TopicName) -> Result<Self, BusError> {
-        let control = Control::attach(runtime, &*bus, topic).await?;
+        let control = Control::attach(runtime, &*bus, topic, true).await?;
         Ok(Operator { runtime: runtime.clone(), bus, control })
     }
 

@@ -2,7 +2,8 @@
 //!
 //! A retry topic contains the records that wait for their next call. All records of a retry topic wait equally long, so
 //! the first record of a partition is due first. The headers of a copy name the position of the original record, the
-//! number of calls so far, and the time of the next call.
+//! number of calls so far, the time of the original record, and the time of the next call. A copy itself has the time at which
+//! the processor sends it, because the bus deletes records by their times.
 //! docs/decisions/0232-copy-failed-records-before-the-commit.md gives the reasons.
 
 use std::collections::BTreeMap;
@@ -25,12 +26,16 @@ pub const ORIGIN_HEADER: &str = "reveille-retry-origin";
 pub const CALLS_HEADER: &str = "reveille-retry-calls";
 /// Header with the earliest time of the next call, in milliseconds since 1970-01-01 00:00 UTC.
 pub const NOT_BEFORE_HEADER: &str = "reveille-retry-not-before";
+/// Header with the time of the original record, in milliseconds since 1970-01-01 00:00 UTC. The copy has the time at which
+/// it was sent. With the time of an old record, the bus could delete or reject the copy at once.
+pub const TIME_HEADER: &str = "reveille-retry-time";
 /// Header with the reason of the last failure. At most 1,024 bytes.
 pub const ERROR_HEADER: &str = "reveille-retry-error";
 /// Header of a dead letter without the value of its record, because a copy of the whole record would be too large.
 pub const VALUE_OMITTED_HEADER: &str = "reveille-retry-value-omitted";
 
-const HEADERS: [&str; 5] = [ORIGIN_HEADER, CALLS_HEADER, NOT_BEFORE_HEADER, ERROR_HEADER, VALUE_OMITTED_HEADER];
+const HEADERS: [&str; 6] =
+    [ORIGIN_HEADER, CALLS_HEADER, NOT_BEFORE_HEADER, TIME_HEADER, ERROR_HEADER, VALUE_OMITTED_HEADER];
 /// Largest size of the reason in a header, in bytes.
 const REASON_BYTES_MAX: usize = 1_024;
 /// Wait before the processor sends a copy again.
@@ -135,6 +140,12 @@ impl Copies {
         }
     }
 
+    /// Returns a record as the handler receives it: a copy in a retry topic has the time of the original record.
+    pub(super) fn delivered(&self, topic: &TopicName, record: &Record) -> Record {
+        let timestamp = if self.is_retry_topic(topic) { original_time(record) } else { record.timestamp };
+        Record { timestamp, ..record.clone() }
+    }
+
     /// Returns the copy of a record whose last call failed; `None` if the processor does not copy the record.
     pub(super) fn copy(
         &self,
@@ -164,6 +175,7 @@ impl Copies {
         let own = || Position { partition: partition.clone(), offset: record.offset };
         add(ORIGIN_HEADER, origin.position.clone().unwrap_or_else(own).to_string());
         add(CALLS_HEADER, origin.calls.to_string());
+        add(TIME_HEADER, original_time(record).as_millis().to_string());
         add(ERROR_HEADER, short(&error.reason).to_owned());
         if let Some(not_before) = not_before {
             add(NOT_BEFORE_HEADER, not_before.as_millis().to_string());
@@ -171,7 +183,7 @@ impl Copies {
         let record = NewRecord {
             topic: topic.clone(),
             partition: None,
-            timestamp: Some(record.timestamp),
+            timestamp: None,
             key: record.key.clone(),
             value: record.value.clone(),
             headers,
@@ -235,6 +247,12 @@ pub(super) async fn create(bus: &dyn Bus, topic: &TopicName, options: TopicOptio
         Ok(()) | Err(BusError::TopicExists(_)) => Ok(()),
         Err(error) => Err(error),
     }
+}
+
+/// Returns the time of the original record. A record that is not a copy is its own original.
+fn original_time(record: &Record) -> Timestamp {
+    let millis = header(record, TIME_HEADER).and_then(|text| text.parse().ok());
+    millis.map_or(record.timestamp, Timestamp::from_millis)
 }
 
 fn header<'a>(record: &'a Record, name: &str) -> Option<&'a str> {

@@ -17,7 +17,7 @@ use crate::topic::{Offset, Partition, Position, Record};
 pub struct Delivery {
     /// Partition of the record.
     pub partition: Partition,
-    /// The record.
+    /// The record. If it is a copy in a retry topic, it has the time of the original record.
     pub record: Record,
     /// Number of this call for the record. The first call has the number 1. The count of the calls in one topic starts
     /// again after a rebalance or a restart.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -18,6 +19,9 @@ use crate::topic::{Partition, Position, Record};
 
 /// Largest number of calls that a worker starts at once. The workers share the ready lanes.
 const CALLS_MAX: usize = 64;
+/// Wait from which a member updates the entry of a blocked record after each failed call. Operators then see the time of the
+/// next call, and a key causes at most one write in this time.
+const LISTED_WAIT: Duration = Duration::from_secs(10);
 
 /// Running call of the handler, or copy on its way.
 type Step<'a> = BoxFuture<'a, Stepped<'a>>;
@@ -121,7 +125,7 @@ impl Shared {
                     origin.calls = origin.calls.saturating_add(1);
                     deliveries.push(Delivery {
                         partition: work.partition().clone(),
-                        record: record.clone(),
+                        record: self.copies.delivered(&work.partition().topic, record),
                         call: origin.calls,
                         original: origin.position.clone(),
                     });
@@ -210,7 +214,8 @@ impl Shared {
             let reason = &error.reason;
             tracing::debug!(%partition, %offset, reason, ?wait, "the handler failed; its key waits for the next call");
             self.counters.blocked.inc();
-            if let Some(control) = self.control.as_ref().filter(|_| calls.is_power_of_two()) {
+            let is_listed = calls.is_power_of_two() || wait >= LISTED_WAIT;
+            if let Some(control) = self.control.as_ref().filter(|_| is_listed) {
                 let now = self.runtime.now();
                 control.block(Blocked {
                     position: position(partition, record),

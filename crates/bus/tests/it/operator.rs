@@ -192,6 +192,45 @@ fn damaged_entries_of_the_control_topic_are_ignored() {
 }
 
 #[test]
+fn entry_of_a_record_with_long_waits_names_the_next_call() {
+    simulate(async |sim| {
+        let scene = Scene::new(sim, 1).await;
+        scene.send(&["a"], 0..4).await;
+        let wait = 10 * SECOND;
+        let retry = Retry::Blocking { first_wait: wait, wait_max: wait, calls_max: None };
+        let options = ProcessorOptions { retry, ..options(&scene) };
+        let processor = scene.start(options, scene.handler(Duration::ZERO, fails_on_two)).await;
+        let mut operator = operator(&scene).await;
+        blocked(&scene, &mut operator, 1).await;
+        // Seven calls fail within 65 s.
+        scene.runtime.sleep(65 * SECOND).await;
+        let blocked = blocked(&scene, &mut operator, 1).await.remove(0);
+        assert_eq!(blocked.calls, 7);
+        assert!(blocked.next_call_at.is_some_and(|at| at > scene.runtime.now()), "{blocked:?}");
+        processor.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn operator_rejects_a_topic_that_contains_other_records() {
+    simulate(async |sim| {
+        let scene = Scene::new(sim, 2).await;
+        let bus = Arc::new(scene.bus.reopen(scene.runtime.clone()));
+        scene.send(&["a"], 0..1).await;
+        for _ in 0..2 {
+            let opened = Operator::open(&scene.runtime, bus.clone(), &scene.topic).await;
+            let error = opened.err().expect("the topic is not a control topic").to_string();
+            assert!(
+                error.contains("the topic orders contains records") && error.contains("name the control"),
+                "{error}"
+            );
+            // The operator reads only a part of a large topic.
+            scene.send(&["a"], 1..2_000).await;
+        }
+    });
+}
+
+#[test]
 fn operator_of_a_group_without_members_learns_that_its_topic_is_missing() {
     simulate(async |sim| {
         let scene = Scene::new(sim, 1).await;
