@@ -1,10 +1,11 @@
 //! Command `reveille bus produce`, which sends records.
 //!
-//! The records of a partition have the order of their lines. After a failure, the command sends no further lines.
+//! The records of a partition have the order of their lines. After a failure, the command sends no further lines. The error
+//! names the lines after the failure that the command has already sent.
 
 use std::io::{self, BufRead, BufReader, Read as _};
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use bus::{BusError, Header, NewRecord, Position, Producer, ProducerOptions, TopicName};
 use bytes::Bytes;
 use clap::Args;
@@ -14,13 +15,15 @@ use futures_util::stream::{FuturesOrdered, StreamExt as _};
 use runtime::{Runtime, TaskSet};
 use tokio::sync::mpsc;
 
-use super::{Common, explain, text};
+use super::{Common, explain, note, text};
 use crate::cli::show;
 
 /// Largest number of records that wait for their acknowledgement.
 const PENDING_MAX: usize = 1_000;
-/// Number of lines that the command reads in advance.
-const LINES_MAX: usize = 100;
+/// Size of the records that wait for their acknowledgement at which the command sends no further record, in bytes.
+const PENDING_BYTES_MAX: usize = 64 << 20;
+/// Number of lines that the command reads in advance. Each of them can have the size of the largest record.
+const LINES_MAX: usize = 20;
 
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
@@ -111,8 +114,9 @@ pub(super) async fn execute(runtime: &Runtime, arguments: Arguments) -> anyhow::
         }
         None => {
             let reading = TaskSet::new(runtime);
-            let lines = lines(&reading, bus.capabilities().record_bytes_max);
-            let record = |line| form.record(&topic, line);
+            let bytes_max = bus.capabilities().record_bytes_max;
+            let lines = lines(&reading, bytes_max);
+            let record = |line| checked(form.record(&topic, line)?, bytes_max);
             send_lines(&*producer, lines, record, |position| print(position, common.json)).await
         }
     };
@@ -130,6 +134,15 @@ fn print(position: &Position, as_json: bool) -> anyhow::Result<()> {
         true => show::json(&text::position_json(position)),
         false => Ok(console::line(&position.to_string())?),
     }
+}
+
+/// Returns the record if the bus accepts its size. The bus would reject it only after it has accepted later records.
+fn checked(record: NewRecord, bytes_max: usize) -> anyhow::Result<NewRecord> {
+    let bytes = record.bytes();
+    if bytes > bytes_max {
+        bail!("the record has {bytes} bytes, and the bus accepts at most {bytes_max} bytes; send a smaller record");
+    }
+    Ok(record)
 }
 
 /// Reads the lines of standard input on a thread of its own. The thread does not delay the end of the process while it
@@ -166,6 +179,9 @@ fn next_line(input: &mut impl BufRead, bytes_max: usize) -> io::Result<Option<By
 }
 
 /// Sends a record for each line, and calls `print` for each acknowledged record in the order of the lines.
+///
+/// # Errors
+/// Returns an error for the first line that the command did not send or the bus did not acknowledge.
 async fn send_lines(
     producer: &dyn Producer,
     mut lines: mpsc::Receiver<io::Result<Bytes>>,
@@ -173,41 +189,95 @@ async fn send_lines(
     mut print: impl FnMut(&Position) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut pending = FuturesOrdered::new();
-    let (mut number, mut failed, mut has_ended) = (0_u64, None, false);
+    let (mut pending_bytes, mut sent, mut has_ended) = (0, 0_u64, false);
+    let mut failure: Option<Failure> = None;
     loop {
         tokio::select! {
             biased;
-            Some((number, outcome)) = pending.next(), if !pending.is_empty() => match outcome {
-                Ok(position) => print(&position)?,
-                Err(error) => {
-                    let text = format!("line {number} was not acknowledged, and the command sends no further lines");
-                    failed.get_or_insert(explain(error).context(text));
+            Some((number, bytes, outcome)) = pending.next(), if !pending.is_empty() => {
+                pending_bytes -= bytes;
+                match outcome {
+                    Ok(position) => {
+                        print(&position)?;
+                        failure.iter_mut().for_each(|failure| failure.acknowledged += 1);
+                    }
+                    Err(error) => {
+                        let other = Failure::new(number, "was not acknowledged", explain(error));
+                        failure = Some(Failure::first(failure, other));
+                    }
                 }
-            },
-            line = lines.recv(), if !has_ended && failed.is_none() && pending.len() < PENDING_MAX => {
-                number += 1;
+            }
+            line = lines.recv(), if !has_ended
+                && failure.is_none()
+                && pending.len() < PENDING_MAX
+                && pending_bytes < PENDING_BYTES_MAX => {
                 match line.map(|line| line.map_err(|error| anyhow!(error)).and_then(&record)) {
                     None => has_ended = true,
                     Some(Ok(record)) => {
-                        let number = number;
-                        pending.push_back(producer.send(vec![record]).map(move |outcomes| (number, first(outcomes))));
+                        sent += 1;
+                        let (number, bytes) = (sent, record.bytes());
+                        pending_bytes += bytes;
+                        let outcome = producer.send(vec![record]);
+                        pending.push_back(outcome.map(move |outcomes| (number, bytes, first(outcomes))));
                     }
                     Some(Err(error)) => {
-                        let text = format!("line {number} was not sent, and the command sends no further lines");
-                        failed = Some(error.context(text));
+                        failure = Some(Failure::new(sent + 1, "was not sent", error));
                     }
                 }
             }
             else => break,
         }
     }
-    failed.map_or(Ok(()), Err)
+    failure.map_or(Ok(()), |failure| Err(failure.explain(sent)))
+}
+
+/// First line that failed.
+struct Failure {
+    line: u64,
+    /// Verb of the sentence about the line.
+    verb: &'static str,
+    error: anyhow::Error,
+    /// Number of later lines that the bus has acknowledged.
+    acknowledged: u64,
+}
+
+impl Failure {
+    fn new(line: u64, verb: &'static str, error: anyhow::Error) -> Self {
+        Failure { line, verb, error, acknowledged: 0 }
+    }
+
+    /// Returns the failure of the earlier line, and prints the other one.
+    fn first(known: Option<Self>, new: Self) -> Self {
+        let Some(known) = known else { return new };
+        let (first, other) = if known.line < new.line { (known, new) } else { (new, known) };
+        note(&format!("line {} {}: {:#}", other.line, other.verb, other.error));
+        first
+    }
+
+    /// Returns the error of the command. It names the later lines, up to the line `sent`, that the command has sent.
+    fn explain(self, sent: u64) -> anyhow::Error {
+        let Failure { line, verb, error, acknowledged } = self;
+        if sent <= line {
+            return error.context(format!("line {line} {verb}, and the command sends no further lines"));
+        }
+        error.context(format!(
+            "line {line} {verb}, and the command sends no lines after line {sent}; the bus acknowledged {acknowledged} of the \
+             {} lines from {} to {sent}",
+            sent - line,
+            line + 1
+        ))
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
     use bus::memory::{MemoryBus, MemoryOptions};
-    use bus::{Bus as _, TopicOptions};
+    use bus::{Answer, Bus as _, TopicOptions};
+    use futures_util::future::BoxFuture;
+    use simulator::Simulation;
 
     use super::*;
 
@@ -268,7 +338,9 @@ mod tests {
             printed.push(position.to_string());
             Ok(())
         };
-        let error = send_lines(&*producer, lines, |line| form.record(&topic, line), print).await.unwrap_err();
+        let bytes_max = bus.capabilities().record_bytes_max;
+        let record = |line| checked(form.record(&topic, line)?, bytes_max);
+        let error = send_lines(&*producer, lines, record, print).await.unwrap_err();
         (printed, format!("{error:#}"))
     }
 
@@ -281,9 +353,79 @@ mod tests {
             "{error}"
         );
         let long = format!("b:{}", "x".repeat(2 << 20));
-        let (printed, error) = send(&["a:1", &long]).await;
+        let (printed, error) = send(&["a:1", &long, "c:3"]).await;
         assert_eq!(printed, ["orders/0/0"]);
-        assert!(error.starts_with("line 2 was not acknowledged, and the command sends no further lines"), "{error}");
+        assert!(error.starts_with("line 2 was not sent, and the command sends no further lines"), "{error}");
         assert!(error.contains("send a smaller record"), "{error}");
+    }
+
+    /// Producer that waits for a second, and then acknowledges the values that are not empty.
+    struct Slow {
+        runtime: Runtime,
+        /// Number and bytes of the records without an outcome, and the largest values of both.
+        pending: Arc<Mutex<[usize; 4]>>,
+    }
+
+    impl Producer for Slow {
+        fn send(&self, mut records: Vec<NewRecord>) -> BoxFuture<'static, Vec<Result<Position, BusError>>> {
+            let (runtime, pending, record) = (self.runtime.clone(), self.pending.clone(), records.remove(0));
+            let bytes = record.bytes();
+            let mut counts = self.pending.lock().unwrap();
+            let [count, sum, count_max, bytes_max] = *counts;
+            *counts = [count + 1, sum + bytes, count_max.max(count + 1), bytes_max.max(sum + bytes)];
+            async move {
+                runtime.sleep(Duration::from_secs(1)).await;
+                let mut counts = pending.lock().unwrap();
+                counts[0] -= 1;
+                counts[1] -= bytes;
+                let position = "orders/0/0".parse().unwrap();
+                let is_empty = record.value.is_none_or(|value| value.is_empty());
+                vec![if is_empty { Err(BusError::Unauthorized("no".to_owned())) } else { Ok(position) }]
+            }
+            .boxed()
+        }
+
+        fn close(&self) -> Answer<'_, ()> {
+            async { Ok(()) }.boxed()
+        }
+    }
+
+    /// Sends lines with a slow producer. Returns the largest number and bytes of pending records, and the outcome.
+    fn send_slowly(lines: Vec<Bytes>) -> (usize, usize, Result<(), String>) {
+        let sim = Simulation::new(0);
+        sim.run_until(async {
+            let producer = Slow { runtime: sim.outside(), pending: Arc::default() };
+            let (sender, received) = mpsc::channel(lines.len());
+            for line in lines {
+                sender.send(Ok(line)).await.unwrap();
+            }
+            drop(sender);
+            let (topic, form) = (TopicName::new("orders").unwrap(), form(None, None));
+            let done = send_lines(&producer, received, |line| form.record(&topic, line), |_| Ok(())).await;
+            let [_, _, count_max, bytes_max] = *producer.pending.lock().unwrap();
+            (count_max, bytes_max, done.map_err(|error| format!("{error:#}")))
+        })
+    }
+
+    #[test]
+    fn pending_records_have_a_bounded_number_and_size() {
+        let (count_max, _, done) = send_slowly(vec!["1".into(); 2 * PENDING_MAX]);
+        assert_eq!((count_max, done), (PENDING_MAX, Ok(())));
+        let line = Bytes::from(vec![b'x'; 1 << 20]);
+        let (_, bytes_max, done) = send_slowly(vec![line; 200]);
+        assert!(bytes_max <= PENDING_BYTES_MAX + (1 << 20) + 100, "{bytes_max} bytes are pending");
+        assert_eq!(done, Ok(()));
+    }
+
+    #[test]
+    fn failure_names_the_later_lines_that_are_already_sent() {
+        let lines = ["1", "", "3", "", "5"].map(Bytes::from);
+        let (_, _, done) = send_slowly(lines.to_vec());
+        let error = done.unwrap_err();
+        assert!(
+            error.starts_with("line 2 was not acknowledged, and the command sends no lines after line 5; "),
+            "{error}"
+        );
+        assert!(error.contains("the bus acknowledged 2 of the 3 lines from 3 to 5"), "{error}");
     }
 }

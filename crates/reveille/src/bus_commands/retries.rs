@@ -1,7 +1,10 @@
 //! Commands `reveille bus retries`, which list and skip the records that block their keys, and redrive dead letters.
 
+use std::sync::Arc;
+
+use anyhow::ensure;
 use bus::processor::{Blocked, Operator};
-use bus::{Position, TopicName};
+use bus::{Admin, Position, TopicName};
 use clap::{Args, Subcommand};
 use cli_support::console;
 use domain::Timestamp;
@@ -58,12 +61,15 @@ pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Resu
         Command::List(control) => list(runtime, &control).await,
         Command::Skip(arguments) => skip(runtime, &arguments).await,
         Command::SkipAll(SkipTopic { topic, control }) => {
-            control.open(runtime).await?.skip_all(&topic).await.map_err(explain)?;
+            let (bus, mut operator) = control.open(runtime).await?;
+            // The command would have no effect on a topic that does not exist.
+            bus.describe_topic(&topic).await.map_err(explain)?;
+            operator.skip_all(&topic).await.map_err(explain)?;
             let text = format!("the group skips all failing records of {topic} until `reveille bus retries resume`");
             control.confirm(&text, &json!({ "skipped_topic": topic.as_str() }))
         }
         Command::Resume(SkipTopic { topic, control }) => {
-            control.open(runtime).await?.resume(&topic).await.map_err(explain)?;
+            control.open(runtime).await?.1.resume(&topic).await.map_err(explain)?;
             let text = format!("the group no longer skips the failing records of {topic}");
             control.confirm(&text, &json!({ "resumed_topic": topic.as_str() }))
         }
@@ -72,9 +78,10 @@ pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Resu
 }
 
 impl Control {
-    async fn open(&self, runtime: &Runtime) -> anyhow::Result<Operator> {
+    async fn open(&self, runtime: &Runtime) -> anyhow::Result<(Arc<dyn Admin>, Operator)> {
         let bus = self.common.open(runtime).await?;
-        Operator::open(runtime, bus, &self.control).await.map_err(explain)
+        let operator = Operator::open(runtime, bus.clone(), &self.control).await.map_err(explain)?;
+        Ok((bus, operator))
     }
 
     fn confirm(&self, text: &str, as_json: &Value) -> anyhow::Result<()> {
@@ -86,15 +93,15 @@ impl Control {
 }
 
 async fn list(runtime: &Runtime, control: &Control) -> anyhow::Result<()> {
-    let mut operator = control.open(runtime).await?;
+    let (_, mut operator) = control.open(runtime).await?;
     let blocked = operator.blocked().await.map_err(explain)?;
     let skipped = operator.skipped_topics().await.map_err(explain)?;
+    let now = runtime.now();
     if control.common.json {
-        let blocked: Vec<Value> = blocked.iter().map(blocked_json).collect();
+        let blocked: Vec<Value> = blocked.iter().map(|blocked| blocked_json(now, blocked)).collect();
         let skipped: Vec<&str> = skipped.iter().map(TopicName::as_str).collect();
         return show::json(&json!({ "blocked": blocked, "skipped_topics": skipped }));
     }
-    let now = runtime.now();
     let rows: Vec<_> = blocked.iter().map(|blocked| row(now, blocked)).collect();
     show::table(["record", "key", "calls", "blocked since", "last failure", "next call", "reason"], &rows)?;
     if !skipped.is_empty() {
@@ -104,8 +111,11 @@ async fn list(runtime: &Runtime, control: &Control) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the cells of a blocked record. The time of its next call is unknown if the list contains only the time of an
-/// earlier call.
+/// Returns the time of the next call of a blocked record; `None` if the list contains only the time of an earlier call.
+fn next_call_at(now: Timestamp, blocked: &Blocked) -> Option<Timestamp> {
+    blocked.next_call_at.filter(|at| *at > now)
+}
+
 fn row(now: Timestamp, blocked: &Blocked) -> [String; 7] {
     [
         blocked.position.to_string(),
@@ -113,12 +123,12 @@ fn row(now: Timestamp, blocked: &Blocked) -> [String; 7] {
         blocked.calls.to_string(),
         blocked.blocked_since.to_string(),
         blocked.failed_at.to_string(),
-        or_dash(blocked.next_call_at.filter(|at| *at > now)),
+        or_dash(next_call_at(now, blocked)),
         blocked.reason.clone(),
     ]
 }
 
-fn blocked_json(blocked: &Blocked) -> Value {
+fn blocked_json(now: Timestamp, blocked: &Blocked) -> Value {
     let key = Content::new(blocked.key.as_ref());
     let mut object = json!({
         "record": position_json(&blocked.position),
@@ -126,7 +136,7 @@ fn blocked_json(blocked: &Blocked) -> Value {
         "calls": blocked.calls,
         "blocked_since": blocked.blocked_since.to_string(),
         "failed_at": blocked.failed_at.to_string(),
-        "next_call_at": blocked.next_call_at.map(|at| at.to_string()),
+        "next_call_at": next_call_at(now, blocked).map(|at| at.to_string()),
         "reason": blocked.reason,
     });
     if let Some(base64) = key.base64 {
@@ -137,7 +147,13 @@ fn blocked_json(blocked: &Blocked) -> Value {
 
 async fn skip(runtime: &Runtime, arguments: &Skip) -> anyhow::Result<()> {
     let Skip { position, control } = arguments;
-    let mut operator = control.open(runtime).await?;
+    let (bus, mut operator) = control.open(runtime).await?;
+    let partitions = bus.describe_topic(&position.partition.topic).await.map_err(explain)?.offsets.len();
+    ensure!(
+        usize::try_from(position.partition.index).is_ok_and(|index| index < partitions),
+        "the topic {} has {partitions} partitions, so it has no record {position}; name the position of a record",
+        position.partition.topic
+    );
     let is_blocked = operator.blocked().await.map_err(explain)?.iter().any(|blocked| blocked.position == *position);
     operator.skip(position).await.map_err(explain)?;
     let text = match is_blocked {
@@ -182,8 +198,14 @@ mod tests {
         .assert_debug_eq(&row(time(8), &blocked));
         assert_eq!(row(time(15), &blocked)[5], "-");
         let key = Some(bytes::Bytes::from_static(b"\xff"));
-        let object = blocked_json(&Blocked { key, next_call_at: None, ..blocked });
+        let blocked = Blocked { key, ..blocked };
+        let object = blocked_json(time(14), &blocked);
         assert_eq!((&object["key"], &object["key_base64"]), (&Value::Null, &json!("/w==")));
-        assert_eq!((&object["next_call_at"], &object["record"]["offset"]), (&Value::Null, &json!(17)));
+        let next = json!("2023-11-14T22:13:35.000Z");
+        assert_eq!((&object["next_call_at"], &object["record"]["offset"]), (&next, &json!(17)));
+        for (now, next_call_at) in [(15, blocked.next_call_at), (8, None)] {
+            let object = blocked_json(time(now), &Blocked { next_call_at, ..blocked.clone() });
+            assert_eq!(object["next_call_at"], Value::Null);
+        }
     }
 }
