@@ -221,10 +221,16 @@ fn bus_group_commits_the_records_that_it_prints() {
 fn bus_consume_ends_after_the_mark_of_a_transaction() {
     done(&["topics", "create", "cli-transaction", "--partitions", "1"]);
     test_servers::kafka::shared().send_transaction("cli-transaction", 3).unwrap();
-    let output = run(&["consume", "cli-transaction", "--group", "cli-transaction-group", "--until-end"]);
-    let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(stdout_of(output).lines().count(), 3);
+    let consume = ["consume", "cli-transaction", "--group", "cli-transaction-group", "--until-end"];
+    let output = run(&consume);
+    assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), 3);
+    let error = error_of(&output, 1);
     assert!(error.contains("the offsets from 3 to the end 4 of the partition 0 may have no records"), "{error}");
+    assert!(error.contains("--accept-gaps"), "{error}");
+    let output = run(&[&consume[..], &["--accept-gaps"]].concat());
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(stdout_of(output), "");
+    assert!(error.contains("the offsets from 3 to the end 4"), "{error}");
     assert_eq!(json_of(&["groups", "show", "cli-transaction-group"])["lag"], 1);
     let drain = ["--quiet", "300ms", "--timeout", "60s", "--drain", "cli-transaction-group"];
     let grown = json_of(&[&["topics", "grow", "cli-transaction", "--partitions", "2"], &drain[..]].concat());
@@ -235,6 +241,9 @@ fn bus_consume_ends_after_the_mark_of_a_transaction() {
 fn bus_retries_are_listed_skipped_and_redriven() {
     let control = ["--control", "cli-control"];
     done(&["topics", "create", "cli-control", "--partitions", "1", "--compacted"]);
+    for topic in ["cli-shop", "cli-shop-dead"] {
+        done(&["topics", "create", topic, "--partitions", "2"]);
+    }
     // A member of a group writes this entry.
     let entry = r#"{"version":1,"key":"YW5u","calls":4,"reason":"no route","blocked_since_ms":1600000000000,"failed_at_ms":1700000000000,"next_call_at_ms":4100000000000}"#;
     done(&["produce", "cli-control", "--key", "blocked/cli-shop/0/17", "--value", entry]);
@@ -266,20 +275,28 @@ fn bus_retries_are_listed_skipped_and_redriven() {
     assert_eq!(keys[1..], expected);
     let malformed = run(&[&["retries", "skip", "cli-shop/0"], &control[..]].concat());
     assert!(error_of(&malformed, 2).contains("TOPIC/PARTITION/OFFSET"));
-
-    for topic in ["cli-shop", "cli-shop-dead"] {
-        done(&["topics", "create", topic, "--partitions", "2"]);
+    for (words, expected) in [
+        (["skip", "cli-shop/2/0"], "so it has no record cli-shop/2/0"),
+        (["skip", "cli-missing/0/0"], "unknown topic cli-missing"),
+        (["skip-all", "cli-missing"], "unknown topic cli-missing"),
+    ] {
+        let error = failed(&[&["retries"], &words[..], &control[..]].concat());
+        assert!(error.contains(expected), "{error}");
     }
+    assert_eq!(contents("cli-control").len(), 5);
+
     let letters = |more: &[&str], lines: &str| {
         let headers = ["--header", "reveille-retry-calls=3", "--header", "color=red", "--key-separator", ":"];
         produce("cli-shop-dead", &[&headers[..], more].concat(), lines)
     };
     let origin = ["--header", "reveille-retry-origin=cli-shop/0/1"];
     letters(&origin, "ann:1\nbob:1\nann:2\n");
-    let redrive = |more: &[&str]| run(&[&["retries", "redrive", "cli-shop-dead", "--json"], more].concat());
+    let redrive = |more: &[&str]| {
+        let target: &[&str] = if more.contains(&"--to") { &[] } else { &["--from", "cli-shop"] };
+        run(&[&["retries", "redrive", "cli-shop-dead", "--json"], target, more].concat())
+    };
     let counts = |output: Output| serde_json::from_str::<Value>(&stdout_of(output)).unwrap();
-    let redriven =
-        |redriven: u64, earlier: u64| json!({ "redriven": redriven, "redriven_earlier": earlier, "without_value": 0 });
+    let redriven = |redriven: u64, earlier: u64| json!({ "redriven": redriven, "redriven_earlier": earlier, "skipped": 0, "without_value": 0 });
     assert_eq!(counts(redrive(&["--key", "ann"])), redriven(2, 0));
     assert_eq!(counts(redrive(&[])), redriven(1, 2));
     assert_eq!(counts(redrive(&[])), redriven(0, 0));
@@ -287,7 +304,18 @@ fn bus_retries_are_listed_skipped_and_redriven() {
     let of_ann: Vec<&Value> =
         all.iter().filter(|record| record["key"] == "ann").map(|record| &record["value"]).collect();
     assert_eq!((of_ann, all.len()), (vec![&json!("1"), &json!("2")], 3));
-    assert!(all.iter().all(|record| record["headers"] == json!([{ "name": "color", "value": "red" }])), "{all:?}");
+    for record in &all {
+        let headers = record["headers"].as_array().unwrap();
+        assert_eq!((headers.len(), &headers[0]), (2, &json!({ "name": "color", "value": "red" })), "{record}");
+        assert_eq!(headers[1]["name"], "reveille-retry-time");
+    }
+    // The topic is not a control topic, so the command does not write to it.
+    let error = failed(&["retries", "skip-all", "cli-shop", "--control", "cli-shop"]);
+    assert!(
+        error.contains("the topic cli-shop contains records") && error.contains("name the control topic"),
+        "{error}"
+    );
+    assert_eq!(records("cli-shop").len(), 3);
     letters(&[&origin[..], &["--header", "reveille-retry-value-omitted=true"]].concat(), "ann:\n");
     letters(&[], "ann:4\n");
     let error = error_of(&redrive(&[]), 1);
@@ -306,7 +334,7 @@ fn bus_errors_name_the_next_step() {
         &["consume", "cli-missing"],
         &["consume", "cli-missing", "--group", "cli-missing-group"],
         &["retries", "list", "--control", "cli-missing"],
-        &["retries", "redrive", "cli-missing"],
+        &["retries", "redrive", "cli-missing", "--from", "cli-other"],
     ] {
         let error = failed(arguments);
         assert!(error.contains("unknown topic cli-missing: `reveille bus topics list`"), "{arguments:?}: {error}");
@@ -320,6 +348,10 @@ fn bus_errors_name_the_next_step() {
     for invalid in [
         &["consume", "cli-records", "--latest"][..],
         &["consume", "cli-records", "--group", ""],
+        &["consume", "cli-records", "--accept-gaps"],
+        &["retries", "redrive", "cli-records"],
+        &["retries", "redrive", "cli-records", "--from", "a", "--to", "b"],
+        &["retries", "redrive", "cli-records", "--from", "a", "--skip", "cli-records/0"],
         &["produce", "cli-records", "--key", "a", "--key-separator", ":"],
         &["produce", "cli records"],
         &["topics", "create", "cli-records", "--partitions", "0"],
