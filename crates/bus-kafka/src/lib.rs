@@ -294,8 +294,14 @@ impl Bus for KafkaBus {
             if options.is_compacted {
                 new = new.set("cleanup.policy", "compact");
             }
-            outcome(self.admin()?.create_topics([&new], &admin_options()).await, &topic)?;
-            self.wait_for_partitions(&topic, options.partitions).await
+            match outcome(self.admin()?.create_topics([&new], &admin_options()).await, &topic) {
+                Ok(()) => self.wait_for_partitions(&topic, options.partitions).await,
+                // Another process may have created the topic at this moment.
+                Err(BusError::TopicExists(topic)) => {
+                    self.wait_for_partitions(&topic, 1).await.and(Err(BusError::TopicExists(topic)))
+                }
+                Err(error) => Err(error),
+            }
         })
     }
 
