@@ -1,5 +1,6 @@
 //! Commands of `cargo xtask` that consist of one step each.
 
+use std::io::Write as _;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
@@ -81,9 +82,10 @@ pub(crate) fn consume(arguments: &[String]) -> anyhow::Result<ExitCode> {
 pub(crate) fn engines() -> anyhow::Result<ExitCode> {
     let kafka = test_servers::kafka::Kafka::start(1)?;
     let zookeeper = test_servers::zookeeper::Zookeeper::start(1)?;
-    println!("kafka://{}", kafka.addresses());
-    println!("zookeeper://{}", zookeeper.addresses());
-    println!("Press Enter to end both servers and to delete their data.");
+    let mut output = std::io::stdout().lock();
+    writeln!(output, "kafka://{}", kafka.addresses())?;
+    writeln!(output, "zookeeper://{}", zookeeper.addresses())?;
+    writeln!(output, "Press Enter to end both servers and to delete their data.")?;
     std::io::stdin().read_line(&mut String::new()).context("cannot read the input")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -277,7 +277,7 @@ mod tests {
         let metadata = first.clone();
         let committed = [(partition.clone(), Committed { offset: Offset(5), metadata })].into();
         let members = vec![member(first), member(second.clone()), member("reveille".to_owned())];
-        let mut description = GroupDescription { members, committed };
+        let mut description = GroupDescription { members, committed, is_rebalancing: false };
         let standing = Standing::of(&description, &partition);
         assert_eq!(standing.leader(), Some(Leader { id: "b".to_owned(), term: Term(5) }));
         let follower = |replica: &str, leads| Follower { replica: replica.to_owned(), leads };
