@@ -217,7 +217,8 @@ async fn edges<C: ConsumerContext + 'static>(
     }
 }
 
-/// Returns true if the error says that another broker leads the partition, or that its leader is not known yet.
+/// Returns true if the error says that another broker leads the partition, or that the partition or its leader is not known
+/// yet.
 fn is_transition(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(
@@ -226,6 +227,7 @@ fn is_transition(code: RDKafkaErrorCode) -> bool {
             | Code::NotLeaderForPartition
             | Code::OffsetNotAvailable
             | Code::UnknownTopicOrPartition
+            | Code::UnknownPartition
             | Code::FencedLeaderEpoch
             | Code::UnknownLeaderEpoch
     )
