@@ -110,6 +110,14 @@ impl Board {
         self.holders.get_mut(key)?.get_mut(&(term, name.to_owned()))
     }
 
+    /// Ends all claims of a process that was killed at the time `at`.
+    pub(super) fn end_killed(&mut self, name: &str, at: u64) {
+        let holders = self.holders.values_mut().flatten().filter(|((_, holder), _)| holder == name);
+        for (_, holder) in holders {
+            holder.ended.get_or_insert(at);
+        }
+    }
+
     /// Returns the keys.
     pub(super) fn keys(&self) -> impl Iterator<Item = &str> {
         self.holders.keys().map(String::as_str)

@@ -7,12 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use rustix::process::Signal;
-use rustix::time::{ClockId, clock_gettime};
 use test_servers::kafka::Door;
 
 use super::board::Board;
 use super::processes::{Harness, Language, Process};
-use super::witness::Witness;
+use super::witness::{Witness, now};
 use super::{Mutant, Outcome};
 use crate::chaos::random::Random;
 
@@ -222,12 +221,6 @@ fn leader_after(board: &Board, term: u64) -> Option<(String, u64)> {
 
 fn ended(board: &Board, term: u64) -> Option<u64> {
     board.holders(KEY).find(|(one, _, _)| *one == term)?.2.ended
-}
-
-/// Returns the time of the clock that all processes share, in nanoseconds.
-fn now() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
 /// Returns a table of the times without a leader.

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rustix::process::Signal;
 
 use self::sets::{Sets, has_common_ids, shares};
 use super::Outcome;
@@ -69,6 +70,25 @@ pub(super) fn run(harness: &Harness, ids: u32) -> anyhow::Result<Outcome> {
         failures.extend(group.stop()?);
     }
     let mut text = table(&all, idle_mib, &mut failures);
+
+    harness.print(&format!("{ids} ids, 4 members, of which one is killed and one is paused"));
+    let mut group = Group::start(harness, "shards-faults", ids, &[Language::Rust; 4])?;
+    group.share(&sets, CALM)?;
+    let (killed, paused) = ("rust-0", "rust-1");
+    let began = Instant::now();
+    group.kill(killed)?;
+    group.wait(&sets, SHARED_MAX).context("after the kill of a member")?;
+    writeln!(text, "all ids shared {:.1} s after the kill of a member", began.elapsed().as_secs_f64())?;
+    group.members[paused].signal(Signal::STOP)?;
+    // The others have taken the partitions of the paused member when it continues.
+    thread::sleep(2 * SESSION);
+    group.members[paused].signal(Signal::CONT)?;
+    let began = Instant::now();
+    group.wait(&sets, SHARED_MAX).context("after the pause of a member")?;
+    writeln!(text, "all ids shared {:.1} s after the pause of a member", began.elapsed().as_secs_f64())?;
+    thread::sleep(CALM);
+    group.wait(&sets, SHARED_MAX).context("some time after the pause of a member")?;
+    failures.extend(group.stop()?);
 
     harness.print(&format!("{ids} ids, 2 members in Rust and 1 in Java"));
     let languages = [Language::Rust, Language::Rust, Language::Java];
@@ -132,6 +152,15 @@ impl Group {
             Some(shared) => Ok(shared),
             None => self.witness.look(|board| expected.check(board)).map(|()| BTreeMap::new()),
         }
+    }
+
+    /// Kills a member.
+    fn kill(&mut self, name: &str) -> anyhow::Result<()> {
+        let mut process = self.members.remove(name).context("the member exists")?;
+        process.signal(Signal::KILL)?;
+        process.ended()?;
+        self.witness.end_killed(name);
+        Ok(())
     }
 
     /// Lets the members work. Returns the largest processor time of a member in seconds.

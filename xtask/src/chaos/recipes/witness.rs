@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::board::Board;
 
@@ -69,10 +70,22 @@ impl Witness {
         look(&self.inner.lock().board)
     }
 
+    /// Ends all claims of a process that was killed. The process itself reports no end.
+    pub(super) fn end_killed(&self, name: &str) {
+        self.inner.lock().board.end_killed(name, now());
+        self.inner.changed.notify_all();
+    }
+
     /// Returns the malformed lines.
     pub(super) fn failures(&self) -> Vec<String> {
         self.inner.lock().failures.clone()
     }
+}
+
+/// Returns the time of the clock that all processes share, in nanoseconds.
+pub(super) fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
 impl Inner {

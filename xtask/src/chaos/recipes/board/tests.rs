@@ -93,3 +93,11 @@ fn overlap_of_keys_with_common_ids_counts_only_between_processes() {
     assert_eq!(board(lines).overlap_max(|_, _| true), 20);
     assert_eq!(board(lines).overlap_max(|_, _| false), 0);
 }
+
+#[test]
+fn claims_of_a_killed_process_end_at_its_death() {
+    let mut board = board("claim 8/0 a 5 10 10\nclaim 8/1 a 5 20 20\nclaim 8/2 b 5 20 20\nend 8/1 a 5 25");
+    board.end_killed("a", 30);
+    let ended = |key| board.holders(key).map(|(_, _, holder)| holder.ended).collect::<Vec<_>>();
+    assert_eq!((ended("8/0"), ended("8/1"), ended("8/2")), (vec![Some(30)], vec![Some(25)], vec![None]));
+}
