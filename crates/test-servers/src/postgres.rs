@@ -18,6 +18,7 @@ use programs::Programs;
 use crate::certificate::Authority;
 use crate::guard::Guard;
 use crate::port::free_port;
+use crate::process::{is_running, wait_if_stopping};
 
 /// Password of the superuser. Its special characters test whether Reveille decodes the password in a database URL.
 pub const PASSWORD: &str = "p@ss:word/1";
@@ -397,30 +398,8 @@ fn signal_all(postmaster: &Child, signal: Signal) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until the process has stopped or ended, but only if the signal is SIGSTOP. The function polls the process's
-/// state, because the kernel sends no event to the test process when the child of another process stops.
-fn wait_if_stopping(pid: Pid, signal: Signal) -> anyhow::Result<()> {
-    let start = Instant::now();
-    while signal == Signal::STOP && is_running(pid) && state_of(pid) != Some('T') {
-        ensure!(start.elapsed() < START_MAX, "a process of PostgreSQL did not stop within {START_MAX:?} after SIGSTOP");
-        std::thread::sleep(PERIOD);
-    }
-    Ok(())
-}
-
 fn children_of(postmaster: &Child) -> Vec<Pid> {
     let pid = postmaster.id();
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     children.split_whitespace().filter_map(|word| Pid::from_raw(word.parse().ok()?)).collect()
-}
-
-/// Returns whether the process exists and is not a zombie.
-fn is_running(pid: Pid) -> bool {
-    state_of(pid).is_some_and(|state| state != 'Z')
-}
-
-/// Returns the letter of the process's state (see proc_pid_status(5)), or `None` if the process does not exist.
-fn state_of(pid: Pid) -> Option<char> {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("State:")?.trim().chars().next())
 }

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal};
 
 const START_MAX: Duration = Duration::from_secs(60);
@@ -76,8 +76,9 @@ impl Process {
     pub(crate) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let child = self.child();
         let child = child.as_ref().with_context(|| format!("the process of {} is not running", self.name))?;
-        rustix::process::kill_process(Pid::from_child(child), signal)
-            .with_context(|| format!("cannot signal {}", self.name))
+        let pid = Pid::from_child(child);
+        rustix::process::kill_process(pid, signal).with_context(|| format!("cannot signal {}", self.name))?;
+        wait_if_stopping(pid, signal)
     }
 }
 
@@ -85,6 +86,28 @@ impl Drop for Process {
     fn drop(&mut self) {
         drop(self.kill());
     }
+}
+
+/// Waits until the process has stopped or ended, but only if the signal is SIGSTOP. The function polls the process's
+/// state, because the kernel sends no event to the test process when the child of another process stops.
+pub(crate) fn wait_if_stopping(pid: Pid, signal: Signal) -> anyhow::Result<()> {
+    let start = Instant::now();
+    while signal == Signal::STOP && is_running(pid) && state_of(pid) != Some('T') {
+        ensure!(start.elapsed() < START_MAX, "the process {pid:?} did not stop within {START_MAX:?} after SIGSTOP");
+        std::thread::sleep(PERIOD);
+    }
+    Ok(())
+}
+
+/// Returns whether the process exists and is not a zombie.
+pub(crate) fn is_running(pid: Pid) -> bool {
+    state_of(pid).is_some_and(|state| state != 'Z')
+}
+
+/// Returns the letter of the process's state (see proc_pid_status(5)), or `None` if the process does not exist.
+fn state_of(pid: Pid) -> Option<char> {
+    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("State:")?.trim().chars().next())
 }
 
 /// Starts servers with `start`. Another process may take a port between the check of the port and the start of the
