@@ -80,14 +80,16 @@ pub(super) fn run(harness: &Harness, ids: u32) -> anyhow::Result<Outcome> {
     group.wait(&sets, SHARED_MAX).context("after the kill of a member")?;
     writeln!(text, "all ids shared {:.1} s after the kill of a member", began.elapsed().as_secs_f64())?;
     group.members[paused].signal(Signal::STOP)?;
-    // The others have taken the partitions of the paused member when it continues.
-    thread::sleep(2 * SESSION);
-    group.members[paused].signal(Signal::CONT)?;
     let began = Instant::now();
-    group.wait(&sets, SHARED_MAX).context("after the pause of a member")?;
-    writeln!(text, "all ids shared {:.1} s after the pause of a member", began.elapsed().as_secs_f64())?;
+    let taken = group.witness.wait(SHARED_MAX, |board| {
+        let holder = |partition| board.holders(&format!("{PARTITIONS}/{partition}")).next_back();
+        (0..PARTITIONS).all(|one| holder(one).is_some_and(|(_, name, _)| name != paused)).then_some(())
+    });
+    taken.context("no member has taken the partitions of a paused member")?;
+    writeln!(text, "all partitions at other members {:.1} s after a pause began", began.elapsed().as_secs_f64())?;
+    group.members[paused].signal(Signal::CONT)?;
     thread::sleep(CALM);
-    group.wait(&sets, SHARED_MAX).context("some time after the pause of a member")?;
+    group.wait(&sets, SHARED_MAX).context("after the pause of a member")?;
     failures.extend(group.stop()?);
 
     harness.print(&format!("{ids} ids, 2 members in Rust and 1 in Java"));
