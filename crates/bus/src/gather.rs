@@ -46,7 +46,7 @@ use crate::{Bus, BusError};
 
 /// Time between two checks of the deadlines.
 const DEADLINE_PERIOD: Duration = Duration::from_secs(1);
-/// Largest number of requests of a partition that one check ends.
+/// Largest number of requests of a partition that the coordinator ends in one batch of records.
 const DEADLINES_MAX: usize = 1_000;
 /// Wait of a record whose handler has failed, before the second call.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
@@ -135,8 +135,10 @@ pub struct GatherOptions {
     pub group: String,
     /// Time without contact to the bus after which another coordinator continues. The default is 10 s.
     pub session_timeout: Duration,
-    /// Number of open requests of a partition at which the coordinator accepts no further request: its outcome follows at
-    /// once, and names all services as missing. The default is 1,000,000.
+    /// Number of open requests of a partition at which the coordinator passes no further request to the services. The outcome
+    /// of such a request names all services as missing. It follows within about a second, or at the deadline if the
+    /// coordinator fails in this time. Requests that arrive at the same time may exceed the bound. The default is
+    /// 1,000,000.
     pub open_max: usize,
 }
 
@@ -200,7 +202,9 @@ impl GatherCoordinator {
     pub fn open_requests(&self, max: usize) -> Vec<OpenRequest> {
         let mut found = Vec::new();
         for handler in self.shared.current() {
-            found.extend(handler.requests().open(max - found.len()));
+            if found.len() < max {
+                found.extend(handler.requests().open(max - found.len()));
+            }
         }
         found
     }
@@ -294,19 +298,21 @@ impl Coordinating {
     /// Sends a record for each request whose deadline has passed.
     async fn end_overdue(&self) {
         let Shared { runtime, options, producer, .. } = &*self.shared;
-        let overdue = self.requests().take_overdue(runtime.now(), DEADLINES_MAX);
-        if overdue.is_empty() {
-            return;
-        }
         let record = |(id, request): &(String, Offset)| NewRecord {
             partition: Some(self.partition.index),
             ..message::deadline(&options.answers, id.clone(), *request)
         };
-        let sent = producer.send(overdue.iter().map(record).collect()).await;
-        for ((id, _), sent) in overdue.iter().zip(sent) {
-            if let Err(error) = sent {
-                tracing::warn!(%error, id, "the end of an overdue request could not be recorded; it is repeated");
-                self.requests().set_alarm(id, runtime.now() + DEADLINE_PERIOD);
+        loop {
+            let overdue = self.requests().take_overdue(runtime.now(), DEADLINES_MAX);
+            if overdue.is_empty() {
+                return;
+            }
+            let sent = producer.send(overdue.iter().map(record).collect()).await;
+            for ((id, request), sent) in overdue.iter().zip(sent) {
+                if let Err(error) = sent {
+                    tracing::warn!(%error, id, "the end of an overdue request could not be recorded; it is repeated");
+                    self.requests().set_alarm(id, *request, runtime.now() + DEADLINE_PERIOD);
+                }
             }
         }
     }
@@ -335,14 +341,14 @@ impl Handler for Coordinating {
             let message = Message::parse(&delivery.record).ok_or_else(damaged)?;
             let Shared { runtime, options, .. } = &*self.shared;
             // The state does not depend on the bound, so that each owner comes to the same state.
-            if let Message::Request(request) = &message
-                && self.requests().len() >= options.open_max
-            {
-                tracing::warn!(id = request.id, "too many requests are open; the services do not receive this one");
+            if let Message::Request(request) = &message {
                 let mut requests = self.requests();
-                requests.apply(delivery.record.offset, &message);
-                requests.set_alarm(&request.id, runtime.now());
-                return Ok(());
+                if requests.len() >= options.open_max && !requests.is_open(&request.id) {
+                    tracing::warn!(id = request.id, "too many requests are open; the services do not receive this one");
+                    requests.apply(delivery.record.offset, &message);
+                    requests.set_alarm(&request.id, delivery.record.offset, runtime.now());
+                    return Ok(());
+                }
             }
             // The processor makes the calls for one request one after the other, so the step stays right.
             let step = self.requests().step(&message);

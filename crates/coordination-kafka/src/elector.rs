@@ -37,8 +37,9 @@ const POLL_PERIOD: Duration = Duration::from_millis(100);
 ///
 /// - The session timeout of a member is twice the longest lease. If the process of a leader dies, another replica leads after
 ///   this time. A replica that does not call the elector within its lease leaves the group at once.
-/// - A response `leads: true` promises the lease even without contact to the bus, as long as the clocks of this process and
-///   the bus run at rates that differ by less than a tenth. An operator who deletes the topic or the group ends a lease early.
+/// - A response `leads: true` promises the lease, also without contact to the bus. The promise requires that the clock of this
+///   process and the clock of the bus differ in their rates by less than a tenth. If an operator deletes the topic or the
+///   group, the lease ends early.
 /// - A first call of [`Elector::is_leader`] waits until the group has selected a leader, which takes about a second on Kafka.
 ///   Every call ends within the longest lease. If its caller drops the future, the replica leaves the group after its lease.
 /// - While a replica that died is still a member, and another replica joins or leaves, Kafka selects no leader and accepts no

@@ -88,7 +88,7 @@ pub struct Answers {
 type Sent = BoxFuture<'static, Vec<Result<Position, BusError>>>;
 
 impl Answers {
-    /// Sends an answer. Waits while the bus has not acknowledged the last 100 answers, or answers of more than 1 MiB.
+    /// Sends an answer. Waits while the bus has not acknowledged more than 100 answers, or answers of more than 1 MiB.
     ///
     /// # Errors
     /// Returns an error if the bus rejected this answer or an earlier one. The error is retriable if a later call of

@@ -78,7 +78,7 @@ impl Requests {
                 let missing = request.services.iter().map(|service| (service.clone(), 0)).collect();
                 self.open.insert(id.clone(), Open { offset, deadline, alarm: None, missing });
                 self.by_offset.insert(offset, id.clone());
-                self.set_alarm(id, deadline);
+                self.set_alarm(id, offset, deadline);
             }
             (Step::Pass, Message::Answer(_, answer)) => {
                 let open = self.open.get_mut(&answer.id);
@@ -123,6 +123,10 @@ impl Requests {
         self.open.len()
     }
 
+    pub(super) fn is_open(&self, id: &str) -> bool {
+        self.open.contains_key(id)
+    }
+
     /// Returns the ids and the offsets of requests that the coordinator must end, at most `max`. Later calls do not return
     /// them again.
     pub(super) fn take_overdue(&mut self, now: Timestamp, max: usize) -> Vec<(String, Offset)> {
@@ -136,9 +140,9 @@ impl Requests {
         overdue
     }
 
-    /// Sets the time at which the coordinator must end a request, if it is open.
-    pub(super) fn set_alarm(&mut self, id: &str, at: Timestamp) {
-        let Some(open) = self.open.get_mut(id) else { return };
+    /// Sets the time at which the coordinator must end the request with this offset, if it is open.
+    pub(super) fn set_alarm(&mut self, id: &str, request: Offset, at: Timestamp) {
+        let Some(open) = self.open.get_mut(id).filter(|open| open.offset == request) else { return };
         if let Some(earlier) = open.alarm.replace(at) {
             self.alarms.remove(&(earlier, id.to_owned()));
         }
@@ -147,13 +151,21 @@ impl Requests {
 
     /// Returns open requests, at most `max`, those with the earliest deadline first.
     pub(super) fn open(&self, max: usize) -> Vec<OpenRequest> {
+        let by_deadline = |one: &(&String, &Open), other: &(&String, &Open)| {
+            (one.1.deadline, one.0).cmp(&(other.1.deadline, other.0))
+        };
         let mut all: Vec<(&String, &Open)> = self.open.iter().collect();
-        all.sort_unstable_by_key(|(id, open)| (open.deadline, *id));
+        // The processor waits for this function, so it does not sort requests that the caller does not want.
+        if max < all.len() {
+            all.select_nth_unstable_by(max, by_deadline);
+            all.truncate(max);
+        }
+        all.sort_unstable_by(by_deadline);
         let open = |(id, open): (&String, &Open)| {
             let missing = open.missing.keys().cloned().collect();
             OpenRequest { id: id.clone(), missing, deadline: open.deadline }
         };
-        all.into_iter().take(max).map(open).collect()
+        all.into_iter().map(open).collect()
     }
 }
 
@@ -269,12 +281,44 @@ mod tests {
         assert_eq!(requests.take_overdue(at(1_000), 1), [("r".to_owned(), Offset(0))]);
         assert_eq!(requests.take_overdue(at(1_000), 9), [("s".to_owned(), Offset(2))]);
         assert_eq!(requests.take_overdue(at(5_000), 9), [], "the records are on their way");
-        requests.set_alarm("r", at(6_000));
+        requests.set_alarm("r", Offset(0), at(6_000));
         assert_eq!(requests.take_overdue(at(6_000), 9), [("r".to_owned(), Offset(0))]);
         assert_eq!(steps(&mut requests, 9, &[deadline("r", 0)]), [outcome("r", &["a", "c"])]);
         let missing = ["a".to_owned()].into();
         assert_eq!(requests.open(9), [OpenRequest { id: "s".to_owned(), missing, deadline: at(1_000) }]);
         assert_eq!((requests.len(), requests.oldest()), (1, Some(Offset(2))));
+    }
+
+    #[test]
+    fn alarm_of_an_earlier_request_does_not_end_a_later_one() {
+        let mut requests = Requests::default();
+        steps(&mut requests, 0, &[request("r", &["a"])]);
+        assert_eq!(requests.take_overdue(at(1_000), 9), [("r".to_owned(), Offset(0))]);
+        // The record that ends the request is lost, and the sender has repeated its request.
+        steps(&mut requests, 1, &[request("r", &["a"])]);
+        requests.set_alarm("r", Offset(0), at(500));
+        assert_eq!(requests.take_overdue(at(999), 9), []);
+        assert_eq!(requests.take_overdue(at(1_000), 9), [("r".to_owned(), Offset(1))]);
+    }
+
+    #[test]
+    fn open_requests_are_listed_by_their_deadlines() {
+        let mut requests = Requests::default();
+        let with_deadline = |(number, deadline): (u64, i64)| {
+            let services = ["a".to_owned()].into();
+            Message::Request(GatherRequest {
+                id: number.to_string(),
+                services,
+                deadline: at(deadline),
+                value: Bytes::new(),
+            })
+        };
+        let messages: Vec<Message> = (0..5).zip([50, 10, 40, 20, 30]).map(with_deadline).collect();
+        steps(&mut requests, 0, &messages);
+        for max in 0..7 {
+            let listed = requests.open(max).iter().map(|open| open.deadline.as_millis()).collect::<Vec<_>>();
+            assert_eq!(listed, [10, 20, 30, 40, 50][..max.min(5)]);
+        }
     }
 
     /// Returns messages whose offsets are their indexes. Records after a request belong to it, or to an earlier request.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bus::gather::{
     Answerer, Answers, GatherAnswer, GatherCoordinator, GatherOptions, GatherOutcome, GatherRequest, GatherService,
-    GatherServiceOptions, Gatherer, KIND_HEADER, NUMBER_HEADER, REQUEST_HEADER, SERVICE_HEADER,
+    GatherServiceOptions, Gatherer, KIND_HEADER, NUMBER_HEADER, OpenRequest, REQUEST_HEADER, SERVICE_HEADER,
 };
 use bus::memory::{MemoryBus, MemoryOptions};
 use bus::processor::HandlerError;
@@ -350,6 +350,45 @@ fn late_records_and_damaged_records_have_no_effect() {
         assert_eq!(events(), before);
         scene.check(&[first, second]);
         drop(members);
+    });
+}
+
+#[test]
+fn request_above_the_limit_is_over_at_once() {
+    simulate(async |sim| {
+        let scene = Scene::new(sim, false).await;
+        let gatherer = Arc::new(Logging { runtime: scene.runtime.clone(), log: scene.log.clone(), fails: false });
+        let options = GatherOptions {
+            session_timeout: SESSION,
+            open_max: 1,
+            ..GatherOptions::new(requests(), answers(), "coordinators")
+        };
+        let coordinator = loop {
+            let (options, gatherer) = (options.clone(), gatherer.clone());
+            match GatherCoordinator::start(&scene.runtime, &scene.bus, options, gatherer).await {
+                Ok(coordinator) => break coordinator,
+                Err(error) => assert!(error.is_retryable(), "{error}"),
+            }
+        };
+        let first = scene.ask(1, 3_600).await;
+        let opening = async {
+            while coordinator.open_count() == 0 {
+                scene.runtime.sleep(Duration::from_millis(10)).await;
+            }
+        };
+        assert!(scene.runtime.timeout(LIMIT, opening).await.is_some(), "the first request is not open");
+        let next = (2..).find(|number| partition(&format!("request-{number}")) == partition(&first.id)).unwrap();
+        let second = scene.ask(next, 3_600).await;
+        scene.until_over(std::slice::from_ref(&second)).await;
+        let events = scene.log.lock().unwrap()[&second.id].clone();
+        let Event::Outcome(missing, time) = &events[0] else { panic!("no service has answered: {events:?}") };
+        assert!(*missing == second.services && *time < second.deadline, "{events:?}");
+        // The sender repeats its request. It is open, so the bound does not apply to it.
+        let GatherRequest { id, services: missing, deadline, .. } = scene.ask(1, 1_800).await;
+        scene.runtime.sleep(SESSION * 2).await;
+        assert!(!scene.log.lock().unwrap().contains_key(&id), "the repeated request is over");
+        assert_eq!(coordinator.open_requests(9), [OpenRequest { id, missing, deadline }]);
+        assert_eq!(coordinator.open_count(), 1);
     });
 }
 
