@@ -41,7 +41,7 @@ pub trait Admin: Bus {
     fn groups(&self) -> Answer<'_, Vec<String>>;
 
     /// Returns the members and the committed offsets of a group. The description is empty if the bus does not know the
-    /// group, or if the name contains a NUL.
+    /// group. It can be empty if the name contains a NUL.
     fn describe_group(&self, group: &str) -> Answer<'_, GroupDescription>;
 }
 

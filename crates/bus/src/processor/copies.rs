@@ -52,12 +52,14 @@ pub(super) struct Copies {
 }
 
 /// History of a record before the processor received it.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Origin {
     /// Position of the original record, if the record is a copy in a retry topic.
     pub(super) position: Option<Position>,
     /// Number of failed calls.
     pub(super) calls: u32,
+    /// Time of the original record.
+    pub(super) time: Timestamp,
 }
 
 /// Returns the name of a retry topic.
@@ -126,24 +128,19 @@ impl Copies {
     /// Returns the history of a record. A record of a retry topic with damaged headers counts as an original record.
     pub(super) fn origin(&self, partition: &Partition, record: &Record) -> Origin {
         if !self.is_retry_topic(&partition.topic) {
-            return Origin::default();
+            return Origin { position: None, calls: 0, time: record.timestamp };
         }
+        let time = original_time(record);
         let origin = header(record, ORIGIN_HEADER).and_then(|text| text.parse().ok());
         let calls = header(record, CALLS_HEADER).and_then(|text| text.parse().ok());
         match (origin, calls) {
-            (Some(position), Some(calls)) => Origin { position: Some(position), calls },
+            (Some(position), Some(calls)) => Origin { position: Some(position), calls, time },
             _ => {
                 let offset = record.offset;
                 tracing::warn!(%partition, %offset, "the retry headers of a record are damaged; its calls count from 1");
-                Origin::default()
+                Origin { position: None, calls: 0, time }
             }
         }
-    }
-
-    /// Returns a record as the handler receives it: a copy in a retry topic has the time of the original record.
-    pub(super) fn delivered(&self, topic: &TopicName, record: &Record) -> Record {
-        let timestamp = if self.is_retry_topic(topic) { original_time(record) } else { record.timestamp };
-        Record { timestamp, ..record.clone() }
     }
 
     /// Returns the copy of a record whose last call failed; `None` if the processor does not copy the record.
@@ -175,7 +172,7 @@ impl Copies {
         let own = || Position { partition: partition.clone(), offset: record.offset };
         add(ORIGIN_HEADER, origin.position.clone().unwrap_or_else(own).to_string());
         add(CALLS_HEADER, origin.calls.to_string());
-        add(TIME_HEADER, original_time(record).as_millis().to_string());
+        add(TIME_HEADER, origin.time.as_millis().to_string());
         add(ERROR_HEADER, short(&error.reason).to_owned());
         if let Some(not_before) = not_before {
             add(NOT_BEFORE_HEADER, not_before.as_millis().to_string());

@@ -20,7 +20,7 @@ use crate::topic::{Partition, Position, Record};
 /// Largest number of calls that a worker starts at once. The workers share the ready lanes.
 const CALLS_MAX: usize = 64;
 /// Wait from which a member updates the entry of a blocked record after each failed call. Operators then see the time of the
-/// next call, and a key causes at most one write in this time.
+/// next call, and this rule causes at most one write of a key in this time.
 const LISTED_WAIT: Duration = Duration::from_secs(10);
 
 /// Running call of the handler, or copy on its way.
@@ -125,7 +125,7 @@ impl Shared {
                     origin.calls = origin.calls.saturating_add(1);
                     deliveries.push(Delivery {
                         partition: work.partition().clone(),
-                        record: self.copies.delivered(&work.partition().topic, record),
+                        record: Record { timestamp: origin.time, ..record.clone() },
                         call: origin.calls,
                         original: origin.position.clone(),
                     });
