@@ -20,8 +20,8 @@ mod topics;
 use std::io::{self, Write as _};
 use std::sync::Arc;
 
-use anyhow::{Context as _, anyhow};
-use bus::{Admin, BusError};
+use anyhow::{Context as _, anyhow, ensure};
+use bus::{Admin, BusError, Partition};
 use bus_kafka::{KafkaBus, KafkaUrl};
 use clap::{Args, Subcommand};
 use cli_support::Url;
@@ -73,6 +73,17 @@ impl Common {
         let url = KafkaUrl::parse(self.bus.as_str()).context("--bus")?;
         Ok(Arc::new(KafkaBus::open(runtime.clone(), url).await.map_err(explain)?))
     }
+}
+
+/// Checks that a topic exists and has a partition. `missing` names the partition, or a record of it, in the error.
+async fn check_partition(bus: &dyn Admin, partition: &Partition, missing: &str) -> anyhow::Result<()> {
+    let Partition { topic, index } = partition;
+    let partitions = bus.describe_topic(topic).await.map_err(explain)?.offsets.len();
+    ensure!(
+        usize::try_from(*index).is_ok_and(|index| index < partitions),
+        "the topic {topic} has {partitions} partitions, so it has no {missing}; name a smaller number of the partition"
+    );
+    Ok(())
 }
 
 /// Adds the next step to an error of the bus.

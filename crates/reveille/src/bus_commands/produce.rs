@@ -5,8 +5,8 @@
 
 use std::io::{self, BufRead, BufReader, Read as _};
 
-use anyhow::{Context as _, anyhow, bail, ensure};
-use bus::{BusError, Header, NewRecord, Position, Producer, ProducerOptions, TopicName};
+use anyhow::{Context as _, anyhow, bail};
+use bus::{BusError, Header, NewRecord, Partition, Position, Producer, ProducerOptions, TopicName};
 use bytes::Bytes;
 use clap::Args;
 use cli_support::console;
@@ -15,7 +15,7 @@ use futures_util::stream::{FuturesOrdered, StreamExt as _};
 use runtime::{Runtime, TaskSet};
 use tokio::sync::mpsc;
 
-use super::{Common, explain, note, text};
+use super::{Common, check_partition, explain, note, text};
 use crate::cli::show;
 
 /// Largest number of records that wait for their acknowledgement.
@@ -96,14 +96,8 @@ pub(super) async fn execute(runtime: &Runtime, arguments: Arguments) -> anyhow::
     let Arguments { topic, form, value, common } = arguments;
     let bus = common.open(runtime).await?;
     // Without this request, the user of a terminal would see the error of an unknown topic only after the first line.
-    let partitions = bus.describe_topic(&topic).await.map_err(explain)?.offsets.len();
-    if let Some(index) = form.partition {
-        let is_known = usize::try_from(index).is_ok_and(|index| index < partitions);
-        ensure!(
-            is_known,
-            "the topic {topic} has {partitions} partitions, so it has no partition {index}; name a smaller --partition"
-        );
-    }
+    let index = form.partition.unwrap_or(0);
+    check_partition(&*bus, &Partition { topic: topic.clone(), index }, &format!("partition {index}")).await?;
     let producer = bus.producer(ProducerOptions::default()).await.map_err(explain)?;
     let done = match value {
         Some(value) => {

@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::feed::{self, Feed, Next};
-use super::{Common, explain, note};
+use super::{Common, check_partition, explain, note};
 use crate::cli::show;
 use crate::progress::Progress;
 
@@ -115,6 +115,7 @@ impl Choice {
                 position.partition.topic == *dead_letters,
                 "the position {position} is not in the topic {dead_letters}; name the position of a dead letter with --skip"
             );
+            check_partition(bus, &position.partition, &format!("dead letter {position}")).await?;
         }
         for topic in [dead_letters].into_iter().chain(targets()) {
             bus.describe_topic(topic).await.map_err(explain)?;

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use anyhow::ensure;
 use bus::processor::{Blocked, Operator};
 use bus::{Admin, Position, TopicName};
 use clap::{Args, Subcommand};
@@ -13,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::redrive;
 use super::text::{Content, position_json, shown};
-use super::{Common, explain};
+use super::{Common, check_partition, explain};
 use crate::cli::show::{self, or_dash};
 
 #[derive(Subcommand, Debug)]
@@ -148,12 +147,7 @@ fn blocked_json(now: Timestamp, blocked: &Blocked) -> Value {
 async fn skip(runtime: &Runtime, arguments: &Skip) -> anyhow::Result<()> {
     let Skip { position, control } = arguments;
     let (bus, mut operator) = control.open(runtime).await?;
-    let partitions = bus.describe_topic(&position.partition.topic).await.map_err(explain)?.offsets.len();
-    ensure!(
-        usize::try_from(position.partition.index).is_ok_and(|index| index < partitions),
-        "the topic {} has {partitions} partitions, so it has no record {position}; name the position of a record",
-        position.partition.topic
-    );
+    check_partition(&*bus, &position.partition, &format!("record {position}")).await?;
     let is_blocked = operator.blocked().await.map_err(explain)?.iter().any(|blocked| blocked.position == *position);
     operator.skip(position).await.map_err(explain)?;
     let text = match is_blocked {

@@ -1,19 +1,20 @@
 //! Test of the example `contacts`, with a real ZooKeeper and a real Kafka broker, while the service is away and the leader
 //! is killed. The environment variable `REVEILLE_OUTAGE_SECONDS` sets another duration of the outage.
 
-use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use test_servers::http::Connection;
 
+use crate::examples::program;
+use crate::server::Lines;
+use crate::until;
+
 /// Seconds for which the service is away, without the environment variable. A session of ZooKeeper ends within this time.
 const OUTAGE: u64 = 13;
-/// Time limit of a step.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// Service that records each idempotency key once. While it is away, it responds with status 503, or ends the connection.
 struct Service {
@@ -62,25 +63,18 @@ impl Service {
 /// Process of the example. A drop of this value kills the process.
 struct Replica {
     process: Child,
-    leads: Arc<AtomicBool>,
+    /// Lines of its output, of which each reports a leadership.
+    lines: Lines,
 }
 
 impl Replica {
     fn start(name: &str, coordination: &str, bus: &str, service: &Service) -> Self {
-        let program = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples").join("contacts");
         let url = format!("http://{}/", service.address);
-        let mut command = Command::new(program);
+        let mut command = Command::new(program("contacts"));
         command.args([coordination, bus, &url, "--cron", "* * * * * *", "--replica", name]).stdout(Stdio::piped());
         let mut process = command.spawn().expect("cargo builds the example before the tests");
-        let (output, leads) = (BufReader::new(process.stdout.take().unwrap()), Arc::new(AtomicBool::new(false)));
-        let (expected, reported) = (format!("{name} leads"), leads.clone());
-        std::thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
-                assert_eq!(line, expected);
-                reported.store(true, Ordering::Relaxed);
-            }
-        });
-        Replica { process, leads }
+        let lines = Lines::follow(process.stdout.take().unwrap());
+        Replica { process, lines }
     }
 }
 
@@ -88,15 +82,6 @@ impl Drop for Replica {
     fn drop(&mut self) {
         drop(self.process.kill());
         drop(self.process.wait());
-    }
-}
-
-#[track_caller]
-fn until(event: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !condition() {
-        assert!(Instant::now() < deadline, "timed out waiting until {event}");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -110,11 +95,13 @@ fn each_occurrence_is_imported_despite_an_outage() {
         format!("kafka://{}", test_servers::kafka::shared().addresses()),
     );
     let service = Service::start();
-    let mut replicas = ["ann", "bob", "cyd"].map(|name| Some(Replica::start(name, &coordination, &bus, &service)));
+    let names = ["ann", "bob", "cyd"];
+    let mut replicas = names.map(|name| Some(Replica::start(name, &coordination, &bus, &service)));
     until("the first occurrences are imported", || service.count() >= 3);
 
     service.is_away.store(true, Ordering::Relaxed);
-    let leader = replicas.iter().position(|one| one.as_ref().is_some_and(|one| one.leads.load(Ordering::Relaxed)));
+    let reports = |replica: &Option<Replica>| replica.as_ref().map_or_else(String::new, |one| one.lines.text());
+    let leader = replicas.iter().position(|one| !reports(one).is_empty());
     drop(replicas[leader.unwrap()].take());
     std::thread::sleep(Duration::from_secs(outage));
     let before = service.count();
@@ -125,6 +112,11 @@ fn each_occurrence_is_imported_despite_an_outage() {
     let keys = service.keys.lock().unwrap();
     let instants = keys.iter().map(|key| key.strip_prefix("contacts/").unwrap().parse::<i64>().unwrap());
     let instants: Vec<i64> = instants.collect();
+    for (name, replica) in names.iter().zip(&replicas) {
+        let text = reports(replica);
+        assert!(text.lines().all(|line| line == format!("{name} leads")), "{name} printed {text:?}");
+    }
+    assert!(replicas.iter().any(|one| !reports(one).is_empty()), "no replica leads after the death of the leader");
     let are_next = |pair: &[i64]| pair[1] == pair[0] + 1_000;
     assert!(instants.windows(2).all(are_next), "an occurrence is missing or not in order: {keys:?}");
 }

@@ -35,7 +35,7 @@ impl Finished {
 }
 
 /// Returns the path of an example. `cargo test` builds the examples into the folder beside the tests.
-fn program(name: &str) -> PathBuf {
+pub(crate) fn program(name: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     tests.parent().unwrap().parent().unwrap().join("examples").join(name)
 }
