@@ -81,7 +81,8 @@ enum Chore {
     Chaos(chaos::ChaosArguments),
     /// Inject faults into Kafka brokers and a group of consumers, and check the guarantees of the consumer runtime
     ChaosBus(chaos::bus::BusArguments),
-    /// Let the processes of an election and of a shared job fail on a Kafka broker, and check the recipes of the bus
+    /// Let the processes of an election, of a shared job and of a buffered producer fail on a Kafka broker, and check the
+    /// recipes of the bus
     ChaosRecipes(chaos::recipes::RecipesArguments),
     /// Compare two builds of the binary: their help texts and their responses to the requests of a file
     Compare(compare::CompareArguments),

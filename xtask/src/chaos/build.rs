@@ -43,6 +43,18 @@ pub(super) fn build(mutant: Option<Mutant>) -> anyhow::Result<PathBuf> {
     Ok(mutants_target.join("release/reveille"))
 }
 
+/// Builds an example of the crate `bus-kafka`, and returns its path.
+///
+/// # Errors
+/// Returns an error if the build fails.
+pub(super) fn build_example(name: &str) -> anyhow::Result<PathBuf> {
+    let mut command = Command::new(CARGO);
+    command.args(["build", "--release", "--package", "bus-kafka", "--example", name]);
+    let status = command.current_dir(stage::root()).status().context("cannot start cargo")?;
+    ensure!(status.success(), "cargo could not build the example {name}; its output shows the error");
+    Ok(stage::target()?.join("release/examples").join(name))
+}
+
 fn cargo(checkout: &Path, target: &Path) -> anyhow::Result<()> {
     let mut command = Command::new(CARGO);
     command.args(["build", "--release", "--package", "reveille", "--bin", "reveille", "--target-dir"]).arg(target);

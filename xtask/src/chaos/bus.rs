@@ -9,7 +9,7 @@ mod members;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,11 +21,11 @@ use test_servers::kafka::Kafka;
 use self::judge::{Sent, judge};
 use self::log::Process;
 use self::members::{Harness, Members};
+use super::build::build_example;
 use super::faults::wait_until;
-use super::log::now_millis;
+use super::log::{log_folder, now_millis};
 use super::network::Network;
 use super::random::Random;
-use crate::stage::{self, CARGO};
 
 #[derive(Args, Debug)]
 pub(crate) struct BusArguments {
@@ -76,18 +76,9 @@ pub(crate) fn run(arguments: &BusArguments) -> anyhow::Result<ExitCode> {
     }
     let seed = arguments.seed.unwrap_or_else(now_millis);
     eprintln!("chaos-bus: seed {seed}, {} records, {} per second", arguments.records, arguments.rate);
-    let binary = build()?;
-    let folder = match &arguments.keep {
-        Some(folder) => folder.clone(),
-        None => tempfile::Builder::new().prefix("reveille-chaos-bus-").tempdir()?.keep(),
-    };
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let folder = folder.canonicalize()?;
-    ensure!(
-        std::fs::read_dir(&folder)?.next().is_none(),
-        "the folder {} is not empty; choose another folder for the logs, or check its logs with --judge",
-        folder.display()
-    );
+    let binary = build_example("bus_chaos")?;
+    let folder = log_folder(arguments.keep.as_deref(), "reveille-chaos-bus-");
+    let folder = folder.context("cannot keep the logs (--judge checks existing logs)")?;
     let failures = run_cluster(arguments, Random::new(seed), binary, &folder)?;
     let code = print_verdict(&folder, sent, &failures)?;
     if code == ExitCode::SUCCESS && arguments.keep.is_none() {
@@ -96,14 +87,6 @@ pub(crate) fn run(arguments: &BusArguments) -> anyhow::Result<ExitCode> {
         eprintln!("the logs are in {}; check them again with --judge", folder.display());
     }
     Ok(code)
-}
-
-fn build() -> anyhow::Result<PathBuf> {
-    let mut command = Command::new(CARGO);
-    command.args(["build", "--release", "--package", "bus-kafka", "--example", "bus_chaos"]);
-    let status = command.current_dir(stage::root()).status().context("cannot start cargo")?;
-    ensure!(status.success(), "cargo could not build the example bus_chaos; its output shows the error");
-    Ok(stage::target()?.join("release/examples/bus_chaos"))
 }
 
 /// Sends all records while members and brokers fail, and waits until the members are idle. Returns the failures other

@@ -6,10 +6,10 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -256,4 +256,23 @@ pub(super) fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<Vec<T>> {
         serde_json::from_str(&line?).with_context(|| format!("a line of {} is not a valid JSON record", path.display()))
     };
     BufReader::new(file).lines().map(parse).collect()
+}
+
+/// Returns the folder for the logs of a run: `keep`, or a new temporary folder whose name begins with `prefix`.
+///
+/// # Errors
+/// Returns an error if the folder cannot be created, or if it is not empty.
+pub(super) fn log_folder(keep: Option<&Path>, prefix: &str) -> anyhow::Result<PathBuf> {
+    let folder = match keep {
+        Some(folder) => folder.to_owned(),
+        None => tempfile::Builder::new().prefix(prefix).tempdir()?.keep(),
+    };
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let folder = folder.canonicalize()?;
+    ensure!(
+        std::fs::read_dir(&folder)?.next().is_none(),
+        "the folder {} is not empty; choose another folder for the logs",
+        folder.display()
+    );
+    Ok(folder)
 }

@@ -16,17 +16,16 @@ mod witness;
 
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use test_servers::kafka::Kafka;
 
 use self::processes::Harness;
-use super::log::now_millis;
+use super::build::build_example;
+use super::log::{log_folder, now_millis};
 use super::random::Random;
-use crate::stage::{self, CARGO};
 
 #[derive(Args, Debug)]
 pub(crate) struct RecipesArguments {
@@ -78,18 +77,8 @@ struct Outcome {
 pub(crate) fn run(arguments: &RecipesArguments) -> anyhow::Result<ExitCode> {
     let seed = arguments.seed.unwrap_or_else(now_millis);
     eprintln!("chaos-recipes: seed {seed}");
-    let binary = build()?;
-    let folder = match &arguments.keep {
-        Some(folder) => folder.clone(),
-        None => tempfile::Builder::new().prefix("reveille-chaos-recipes-").tempdir()?.keep(),
-    };
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let folder = folder.canonicalize()?;
-    ensure!(
-        std::fs::read_dir(&folder)?.next().is_none(),
-        "the folder {} is not empty; choose another folder for the logs",
-        folder.display()
-    );
+    let binary = build_example("bus_recipes")?;
+    let folder = log_folder(arguments.keep.as_deref(), "reveille-chaos-recipes-")?;
     // The proxies of a broker require a reference without a limit. The broker ends soon after this process.
     let kafka: &'static Kafka = Box::leak(Box::new(Kafka::start(1)?));
     let harness = Harness { kafka, binary, folder, began: Instant::now() };
@@ -117,12 +106,4 @@ pub(crate) fn run(arguments: &RecipesArguments) -> anyhow::Result<ExitCode> {
         eprintln!("the logs are in {}", harness.folder.display());
     }
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-fn build() -> anyhow::Result<PathBuf> {
-    let mut command = Command::new(CARGO);
-    command.args(["build", "--release", "--package", "bus-kafka", "--example", "bus_recipes"]);
-    let status = command.current_dir(stage::root()).status().context("cannot start cargo")?;
-    ensure!(status.success(), "cargo could not build the example bus_recipes; its output shows the error");
-    Ok(stage::target()?.join("release/examples/bus_recipes"))
 }

@@ -32,7 +32,7 @@ const SHARED_MAX: Duration = Duration::from_secs(60);
 /// Longest time from the growth of the topic until the members have shared all ids again. A client notices a growth within
 /// 5 s, and a member within 5 s more. Then the group changes, and the members list their ids.
 const GROWTH_MAX: Duration = Duration::from_secs(30);
-/// Time for which a group must not change before a measurement.
+/// Wait before a measurement, so that the group is at rest.
 const CALM: Duration = Duration::from_secs(2);
 
 /// Largest costs of the members of a group.
@@ -55,7 +55,7 @@ pub(super) fn run(harness: &Harness, ids: u32) -> anyhow::Result<Outcome> {
     let mut failures = Vec::new();
     harness.print("the memory of an idle member");
     let mut idle = Group::start(harness, "idle", 0, &[Language::Rust])?;
-    idle.share(&Sets::new(0, PARTITIONS), CALM)?;
+    idle.share(&Sets::new(0, PARTITIONS))?;
     let idle_mib = idle.memory_mib()?;
     failures.extend(idle.stop()?);
 
@@ -64,7 +64,7 @@ pub(super) fn run(harness: &Harness, ids: u32) -> anyhow::Result<Outcome> {
     for members in MEMBERS {
         harness.print(&format!("{ids} ids, {members} members"));
         let mut group = Group::start(harness, &format!("shards-{members}"), ids, &vec![Language::Rust; members])?;
-        group.share(&sets, CALM)?;
+        group.share(&sets)?;
         let memory_mib = group.memory_mib()? - idle_mib;
         all.push(Costs { members, processor_seconds: group.work()?, memory_mib });
         failures.extend(group.stop()?);
@@ -73,7 +73,7 @@ pub(super) fn run(harness: &Harness, ids: u32) -> anyhow::Result<Outcome> {
 
     harness.print(&format!("{ids} ids, 4 members, of which one is killed and one is paused"));
     let mut group = Group::start(harness, "shards-faults", ids, &[Language::Rust; 4])?;
-    group.share(&sets, CALM)?;
+    group.share(&sets)?;
     let (killed, paused) = ("rust-0", "rust-1");
     let began = Instant::now();
     group.kill(killed)?;
@@ -81,21 +81,24 @@ pub(super) fn run(harness: &Harness, ids: u32) -> anyhow::Result<Outcome> {
     writeln!(text, "all ids shared {:.1} s after the kill of a member", began.elapsed().as_secs_f64())?;
     group.members[paused].signal(Signal::STOP)?;
     let began = Instant::now();
-    let taken = group.witness.wait(SHARED_MAX, |board| {
-        let holder = |partition| board.holders(&format!("{PARTITIONS}/{partition}")).next_back();
-        (0..PARTITIONS).all(|one| holder(one).is_some_and(|(_, name, _)| name != paused)).then_some(())
-    });
+    // The newest claims of all partitions belong to other members while the member is paused, and not any more after it.
+    let has_paused = |board: &Board| {
+        let newest = |partition| board.holders(&format!("{PARTITIONS}/{partition}")).next_back();
+        (0..PARTITIONS).any(|one| newest(one).is_none_or(|(_, name, _)| name == paused))
+    };
+    let taken = group.witness.wait(SHARED_MAX, |board| (!has_paused(board)).then_some(()));
     taken.context("no member has taken the partitions of a paused member")?;
     writeln!(text, "all partitions at other members {:.1} s after a pause began", began.elapsed().as_secs_f64())?;
     group.members[paused].signal(Signal::CONT)?;
-    thread::sleep(CALM);
+    let returned = group.witness.wait(SHARED_MAX, |board| has_paused(board).then_some(()));
+    returned.context("the paused member has no partitions again")?;
     group.wait(&sets, SHARED_MAX).context("after the pause of a member")?;
     failures.extend(group.stop()?);
 
     harness.print(&format!("{ids} ids, 2 members in Rust and 1 in Java"));
     let languages = [Language::Rust, Language::Rust, Language::Java];
     let mut group = Group::start(harness, "shards-java", ids, &languages)?;
-    let shares = group.share(&sets, CALM)?;
+    let shares = group.share(&sets)?;
     writeln!(text, "{PARTITIONS} partitions: all ids shared with Java: {shares:?}")?;
     let began = Instant::now();
     harness.topic("grow", &group.topic, GROWN)?;
@@ -132,7 +135,7 @@ impl Group {
 
     /// Waits until the members own about the same number of partitions. Then they list their ids, and this function waits
     /// until they have shared all ids.
-    fn share(&mut self, expected: &Sets, calm: Duration) -> anyhow::Result<BTreeMap<String, usize>> {
+    fn share(&mut self, expected: &Sets) -> anyhow::Result<BTreeMap<String, usize>> {
         let least = usize::try_from(expected.partitions())? / self.members.len();
         let names: Vec<&str> = self.members.keys().map(String::as_str).collect();
         let owned = self.witness.wait(SHARED_MAX, |board| {
@@ -140,7 +143,7 @@ impl Group {
             names.iter().all(|name| owned.get(*name).is_some_and(|count| *count >= least)).then_some(())
         });
         owned.with_context(|| format!("the members of {} do not share the partitions", self.topic))?;
-        thread::sleep(calm);
+        thread::sleep(CALM);
         self.command("list")?;
         self.wait(expected, SHARED_MAX)
     }
