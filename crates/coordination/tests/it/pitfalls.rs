@@ -84,14 +84,15 @@ fn tests() -> BTreeSet<String> {
     tests
 }
 
-/// Returns the names of the functions that follow `#[test]`, including functions inside `proptest!`.
+/// Returns the names of the functions that follow `#[test]` or `#[tokio::test]`, including functions inside `proptest!`.
 fn attributed(text: &str) -> Vec<String> {
     let mut is_test = false;
     let mut names = Vec::new();
     for line in text.lines().map(str::trim) {
-        if line == "#[test]" {
+        let function = line.strip_prefix("async ").unwrap_or(line);
+        if line == "#[test]" || line.starts_with("#[tokio::test") {
             is_test = true;
-        } else if let Some((name, _)) = line.strip_prefix("fn ").and_then(|rest| rest.split_once('('))
+        } else if let Some((name, _)) = function.strip_prefix("fn ").and_then(|rest| rest.split_once('('))
             && std::mem::take(&mut is_test)
         {
             names.push(name.to_owned());
