@@ -60,8 +60,13 @@ impl Times {
     }
 
     /// # Errors
-    /// Returns [`BusError::Invalid`] if the bus cannot store the name of a member in the metadata of a commit.
+    /// Returns [`BusError::Invalid`] if the name of a member is empty or contains a NUL, or if the bus cannot store it in the
+    /// metadata of a commit.
     pub(crate) fn check_name(bus: &dyn Bus, name: &str) -> Result<(), BusError> {
+        if name.is_empty() || name.contains('\0') {
+            let reason = format!("the name {name:?} of the member is empty or contains a NUL; choose another name");
+            return Err(BusError::Invalid(reason));
+        }
         let (bytes, limit) = (name.len(), bus.capabilities().metadata_bytes_max);
         if bytes > limit {
             return Err(BusError::Invalid(format!(

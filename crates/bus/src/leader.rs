@@ -78,8 +78,8 @@ impl LeaderCandidate {
     ///
     /// # Errors
     /// Returns [`BusError::UnknownTopic`] if the topic does not exist, and [`BusError::Invalid`] if it has several
-    /// partitions, if the name is longer than the metadata of a commit, or if the grace and the margin together are not
-    /// shorter than the session timeout.
+    /// partitions, if the name is empty, contains a NUL or is longer than the metadata of a commit, or if the grace and the
+    /// margin together are not shorter than the session timeout.
     pub async fn open(runtime: &Runtime, bus: Arc<dyn Bus>, options: LeaderOptions) -> Result<Self, BusError> {
         options.times().check()?;
         Times::check_name(&*bus, &options.name)?;

@@ -167,8 +167,9 @@ impl ShardedJob {
     /// Opens the topic. The process joins the group in [`ShardedJob::run`].
     ///
     /// # Errors
-    /// Returns [`BusError::UnknownTopic`] if the topic does not exist, and [`BusError::Invalid`] if the name is longer
-    /// than the metadata of a commit, or if the grace and the margin together are not shorter than the session timeout.
+    /// Returns [`BusError::UnknownTopic`] if the topic does not exist, and [`BusError::Invalid`] if the name is empty,
+    /// contains a NUL or is longer than the metadata of a commit, or if the grace and the margin together are not shorter
+    /// than the session timeout.
     pub async fn open(runtime: &Runtime, bus: Arc<dyn Bus>, options: ShardOptions) -> Result<Self, BusError> {
         options.times().check()?;
         Times::check_name(&*bus, &options.name)?;

@@ -372,6 +372,10 @@ fn topic_and_times_of_a_leader_are_checked() {
         assert!(long.contains("shorter than the session timeout"), "{long}");
         let long = open(options(&"a".repeat(5_000))).await.unwrap().to_string();
         assert!(long.contains("has 5000 bytes") && long.contains("use a shorter name"), "{long}");
+        for name in ["", "a\0b"] {
+            let rejected = open(options(name)).await.unwrap().to_string();
+            assert!(rejected.contains("is empty or contains a NUL"), "{rejected}");
+        }
     });
 }
 
