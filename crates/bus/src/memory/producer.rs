@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use instants::Monotonic;
 use runtime::TaskSet;
 use tokio::sync::{mpsc, oneshot};
 
@@ -17,11 +18,15 @@ pub(super) struct MemoryProducer {
     batches: Mutex<Option<mpsc::UnboundedSender<Batch>>>,
     /// Receives no value. The channel ends with the task.
     ended: Mutex<Option<oneshot::Receiver<()>>>,
+    connection: Connection,
+    delivery_timeout: Duration,
     _task: TaskSet,
 }
 
 struct Batch {
     records: Vec<NewRecord>,
+    /// Instant at which the producer gives up. An earlier batch may delay the first request of this batch.
+    deadline: Monotonic,
     outcomes: oneshot::Sender<Outcomes>,
 }
 
@@ -30,20 +35,24 @@ impl MemoryProducer {
         let tasks = TaskSet::new(connection.runtime());
         let (batches, mut queue) = mpsc::unbounded_channel::<Batch>();
         let (ends, ended) = oneshot::channel::<()>();
+        let (sender, delivery_timeout) = (connection.clone(), options.delivery_timeout);
         tasks.spawn("memory producer", async move {
             let mut number = 0;
-            while let Some(Batch { records, outcomes }) = queue.recv().await {
+            while let Some(Batch { records, deadline, outcomes }) = queue.recv().await {
                 number += 1;
-                let sending = send(&connection, id, number, &records);
-                let sent = connection.runtime().timeout(options.delivery_timeout, sending).await;
-                let sent =
-                    sent.unwrap_or_else(|| records.iter().map(|_| Err(late(options.delivery_timeout))).collect());
+                let remaining = deadline.since(sender.runtime().monotonic());
+                let sent = match remaining {
+                    Duration::ZERO => None,
+                    _ => sender.runtime().timeout(remaining, send(&sender, id, number, &records)).await,
+                };
+                let sent = sent.unwrap_or_else(|| records.iter().map(|_| Err(late(delivery_timeout))).collect());
                 // The caller may have dropped the future of the outcomes.
                 drop(outcomes.send(sent));
             }
             drop(ends);
         });
-        MemoryProducer { batches: Mutex::new(Some(batches)), ended: Mutex::new(Some(ended)), _task: tasks }
+        let (batches, ended) = (Mutex::new(Some(batches)), Mutex::new(Some(ended)));
+        MemoryProducer { batches, ended, connection, delivery_timeout, _task: tasks }
     }
 }
 
@@ -67,8 +76,10 @@ impl Producer for MemoryProducer {
     fn send(&self, records: Vec<NewRecord>) -> BoxFuture<'static, Outcomes> {
         let count = records.len();
         let (outcomes, received) = oneshot::channel();
+        let deadline = self.connection.runtime().monotonic() + self.delivery_timeout;
         let batches = self.batches.lock().expect("no code panics while it holds this mutex");
-        let is_sent = batches.as_ref().is_some_and(|batches| batches.send(Batch { records, outcomes }).is_ok());
+        let batch = Batch { records, deadline, outcomes };
+        let is_sent = batches.as_ref().is_some_and(|batches| batches.send(batch).is_ok());
         async move {
             let closed = || vec![Err(BusError::Closed); count];
             if is_sent { received.await.unwrap_or_else(|_| closed()) } else { closed() }

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bus::memory::{MemoryBus, MemoryOptions};
+use bus::{Bus as _, BusError, NewRecord, Offset, ProducerOptions, TopicName, TopicOptions};
 use bus_conformance::{Case, Process, Subject};
 use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join};
 use runtime::Runtime;
 
 mod real {
@@ -60,4 +61,26 @@ impl Subject for Memory {
     fn session_timeout(&self) -> Duration {
         Duration::from_millis(400)
     }
+}
+
+#[test]
+fn delivery_timeout_begins_at_the_call_of_send() {
+    let limit = Duration::from_secs(2);
+    let sim = simulator::Simulation::new(0);
+    sim.run_until(async {
+        let bus = MemoryBus::new(sim.outside(), MemoryOptions::default());
+        let topic = TopicName::new("orders").unwrap();
+        bus.create_topic(&topic, TopicOptions::with_partitions(1)).await.unwrap();
+        let options = ProducerOptions { delivery_timeout: limit, ..ProducerOptions::default() };
+        let producer = bus.producer(options).await.unwrap();
+        bus.cut(true);
+        let began = sim.elapsed();
+        let send = || producer.send(vec![NewRecord::new(&topic, "key", "value")]);
+        let (first, second) = join(send(), send()).await;
+        assert_eq!(sim.elapsed() - began, limit, "the second batch does not wait for longer");
+        assert!([first, second].concat().iter().all(|outcome| matches!(outcome, Err(BusError::Disconnected(_)))));
+        bus.cut(false);
+        sim.sleep(limit).await;
+        assert_eq!(bus.describe_topic(&topic).await.unwrap().offsets, [(Offset(0), Offset(0))]);
+    });
 }
