@@ -126,7 +126,7 @@ impl KafkaBus {
     }
 
     async fn shape(&self, topic: &TopicName) -> Result<Shape, BusError> {
-        shape(self.client.clone(), topic.clone()).await
+        shape(self.client.clone(), topic.clone(), REQUEST_MAX).await
     }
 
     /// Waits until a broker knows the new partitions of a topic. The controller responds earlier.
@@ -172,9 +172,10 @@ fn explained(client: &BaseConsumer<Context>, error: &KafkaError) -> BusError {
     client.context().explain(bus_error(error))
 }
 
-async fn shape(client: Arc<BaseConsumer<Context>>, topic: TopicName) -> Result<Shape, BusError> {
+/// Describes a topic, within `limit`.
+async fn shape(client: Arc<BaseConsumer<Context>>, topic: TopicName, limit: Duration) -> Result<Shape, BusError> {
     blocking(move || {
-        let metadata = client.fetch_metadata(Some(topic.as_str()), REQUEST_MAX);
+        let metadata = client.fetch_metadata(Some(topic.as_str()), limit.max(Duration::from_millis(1)));
         let metadata = metadata.map_err(|error| explained(&client, &error))?;
         let unknown = || BusError::UnknownTopic(topic.clone());
         let found = metadata.topics().iter().find(|found| found.name() == topic.as_str()).ok_or_else(unknown)?;

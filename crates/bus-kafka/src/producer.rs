@@ -1,13 +1,14 @@
 //! Producer of the Kafka engine. One task gives the records to librdkafka in the order of the calls.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bus::{
     Answer, BusError, Compression, NewRecord, Offset, Partition, Position, Producer, ProducerOptions, TopicName,
 };
-use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use instants::Monotonic;
 use rdkafka::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
@@ -17,13 +18,16 @@ use rdkafka::message::{Header as RdHeader, Message as _, OwnedHeaders};
 use rdkafka::producer::{BaseRecord, DeliveryResult, Producer as _, ProducerContext, ThreadedProducer};
 use rdkafka::statistics::Statistics;
 use runtime::{Runtime, TaskSet};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::blocking::{blocking, drop_elsewhere};
 use crate::context::Context;
 use crate::error::{bus_error, bus_error_of_code};
 use crate::options::KafkaUrl;
 use crate::{RECORD_BYTES_MAX, REQUEST_MAX, RETRY_WAIT, Shape, create, kafka_index, shape};
+
+/// Largest number of topics that a producer asks the brokers about at once.
+const REQUESTS: usize = 32;
 
 type Outcome = Result<Position, BusError>;
 
@@ -157,8 +161,16 @@ impl KafkaProducer {
         config.set("topic.metadata.propagation.max.ms", "3000");
         let producer: ThreadedProducer<Deliveries> = create(&config)?;
         let (jobs, received) = mpsc::unbounded_channel();
-        let producer = Some(Arc::new(producer));
-        let worker = Worker { runtime: runtime.clone(), producer, client, options, known: HashSet::new() };
+        let worker = Worker {
+            runtime: runtime.clone(),
+            producer: Some(Arc::new(producer)),
+            client,
+            options,
+            known: HashSet::new(),
+            waiting: HashMap::new(),
+            describing: FuturesUnordered::new(),
+            requests: Arc::new(Semaphore::new(REQUESTS)),
+        };
         let task = TaskSet::new(runtime);
         task.spawn("kafka producer", worker.run(received));
         Ok(KafkaProducer { runtime: runtime.clone(), jobs: Mutex::new(Some(jobs)), _task: task })
@@ -202,27 +214,104 @@ struct Worker {
     options: ProducerOptions,
     /// Topics that exist. librdkafka would ask a broker to create other topics.
     known: HashSet<TopicName>,
+    /// Records to topics that no broker has described yet, in the order of the calls. The records of other topics do not
+    /// wait for them.
+    waiting: HashMap<TopicName, Vec<Waiting>>,
+    /// One request for each topic in `waiting`.
+    describing: FuturesUnordered<BoxFuture<'static, (TopicName, Result<(), BusError>)>>,
+    /// Permits for concurrent requests. Each request occupies a thread.
+    requests: Arc<Semaphore>,
+}
+
+/// Record that waits for the description of its topic.
+struct Waiting {
+    record: NewRecord,
+    began: Monotonic,
+    at: usize,
+    batch: Arc<Batch>,
 }
 
 impl Worker {
     async fn run(mut self, mut jobs: mpsc::UnboundedReceiver<Job>) {
-        while let Some(job) = jobs.recv().await {
-            match job {
-                Job::Send { records, began, batch } => {
-                    for (at, record) in records.into_iter().enumerate() {
-                        if let Err(error) = self.send(record, began, at, &batch).await {
-                            batch.set(at, Err(error));
+        loop {
+            tokio::select! {
+                biased;
+                Some((topic, described)) = self.describing.next() => self.described(topic, described).await,
+                job = jobs.recv() => match job {
+                    Some(Job::Send { records, began, batch }) => {
+                        for (at, record) in records.into_iter().enumerate() {
+                            self.accept(Waiting { record, began, at, batch: batch.clone() }).await;
                         }
                     }
-                }
-                Job::Close(done) => {
-                    let producer = self.producer.take();
-                    // Each record has its outcome after the delivery timeout.
-                    let limit = 2 * self.options.delivery_timeout;
-                    blocking(move || drop(producer.map(|producer| producer.flush(limit)))).await;
-                    _ = done.send(());
+                    Some(Job::Close(done)) => {
+                        while let Some((topic, described)) = self.describing.next().await {
+                            self.described(topic, described).await;
+                        }
+                        let producer = self.producer.take();
+                        // Each record has its outcome after the delivery timeout.
+                        let limit = 2 * self.options.delivery_timeout;
+                        blocking(move || drop(producer.map(|producer| producer.flush(limit)))).await;
+                        _ = done.send(());
+                    }
+                    None => return,
+                },
+            }
+        }
+    }
+
+    /// Sends a record, or lets it wait for the description of its topic.
+    async fn accept(&mut self, waiting: Waiting) {
+        let topic = waiting.record.topic.clone();
+        if let Some(earlier) = self.waiting.get_mut(&topic) {
+            earlier.push(waiting);
+        } else if self.known.contains(&topic) {
+            self.finish(waiting).await;
+        } else {
+            self.describe(&topic, waiting.began);
+            self.waiting.insert(topic, vec![waiting]);
+        }
+    }
+
+    /// Starts to describe a topic, until the delivery timeout of a record whose call began at `began`.
+    fn describe(&self, topic: &TopicName, began: Monotonic) {
+        let (runtime, client, topic) = (self.runtime.clone(), self.client.clone(), topic.clone());
+        let (requests, deadline) = (self.requests.clone(), began + self.options.delivery_timeout);
+        self.describing.push(Box::pin(async move {
+            let described = wait_for_shape(&runtime, &client, &topic, deadline, &requests).await;
+            (topic, described.map(drop))
+        }));
+    }
+
+    /// Sends the records that waited for the description of a topic.
+    async fn described(&mut self, topic: TopicName, described: Result<(), BusError>) {
+        let Some(waiting) = self.waiting.remove(&topic) else { return };
+        match described {
+            Ok(()) => {
+                self.known.insert(topic);
+                for waiting in waiting {
+                    self.finish(waiting).await;
                 }
             }
+            // Only the deadline of the oldest record has passed. Later records still wait, so that their outcomes do not
+            // depend on the moment at which the broker returns.
+            Err(error) if error.is_retryable() => {
+                let now = self.runtime.monotonic();
+                let is_over = |waiting: &Waiting| waiting.began + self.options.delivery_timeout <= now;
+                let (over, left): (Vec<_>, Vec<_>) = waiting.into_iter().partition(is_over);
+                over.iter().for_each(|waiting| waiting.batch.set(waiting.at, Err(error.clone())));
+                if let Some(oldest) = left.first() {
+                    self.describe(&topic, oldest.began);
+                    self.waiting.insert(topic, left);
+                }
+            }
+            Err(error) => waiting.iter().for_each(|waiting| waiting.batch.set(waiting.at, Err(error.clone()))),
+        }
+    }
+
+    async fn finish(&mut self, waiting: Waiting) {
+        let Waiting { record, began, at, batch } = waiting;
+        if let Err(error) = self.send(record, began, at, &batch).await {
+            batch.set(at, Err(error));
         }
     }
 
@@ -239,10 +328,6 @@ impl Worker {
             return Err(BusError::RecordTooLarge { bytes, limit: RECORD_BYTES_MAX });
         }
         let deadline = began + self.options.delivery_timeout;
-        if !self.known.contains(&record.topic) {
-            self.shape(&record.topic, deadline).await?;
-            self.known.insert(record.topic.clone());
-        }
         let Some(producer) = self.producer.clone() else { return Err(BusError::Closed) };
         loop {
             let Err(error) = give(&producer, &record, at, batch) else { return Ok(()) };
@@ -265,16 +350,34 @@ impl Worker {
         }
     }
 
-    async fn shape(&self, topic: &TopicName, deadline: Monotonic) -> Result<Shape, BusError> {
-        loop {
-            let left = deadline.since(self.runtime.monotonic());
-            match self.runtime.timeout(left, shape(self.client.clone(), topic.clone())).await {
-                // The outcome of a record must not depend on the moment at which the broker returns: a later record would
-                // overtake an earlier one.
-                Some(Err(error)) if error.is_retryable() => self.runtime.sleep(RETRY_WAIT).await,
-                Some(found) => return found,
-                None => return Err(BusError::Disconnected("no broker has described the topic".to_owned())),
-            }
+    async fn shape(&mut self, topic: &TopicName, deadline: Monotonic) -> Result<Shape, BusError> {
+        wait_for_shape(&self.runtime, &self.client, topic, deadline, &self.requests).await
+    }
+}
+
+/// Describes a topic. Repeats the request until `deadline` while the brokers are away.
+async fn wait_for_shape(
+    runtime: &Runtime,
+    client: &Arc<BaseConsumer<Context>>,
+    topic: &TopicName,
+    deadline: Monotonic,
+    requests: &Arc<Semaphore>,
+) -> Result<Shape, BusError> {
+    let late = || BusError::Disconnected("no broker has described the topic".to_owned());
+    loop {
+        let left = deadline.since(runtime.monotonic());
+        let Some(permit) = runtime.timeout(left, requests.clone().acquire_owned()).await else { return Err(late()) };
+        let permit = permit.expect("the semaphore is never closed");
+        let left = deadline.since(runtime.monotonic());
+        // The request ends at the deadline, because it occupies a thread until its end.
+        let found = shape(client.clone(), topic.clone(), left.min(REQUEST_MAX)).await;
+        drop(permit);
+        match found {
+            // The outcome of a record must not depend on the moment at which the broker returns: a later record would
+            // overtake an earlier one.
+            Err(error) if error.is_retryable() && runtime.monotonic() < deadline => runtime.sleep(RETRY_WAIT).await,
+            Err(error) if error.is_retryable() => return Err(late()),
+            found => return found,
         }
     }
 }
