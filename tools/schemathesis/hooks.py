@@ -10,7 +10,8 @@ def before_load_schema(context, raw_schema):
         names = schema.get("x-exactly-one-of")
         if names:
             # The server treats a field with the value `null` as a missing field.
-            schema["oneOf"] = [{"required": [name], "properties": {name: {"type": "string"}}} for name in names]
+            present = {"type": ["string", "object"]}
+            schema["oneOf"] = [{"required": [name], "properties": {name: present}} for name in names]
 
 
 @schemathesis.serializer("application/x-ndjson")

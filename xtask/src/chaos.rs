@@ -26,6 +26,7 @@ mod random;
 mod receiver;
 pub(crate) mod recipes;
 mod rotation;
+mod topic;
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -52,6 +53,7 @@ use random::Random;
 use receiver::Receiver;
 use rotation::{rotate_at_the_end, rotate_repeatedly};
 use test_servers::zookeeper::Zookeeper;
+use topic::Topic;
 
 #[derive(Args, Debug)]
 pub(crate) struct ChaosArguments {
@@ -67,6 +69,10 @@ pub(crate) struct ChaosArguments {
     /// Engine that holds the members and their claims
     #[arg(long, value_enum, default_value_t = Coordination::Postgres)]
     coordination: Coordination,
+    /// Start of a Kafka broker whose topic is the target of some schedules, and which is subject to faults, too; needs
+    /// Java and Maven
+    #[arg(long)]
+    bus: bool,
     /// Existing binary to use instead of a build of this checkout
     #[arg(long, conflicts_with = "mutant")]
     binary: Option<PathBuf>,
@@ -127,9 +133,10 @@ pub(crate) fn run(arguments: &ChaosArguments) -> anyhow::Result<ExitCode> {
         Coordination::Postgres => "postgres",
         Coordination::Zookeeper => "zookeeper",
     };
+    let bus = if arguments.bus { " --bus" } else { "" };
     eprintln!(
         "chaos: seed {seed}, {minutes} minutes, {rate} requests per second; repeat the test with --seed {seed} \
-         --minutes {minutes} --coordination {coordination}"
+         --minutes {minutes} --coordination {coordination}{bus}"
     );
     let binary = match &arguments.binary {
         Some(binary) => binary.canonicalize().with_context(|| format!("cannot find {}", binary.display()))?,
@@ -186,13 +193,15 @@ fn run_cluster(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &
         Coordination::Zookeeper => Some(Zookeeper::start_on(network.ensemble(), 1)?),
     };
     let coordination = ensemble.as_ref().map(|ensemble| format!("zookeeper://{}/chaos", ensemble.addresses()));
+    let topic = arguments.bus.then(|| Topic::create(&network)).transpose()?;
     let key = member::migrate(&binary, &database.url(), folder)?;
     let callbacks = Log::create(&folder.join(log::CALLBACKS))?;
     let receiver = Receiver::start(network.receiver(), callbacks, random.fork())?;
     let workload = Arc::new(Workload {
         log: Log::create(&folder.join(log::REQUESTS))?,
         key,
-        target: format!("http://{}/", receiver.address),
+        receiver: format!("http://{}/", receiver.address),
+        topic: topic.as_ref().map(|_| topic::NAME.to_owned()),
         members: Mutex::default(),
         ahead_ms: if hurry { 15_000 } else { 60_000 },
         is_over: AtomicBool::new(false),
@@ -201,13 +210,16 @@ fn run_cluster(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &
         failovers: AtomicU64::new(0),
     });
     let member_url = database.member_url();
-    let member_config = MemberConfig { binary, folder: folder.to_owned(), database: member_url, coordination, network };
+    let (folder_of_members, bus) = (folder.to_owned(), topic.as_ref().map(Topic::url));
+    let member_config =
+        MemberConfig { binary, folder: folder_of_members, database: member_url, coordination, bus, network };
     let member_config = Arc::new(member_config);
     let members: Vec<Member> =
         names.into_iter().enumerate().map(|(index, name)| Member::new(&member_config, name, index)).collect();
     let cluster = Cluster {
         database,
         ensemble,
+        topic,
         members,
         workload: workload.clone(),
         log: Log::create(&folder.join(log::FAULTS))?,
@@ -218,10 +230,14 @@ fn run_cluster(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &
     for member in &cluster.members[..MEMBERS.len()] {
         member.start()?;
         cluster.show(member);
+        if cluster.topic.is_some() && member.name == MEMBERS[0] {
+            // The other members start with this policy.
+            topic::allow(&member_config, member)?;
+        }
     }
     let clients = start_clients(&workload, arguments.rate, &mut random);
     let mut application = Application::new(&workload, &cluster.database, random.fork())?;
-    let mut plan = Plan::new(random.fork(), hurry, cluster.ensemble.is_some());
+    let mut plan = Plan::new(random.fork(), hurry, cluster.ensemble.is_some(), cluster.topic.is_some());
     let period = if hurry { Duration::from_secs(10) } else { ROTATION_PERIOD };
     let rotate = || rotate_repeatedly(&cluster.database, &member_config, period, &workload.is_over);
     let rotations = thread::scope(|scope| {
@@ -300,8 +316,10 @@ fn wait_for_callbacks(cluster: &Cluster, folder: &Path, receiver: &Receiver) -> 
     );
     thread::sleep(Duration::from_millis(cluster.workload.ahead_ms));
     let deadline = Instant::now() + OUTCOME_TIMEOUT;
+    read_topic(cluster, folder)?;
     while Records::read(folder)?.lost() > 0 && Instant::now() < deadline {
         thread::sleep(Duration::from_secs(2));
+        read_topic(cluster, folder)?;
     }
     let mut count = receiver.count();
     let mut since = Instant::now();
@@ -311,8 +329,17 @@ fn wait_for_callbacks(cluster: &Cluster, folder: &Path, receiver: &Receiver) -> 
         }
         since.elapsed() >= QUIET
     });
+    read_topic(cluster, folder)?;
     cluster.restart_dead_members();
     Ok(())
+}
+
+/// Logs the present records of the topic, if the cluster has a message bus.
+fn read_topic(cluster: &Cluster, folder: &Path) -> anyhow::Result<()> {
+    match &cluster.topic {
+        Some(topic) => topic.read(cluster.members[0].config(), folder),
+        None => Ok(()),
+    }
 }
 
 /// Queries the service for the runs of the schedules whose callbacks are missing from the logs, and logs these runs.

@@ -90,21 +90,23 @@ pub(crate) fn engines() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Builds the profile `dist`, and runs a benchmark with the command of a peer.
+/// Runs a benchmark with the command of a peer.
 fn bench(words: &[&str], arguments: &[String], peer: &[String]) -> anyhow::Result<ExitCode> {
-    let status = Command::new(CARGO)
+    let mut command = bench_command();
+    let status = command.args(words).args(arguments).arg("--").args(peer).status().context("cannot start cargo")?;
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Returns the command that builds the profile `dist` and runs a benchmark. The caller adds arguments.
+pub(crate) fn bench_command() -> Command {
+    let mut command = Command::new(CARGO);
+    command
         .current_dir(stage::root())
         .args(["run", "--quiet", "--profile", "dist", "--package", "reveille", "--bin", "reveille"])
         .args(["--", "bench"])
-        .args(words)
-        .args(arguments)
-        .arg("--")
-        .args(peer)
         // The log level `error` hides the log lines about the start and the end of sessions.
-        .env("RUST_LOG", "error")
-        .status()
-        .context("cannot start cargo")?;
-    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        .env("RUST_LOG", "error");
+    command
 }
 
 /// Each entry names a package and a part that the names of its fuzz tests contain. Most fuzz tests are property tests,

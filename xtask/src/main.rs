@@ -1,6 +1,7 @@
 //! Development commands of this checkout. `cargo xtask test` runs all checks that must pass, and `.ci/run` calls this
 //! command.
 
+mod bench_bus;
 mod chaos;
 mod chores;
 mod compare;
@@ -101,6 +102,14 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Run a trial of `reveille bench` on one Kafka broker that the trial can kill: `fire`, `bus-outage` or `fairness --attack
+    /// bus`
+    #[command(disable_help_flag = true)]
+    BenchBus {
+        /// Name of the trial and its arguments, such as `fire --count 100000 --with-limit`; `fire --help` lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        arguments: Vec<String>,
+    },
     /// Start a Kafka broker and a ZooKeeper server for a trial, and print their URLs; needs Java and Maven
     Engines,
     /// Build a tarball, a Debian package and an image for container engines from the release binary
@@ -132,6 +141,7 @@ fn main() -> ExitCode {
         Chore::Compare(arguments) => compare::run(&arguments),
         Chore::Election { arguments } => chores::election(&arguments),
         Chore::Consume { arguments } => chores::consume(&arguments),
+        Chore::BenchBus { arguments } => bench_bus::run(&arguments),
         Chore::Engines => chores::engines(),
         Chore::Dist(arguments) => dist::run(arguments),
         Chore::DistTest => dist::trial::run(),

@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 use serde_json::value::to_raw_value;
 
-use crate::{Egress, RetryRequest, ScheduleRequest, TargetRequest, TargetRequestHttp, TenantRequest, Time};
+use crate::{
+    Egress, RetryRequest, ScheduleRequest, TargetRequest, TargetRequestBus, TargetRequestHttp, TenantRequest, Time,
+};
 
 impl ScheduleRequest {
     /// Creates a request for a schedule that fires once at `instant`: a [`Time`], or RFC 3339 text with an offset.
@@ -29,8 +31,16 @@ impl ScheduleRequest {
     }
 
     fn to(url: impl Into<String>) -> Self {
-        let http = TargetRequestHttp { url: url.into(), ..TargetRequestHttp::default() };
-        ScheduleRequest { target: TargetRequest { http }, ..ScheduleRequest::default() }
+        let http = Some(TargetRequestHttp { url: url.into(), ..TargetRequestHttp::default() });
+        ScheduleRequest { target: TargetRequest { http, bus: None }, ..ScheduleRequest::default() }
+    }
+
+    /// Replaces the target with a topic of the server's message bus. The methods [`ScheduleRequest::header`] and
+    /// [`ScheduleRequest::timeout`] then change the new target.
+    #[must_use]
+    pub fn to_topic(self, topic: impl Into<String>) -> Self {
+        let bus = Some(TargetRequestBus { topic: topic.into(), ..TargetRequestBus::default() });
+        ScheduleRequest { target: TargetRequest { http: None, bus }, ..self }
     }
 
     /// Sets the schedule's id, which must match `[A-Za-z0-9_-]{1,128}`. The server generates a missing id.
@@ -60,17 +70,25 @@ impl ScheduleRequest {
         self
     }
 
-    /// Sets a header of the callback.
+    /// Sets a header of the callback or, for a topic, of the record.
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.target.http.headers.get_or_insert_with(BTreeMap::new).insert(name.into(), value.into());
+        let headers = match &mut self.target {
+            TargetRequest { bus: Some(bus), .. } => &mut bus.headers,
+            TargetRequest { http, .. } => &mut http.get_or_insert_default().headers,
+        };
+        headers.get_or_insert_with(BTreeMap::new).insert(name.into(), value.into());
         self
     }
 
     /// Sets the timeout of one attempt. Rounds the timeout up to whole milliseconds.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.target.http.timeout = Some(text(timeout));
+        let field = match &mut self.target {
+            TargetRequest { bus: Some(bus), .. } => &mut bus.timeout,
+            TargetRequest { http, .. } => &mut http.get_or_insert_default().timeout,
+        };
+        *field = Some(text(timeout));
         self
     }
 

@@ -23,8 +23,9 @@ pub use patch::SchedulePatch;
 pub use problem::{FieldError, PROBLEM_CONTENT_TYPE, Problem};
 pub use run::{Attempt, CancelResult, Cancelled, Redriven, Run, RunPage, RunState};
 pub use schedule::{
-    DryRun, HttpTarget, Retry, RetryRequest, Schedule, ScheduleCount, SchedulePage, ScheduleRequest, ScheduleState,
-    ScheduleSummary, Target, TargetRequest, TargetRequestHttp,
+    BusTarget, CloudEvent, CloudEventMode, DryRun, HttpTarget, Retry, RetryRequest, Schedule, ScheduleCount,
+    SchedulePage, ScheduleRequest, ScheduleState, ScheduleSummary, Target, TargetRequest, TargetRequestBus,
+    TargetRequestHttp,
 };
 pub use secret::Secret;
 pub use tenant::{

@@ -62,6 +62,13 @@ impl SchedulePatch {
         self.set(&["target", "http", "url"], url.into())
     }
 
+    /// Sets the topic of the message bus to which the callbacks are sent. If the schedule has an HTTP target, the server
+    /// replaces it.
+    #[must_use]
+    pub fn topic(self, topic: impl Into<String>) -> Self {
+        self.set(&["target", "bus", "topic"], topic.into())
+    }
+
     /// Sets the HTTP method of the callback.
     #[must_use]
     pub fn method(self, method: impl Into<String>) -> Self {
@@ -96,19 +103,19 @@ impl SchedulePatch {
         self.set(&["labels", name], Value::Null)
     }
 
-    /// Sets a header of the callback.
+    /// Sets a header of an HTTP callback.
     #[must_use]
     pub fn header(self, name: &str, value: impl Into<String>) -> Self {
         self.set(&["target", "http", "headers", name], value.into())
     }
 
-    /// Removes a header of the callback. The server compares header names without regard to case.
+    /// Removes a header of an HTTP callback. The server compares header names without regard to case.
     #[must_use]
     pub fn without_header(self, name: &str) -> Self {
         self.set(&["target", "http", "headers", name], Value::Null)
     }
 
-    /// Sets the timeout of one attempt. Rounds the timeout up to whole milliseconds.
+    /// Sets the timeout of one attempt to an HTTP target. Rounds the timeout up to whole milliseconds.
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> Self {
         self.set(&["target", "http", "timeout"], text(timeout))

@@ -57,7 +57,7 @@ pub struct Run {
 pub enum RunState {
     /// An attempt failed, and another attempt is due.
     Retrying,
-    /// The last attempt succeeded: the target responded with a 2xx status.
+    /// The last attempt succeeded: the target responded with a 2xx status, or the bus stored the record.
     Succeeded,
     /// All attempts failed. The run is a dead letter until a caller redrives it.
     Failed,
@@ -68,7 +68,7 @@ pub enum RunState {
     Cancelled,
 }
 
-/// One attempt of a run, with the `status` of the target's response or an `error`.
+/// One attempt of a run, with the `status` of the target's response, the position of the stored record, or an `error`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(not(feature = "construct"), non_exhaustive)]
@@ -82,6 +82,12 @@ pub struct Attempt {
     /// Status of the target's response, if one arrived.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
+    /// Partition of the bus that stored the record, for an attempt to a topic.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<u32>,
+    /// Offset of the stored record in its partition.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offset: Option<u64>,
     /// Reason why no response arrived: `timed out`, or a short text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,

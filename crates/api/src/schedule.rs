@@ -48,13 +48,17 @@ fn payload_or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
     Box::<RawValue>::deserialize(deserializer).map(Some)
 }
 
-/// Callback destination in a request that creates or replaces a schedule.
+/// Callback destination in a request that creates or replaces a schedule. Exactly one of `http` and `bus` must be present.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TargetRequest {
     /// HTTP target.
-    pub http: TargetRequestHttp,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub http: Option<TargetRequestHttp>,
+    /// Topic of the server's message bus.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bus: Option<TargetRequestBus>,
 }
 
 /// HTTP target in a schedule request. Its `Debug` form hides header values, because they may be credentials.
@@ -78,10 +82,75 @@ pub struct TargetRequestHttp {
 impl std::fmt::Debug for TargetRequestHttp {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let TargetRequestHttp { url, method, headers, timeout } = self;
-        let headers: Option<Vec<_>> = headers.as_ref().map(|headers| headers.keys().collect());
         let mut shown = f.debug_struct("TargetRequestHttp");
+        let headers = names(headers.as_ref());
         shown.field("url", url).field("method", method).field("headers", &headers).field("timeout", timeout).finish()
     }
+}
+
+/// Returns the names of headers, whose values may be credentials.
+fn names(headers: Option<&BTreeMap<String, String>>) -> Option<Vec<&String>> {
+    headers.map(|headers| headers.keys().collect())
+}
+
+/// Bus target in a schedule request. Each callback is a record in the topic, with the payload as its value. Its `Debug`
+/// form hides header values, because they may be credentials.
+#[derive(Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct TargetRequestBus {
+    /// Name of the topic: 1 to 249 letters, digits, `.`, `_` and `-`. An operator must have listed the topic for the
+    /// tenant.
+    pub topic: String,
+    /// Key of the records; at most 1,024 bytes. Records with the same key are in the same partition. The bus selects the
+    /// partition of a record without a key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// Headers of the records by name; at most 32, with at most 8 KiB in total.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub headers: Option<BTreeMap<String, String>>,
+    /// Form of the records as CloudEvents. Default: the records are not CloudEvents.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cloud_event: Option<CloudEvent>,
+    /// Timeout of one attempt, as a duration of at least 1 s. Default: 10 s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<String>,
+}
+
+impl std::fmt::Debug for TargetRequestBus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let TargetRequestBus { topic, key, headers, cloud_event, timeout } = self;
+        let mut shown = f.debug_struct("TargetRequestBus");
+        shown.field("topic", topic).field("key", key).field("headers", &names(headers.as_ref()));
+        shown.field("cloud_event", cloud_event).field("timeout", timeout).finish()
+    }
+}
+
+/// Form of the records of a bus target as CloudEvents 1.0. The `id` of an event is the run's id, its `time` is the run's due
+/// instant, and its `subject` is the schedule's id.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct CloudEvent {
+    /// Content mode of the events.
+    pub mode: CloudEventMode,
+    /// Attribute `type` of the events: 1 to 256 visible ASCII characters. Default: `reveille.callback`.
+    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// Attribute `source` of the events: 1 to 256 visible ASCII characters. Default: the schedule's path in the API.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+}
+
+/// Content mode of a CloudEvent in a record (CloudEvents 1.0, Kafka protocol binding).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum CloudEventMode {
+    /// The attributes are headers of the record, and the payload is its value.
+    Binary,
+    /// The value of the record is a JSON object that contains the attributes and the payload.
+    Structured,
 }
 
 /// Retry policy in a schedule request. Missing fields get the server's defaults.
@@ -227,6 +296,8 @@ pub struct SchedulePage {
 pub enum Target {
     /// HTTP request.
     Http(HttpTarget),
+    /// Record in a topic of the server's message bus.
+    Bus(BusTarget),
 }
 
 impl Target {
@@ -235,6 +306,16 @@ impl Target {
     pub fn http(&self) -> Option<&HttpTarget> {
         match self {
             Target::Http(http) => Some(http),
+            Target::Bus(_) => None,
+        }
+    }
+
+    /// Returns the bus target, or `None` for a target of another kind.
+    #[must_use]
+    pub fn bus(&self) -> Option<&BusTarget> {
+        match self {
+            Target::Bus(bus) => Some(bus),
+            Target::Http(_) => None,
         }
     }
 }
@@ -251,6 +332,26 @@ pub struct HttpTarget {
     /// Headers of the callback. Every value is `[redacted]`, because only the target receives the real values.
     pub headers: BTreeMap<String, String>,
     /// Timeout of one attempt, from connecting to the end of the response, as a duration such as `10s`.
+    pub timeout: String,
+}
+
+/// Bus target of a stored schedule.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(not(feature = "construct"), non_exhaustive)]
+pub struct BusTarget {
+    /// Name of the topic.
+    pub topic: String,
+    /// Key of the records; absent for records without a key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// Headers of the records. Every value is `[redacted]`, because only the target receives the real values.
+    pub headers: BTreeMap<String, String>,
+    /// Form of the records as CloudEvents; absent for records that are not CloudEvents.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cloud_event: Option<CloudEvent>,
+    /// Timeout of one attempt, from its start until all in-sync replicas have stored the record, as a duration such as
+    /// `10s`.
     pub timeout: String,
 }
 

@@ -30,11 +30,19 @@ pub enum Quota {
     CallbacksPerSecondPerTarget,
     /// Size of the schedules and of the retained runs in MiB.
     StoredMibMax,
+    /// Attempts in flight to all HTTP targets together.
+    HttpInFlightMax,
+    /// Attempts per second to all HTTP targets together.
+    HttpCallbacksPerSecond,
+    /// Attempts in flight to all topics of the message bus together.
+    BusInFlightMax,
+    /// Attempts per second to all topics of the message bus together.
+    BusCallbacksPerSecond,
 }
 
 impl Quota {
     /// All quotas.
-    pub const ALL: [Quota; 9] = [
+    pub const ALL: [Quota; 13] = [
         Quota::CallbacksPerMinute,
         Quota::CreatesPerSecond,
         Quota::PendingMax,
@@ -44,6 +52,10 @@ impl Quota {
         Quota::InFlightPerTargetMax,
         Quota::CallbacksPerSecondPerTarget,
         Quota::StoredMibMax,
+        Quota::HttpInFlightMax,
+        Quota::HttpCallbacksPerSecond,
+        Quota::BusInFlightMax,
+        Quota::BusCallbacksPerSecond,
     ];
 }
 
@@ -150,6 +162,10 @@ pub struct Egress {
     pub allow: Vec<String>,
     /// Networks that callbacks may reach, such as `10.1.0.0/16`; at most 32.
     pub allow_networks: Vec<String>,
+    /// Topics of the server's message bus that callbacks may reach; at most 32. An entry is the name of a topic, or the
+    /// beginning of names with `*` at the end, such as `orders-*`. Topics that belong to the bus or to a consumer group are
+    /// always forbidden.
+    pub allow_topics: Vec<String>,
     /// Restricts callbacks to `https`.
     pub forbid_http: bool,
 }
@@ -165,6 +181,9 @@ pub struct EgressPatch {
     /// New list of networks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_networks: Option<Vec<String>>,
+    /// New list of topics.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow_topics: Option<Vec<String>>,
     /// True to restrict callbacks to `https`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forbid_http: Option<bool>,
@@ -173,8 +192,13 @@ pub struct EgressPatch {
 /// Replaces the whole policy.
 impl From<Egress> for EgressPatch {
     fn from(egress: Egress) -> Self {
-        let Egress { allow, allow_networks, forbid_http } = egress;
-        EgressPatch { allow: Some(allow), allow_networks: Some(allow_networks), forbid_http: Some(forbid_http) }
+        let Egress { allow, allow_networks, forbid_http, allow_topics } = egress;
+        EgressPatch {
+            allow: Some(allow),
+            allow_networks: Some(allow_networks),
+            forbid_http: Some(forbid_http),
+            allow_topics: Some(allow_topics),
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use hdrhistogram::Histogram;
 use crate::load::latencies;
 
 /// Number of bytes of a run id; see [`RunId`].
-const ID_BYTES: usize = 52;
+pub(crate) const ID_BYTES: usize = 52;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Arrival {

@@ -198,7 +198,7 @@ pub(crate) async fn fill(runtime: &Runtime, server: &Server, folder: &Path, coun
     let batches = Arc::new(Batches {
         head: server.head("application/x-ndjson"),
         schedules: Schedules {
-            target_urls: vec!["http://127.0.0.1:9/pending".to_owned()],
+            targets: vec!["http://127.0.0.1:9/pending".to_owned()].into(),
             first_at: runtime.now() + AFTER,
             gap_micros: 1_000,
         },
@@ -229,7 +229,7 @@ pub(crate) async fn trial(
 ) -> anyhow::Result<Row> {
     let batches = Arc::new(Batches {
         head: server.head("application/x-ndjson"),
-        schedules: Schedules { target_urls: vec!["http://127.0.0.1:9/batch".to_owned()], first_at, gap_micros: 100 },
+        schedules: Schedules { targets: vec!["http://127.0.0.1:9/batch".to_owned()].into(), first_at, gap_micros: 100 },
         first: 0,
         count,
         named: false,

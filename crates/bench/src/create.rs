@@ -21,13 +21,16 @@ pub(crate) struct Load {
     pub(crate) duration: Duration,
 }
 
+/// Target of schedules that never fall due.
+pub(crate) const FAR_URL: &str = "http://127.0.0.1:9/create";
+
 /// Returns an instant far enough ahead that no schedule falls due during a trial.
 fn far(runtime: &Runtime) -> Timestamp {
     runtime.now() + Duration::from_secs(300 * 86_400)
 }
 
 pub(crate) fn schedules_far(runtime: &Runtime) -> Schedules {
-    Schedules { target_urls: vec!["http://127.0.0.1:9/create".to_owned()], first_at: far(runtime), gap_micros: 100 }
+    Schedules { targets: vec![FAR_URL.to_owned()].into(), first_at: far(runtime), gap_micros: 100 }
 }
 
 /// Exchange `POST /v1/schedules`, which creates one schedule per request.

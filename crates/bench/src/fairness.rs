@@ -27,6 +27,7 @@ use crate::process::{Cost, Meter};
 use crate::report::{self, Row};
 use crate::server::{Server, ServerArguments};
 use crate::tenant::{Tenant, unlimited_except};
+use crate::topic::broker::{Broker, BrokerArguments};
 use crate::{Common, print};
 
 #[derive(Args, Debug)]
@@ -50,9 +51,12 @@ pub struct FairnessArguments {
     /// Largest allowed increase of the 99th percentile, in milliseconds
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     bound_ms: u32,
-    /// Attacks to test; repeat the option for several attacks [default: each attack alone]
+    /// Attacks to test; repeat the option for several attacks [default: each attack alone, `bus` only
+    /// with --bus]
     #[arg(long = "attack", value_enum)]
     attacks: Vec<Kind>,
+    #[command(flatten)]
+    broker: BrokerArguments,
 }
 
 /// Highest rate of callbacks that the default quotas of a tenant allow.
@@ -68,12 +72,15 @@ pub(crate) async fn run(runtime: &Runtime, arguments: &FairnessArguments) -> any
     let common = &arguments.common;
     let attackers =
         LowPriorityThreads::start("attackers", None).context("cannot start the threads that run attacks")?;
-    let equipment = Equipment::prepare(&attackers.runtime, &common.data).await?;
+    let broker = Broker::of(runtime, &arguments.broker);
+    let has_broker = broker.is_some();
+    let equipment = Equipment::prepare(&attackers.runtime, &common.data, broker).await?;
     let more = equipment.server_arguments();
     let more: Vec<&str> = more.iter().map(String::as_str).collect();
     let mut server = Server::start_with(runtime, &arguments.server, &common.data, &more).await?;
     let tenant = Tenant::create(runtime, &server, "fair", quotas(arguments.rate)).await?;
-    let each: Vec<Kind> = Kind::value_variants().iter().copied().filter(|kind| *kind != Kind::All).collect();
+    let is_alone = |kind: &Kind| *kind != Kind::All && (has_broker || *kind != Kind::Bus);
+    let each: Vec<Kind> = Kind::value_variants().iter().copied().filter(is_alone).collect();
     let kinds = if arguments.attacks.is_empty() { &each } else { &arguments.attacks };
     let (mut shown, mut results) = (Vec::new(), Vec::new());
     for &kind in kinds {
@@ -177,7 +184,7 @@ impl Trial<'_> {
         let Trial { runtime, attackers, server, equipment, .. } = *self;
         let starts = if kind == Kind::All { STARTS_MAX } else { Duration::ZERO };
         let lasts = starts + self.lead() + self.due().lasts();
-        let attacks = kind.start(&Stage { runtime: attackers, server, equipment, lasts }).await?;
+        let attacks = kind.start(&Stage { runtime: attackers, server, equipment, lasts, lead: self.lead() }).await?;
         let ready_at = attacks.iter().filter_map(|attack| attack.ready_at).max();
         let (mut row, processors) = self.fire(format!("attack {kind:?}"), ready_at, None).await?;
         let effects: anyhow::Result<Vec<String>> = attacks.iter().map(Attack::effect).collect();

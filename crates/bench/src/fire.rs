@@ -14,7 +14,7 @@ use runtime::{Monotonic, Runtime};
 
 use crate::arrivals::{Arrivals, Verdict};
 use crate::batch;
-use crate::message::{Head, Schedules, write_request};
+use crate::message::{Head, Schedules, Targets, write_request};
 use crate::process::{Meter, rss_anon};
 use crate::report::{Row, mebibytes};
 use crate::server::Server;
@@ -103,7 +103,7 @@ pub(crate) async fn trial(runtime: &Runtime, server: &mut Server, trial: &Trial)
     let cost = meter.stop().await;
     let reads_per_minute = reads.per_minute(runtime, server).await?;
     let verdict = arrivals.verdict(&planned.incarnations)?;
-    notes.extend(sample_outcomes(server, &planned.incarnations).await?);
+    notes.push(sample_outcomes(&server.head("application/json"), &planned.incarnations).await?);
     drop(receiver);
 
     let mut row = row("fire", trial.due, planned.first_at, &verdict);
@@ -164,11 +164,11 @@ pub(crate) async fn plan(
     server: &Server,
     due: Due,
     lead: Duration,
-    target_urls: Vec<String>,
+    targets: impl Into<Targets>,
 ) -> anyhow::Result<Planned> {
     let first_at = runtime.now() + lead;
     let head = server.head("application/x-ndjson");
-    Ok(Planned { first_at, incarnations: plan_from(runtime, head, due, first_at, target_urls).await? })
+    Ok(Planned { first_at, incarnations: plan_from(runtime, head, due, first_at, targets).await? })
 }
 
 /// Creates schedules for the tenant whose key is in `head`. The schedules fall due from `first_at` on. Checks that the
@@ -181,10 +181,10 @@ pub(crate) async fn plan_from(
     head: Head,
     due: Due,
     first_at: Timestamp,
-    target_urls: Vec<String>,
+    targets: impl Into<Targets>,
 ) -> anyhow::Result<Vec<Incarnation>> {
     let lead = first_at.since(runtime.now());
-    let schedules = Schedules { target_urls, first_at, gap_micros: due.gap_micros() };
+    let schedules = Schedules { targets: targets.into(), first_at, gap_micros: due.gap_micros() };
     let incarnations = batch::create_all(runtime, head, schedules, due.count()).await?;
     let left = first_at.since(runtime.now());
     ensure!(
@@ -260,24 +260,25 @@ async fn kill_in_the_middle(
     ))
 }
 
-/// Queries the runs of a sample of schedules. Returns a note that states for how many of these schedules the server has
-/// recorded a succeeded run.
-async fn sample_outcomes(server: &Server, of: &[Incarnation]) -> anyhow::Result<Option<String>> {
+/// Queries the runs of a sample of schedules of the tenant whose key is in `head`. Returns a note that states for how many
+/// of these schedules the server has recorded a succeeded run.
+///
+/// # Errors
+/// Returns an error if the server does not respond.
+pub(crate) async fn sample_outcomes(head: &Head, of: &[Incarnation]) -> anyhow::Result<String> {
     const SAMPLES: usize = 200;
-    let mut connection =
-        Connection::open(server.address).await.context("cannot connect to the server after the trial")?;
-    let head = server.head("application/json");
+    let mut connection = Connection::open(head.host).await.context("cannot connect to the server after the trial")?;
     let (mut queried, mut recorded) = (0, 0);
     for incarnation in of.iter().step_by((of.len() / SAMPLES).max(1)) {
         let path = format!("/v1/schedules/{}/runs", ScheduleId::from_incarnation(*incarnation));
         let mut request = Vec::new();
-        write_request("GET", &path, &head, b"", &mut request);
+        write_request("GET", &path, head, b"", &mut request);
         let status = connection.exchange(&request).await?;
         queried += 1;
         let text = String::from_utf8_lossy(connection.body());
         recorded += u32::from(status.0 == 200 && text.contains("\"succeeded\""));
     }
-    Ok(Some(format!("the server recorded a succeeded run for {recorded} of {queried} sampled schedules")))
+    Ok(format!("the server recorded a succeeded run for {recorded} of {queried} sampled schedules"))
 }
 
 /// Creates schedules with the due instants of `due`. Calls `during` with the first due instant while the schedules

@@ -3,7 +3,7 @@
 //!
 //! Invariants: the bench sends load only to this machine, unless the caller passes a URL. Every trial limits its
 //! duration and the number of its operations. A trial counts lost, duplicated and early callbacks from the receiver's
-//! log, never from a report of the server.
+//! log or the records of a topic, never from a report of the server.
 //!
 //! docs/decisions/0185-keep-benchmarks-in-a-library.md gives the reasons for the design.
 
@@ -28,6 +28,7 @@ mod report;
 mod server;
 mod soak;
 mod tenant;
+mod topic;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -54,6 +55,7 @@ use quota_change::QuotaChangeArguments;
 use report::Row;
 use server::{Server, ServerArguments};
 use soak::SoakArguments;
+use topic::{BusArguments, OutageArguments};
 
 #[derive(Subcommand, Debug)]
 pub enum Command {
@@ -65,8 +67,11 @@ pub enum Command {
     Batch(BatchArguments),
     /// Reschedule, then cancel schedules by single requests
     Change(ChangeArguments),
-    /// Measure callbacks: rate, lateness, and the numbers of lost, duplicated and early callbacks
+    /// Measure callbacks to a receiver or a topic: rate, lateness, and the numbers of lost, duplicated and early callbacks
     Fire(FireArguments),
+    /// Stop, kill and restart a Kafka broker, or kill the server, in the midst of callbacks to a topic; fail if a callback is
+    /// lost, or duplicated without a further attempt
+    BusOutage(OutageArguments),
     /// Measure memory, restart time and lateness of callbacks while many schedules are pending
     Pending(PendingArguments),
     /// Measure how much attacks of a tenant delay another tenant's callbacks; fail if the delay exceeds a bound
@@ -270,9 +275,12 @@ pub struct FireArguments {
     #[arg(long, requires = "receiver_url")]
     receiver_log: Option<PathBuf>,
     /// Measure the bare client before and after each run, and report the ratio of the run's rate to the client's rate;
-    /// with --store also measure the bare database
+    /// with --store also measure the bare database. With --bus kafka://…, measure a bare producer of librdkafka instead,
+    /// which sends the records of each run after it
     #[arg(long, conflicts_with = "rate")]
     with_limit: bool,
+    #[command(flatten)]
+    bus: BusArguments,
 }
 
 #[derive(Args, Debug)]
@@ -305,6 +313,7 @@ pub async fn run(runtime: &Runtime, command: Command, store_connections: usize) 
         Command::Change(arguments) => run_change(runtime, &arguments).await,
         Command::Cluster(arguments) => run_cluster(runtime, &arguments).await,
         Command::Fire(arguments) => run_fire(runtime, &arguments, store_connections).await,
+        Command::BusOutage(arguments) => Box::pin(topic::outage(runtime, &arguments)).await,
         Command::Pending(arguments) => run_pending(runtime, &arguments).await,
         Command::QuotaChange(arguments) => quota_change::run(runtime, &arguments).await,
         Command::Soak(arguments) => soak::run(runtime, &arguments).await,
@@ -409,6 +418,9 @@ async fn run_change(runtime: &Runtime, arguments: &ChangeArguments) -> anyhow::R
 
 async fn run_fire(runtime: &Runtime, arguments: &FireArguments, store_connections: usize) -> anyhow::Result<()> {
     let common = &arguments.common;
+    if let Some(url) = &arguments.bus.bus {
+        return Box::pin(topic::fire(runtime, arguments, url)).await;
+    }
     let mut server = filled_server(runtime, common, &arguments.server, arguments.pending).await?;
     let duration = Duration::from_secs(arguments.duration);
     if arguments.slow_target {

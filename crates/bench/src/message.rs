@@ -8,11 +8,47 @@ use domain::Timestamp;
 /// Number of bytes of a payload, including its braces.
 pub(crate) const PAYLOAD_BYTES: usize = 1_000;
 
+/// Number of different keys of the records in a topic.
+const KEYS: u64 = 10_000;
+
+/// Targets of a series of schedules.
+#[derive(Clone, Debug)]
+pub(crate) enum Targets {
+    /// URLs. Schedule number n has the URL number n modulo the number of URLs.
+    Urls(Vec<String>),
+    /// Topic of the server's message bus. The records have 10,000 different keys. The schedules have so many attempts that
+    /// their runs survive some minutes without a broker.
+    Topic(String),
+}
+
+impl From<Vec<String>> for Targets {
+    fn from(urls: Vec<String>) -> Self {
+        Targets::Urls(urls)
+    }
+}
+
+impl Targets {
+    /// Appends the target of schedule number `index` as the value of a JSON field, and further fields of the schedule.
+    fn write_json(&self, index: u64, out: &mut Vec<u8>) {
+        match self {
+            Targets::Urls(urls) => {
+                let url = &urls[usize::try_from(index).unwrap_or(0) % urls.len()];
+                write!(out, r#"{{"http":{{"url":"{url}"}}}}"#)
+            }
+            Targets::Topic(topic) => write!(
+                out,
+                r#"{{"bus":{{"topic":"{topic}","key":"key-{}"}}}},"retry":{{"attempts_max":20,"backoff_max":"10s"}}"#,
+                index % KEYS
+            ),
+        }
+        .expect("a write to a Vec succeeds");
+    }
+}
+
 /// Series of schedules that fall due one after the other. Each schedule has one callback.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedules {
-    /// Targets of the callbacks. Schedule number n has the target number n modulo the number of targets.
-    pub(crate) target_urls: Vec<String>,
+    pub(crate) targets: Targets,
     pub(crate) first_at: Timestamp,
     /// Interval between due instants in microseconds: schedule number n is due n intervals after schedule number 0,
     /// rounded down to a millisecond.
@@ -28,10 +64,9 @@ impl Schedules {
     /// Appends schedule number `index` to `out` as one line of JSON.
     pub(crate) fn write_json(&self, index: u64, out: &mut Vec<u8>) {
         const FILL: &[u8] = b"This ordinary text fills the payload of an ordinary order. ";
-        let number = usize::try_from(index).unwrap_or(0) % self.target_urls.len();
-        let url = &self.target_urls[number];
-        write!(out, r#"{{"at":"{}","target":{{"http":{{"url":"{url}"}}}},"payload":"#, self.at(index))
-            .expect("a write to a Vec succeeds");
+        write!(out, r#"{{"at":"{}","target":"#, self.at(index)).expect("a write to a Vec succeeds");
+        self.targets.write_json(index, out);
+        out.extend_from_slice(br#","payload":"#);
         let start = out.len();
         write!(out, r#"{{"number":{index},"text":""#).expect("a write to a Vec succeeds");
         let end = start + PAYLOAD_BYTES - 2;
@@ -70,26 +105,28 @@ pub(crate) struct Head {
 mod tests {
     use super::*;
 
-    fn schedules() -> Schedules {
-        Schedules {
-            target_urls: vec!["http://127.0.0.1:9000/a".to_owned()],
-            first_at: Timestamp::from_millis(1_800_000_000_000),
-            gap_micros: 100,
-        }
+    fn schedules(targets: Targets) -> Schedules {
+        Schedules { targets, first_at: Timestamp::from_millis(1_800_000_000_000), gap_micros: 100 }
     }
 
     #[test]
     fn benchmark_writes_a_schedule_with_a_payload_of_1000_bytes() {
-        let mut out = Vec::new();
-        schedules().write_json(12_345, &mut out);
         #[derive(serde::Deserialize)]
         struct Shape<'a> {
             at: &'a str,
+            target: serde_json::Value,
             #[serde(borrow)]
             payload: &'a serde_json::value::RawValue,
         }
-        let shape: Shape<'_> = serde_json::from_slice(&out).unwrap();
-        assert_eq!(shape.at, "2027-01-15T08:00:01.234Z");
-        assert_eq!(shape.payload.get().len(), PAYLOAD_BYTES);
+        let urls = vec!["http://127.0.0.1:9000/a".to_owned(), "http://127.0.0.1:9000/b".to_owned()];
+        let http = serde_json::json!({"http": {"url": "http://127.0.0.1:9000/b"}});
+        let bus = serde_json::json!({"bus": {"topic": "orders", "key": "key-2345"}});
+        for (targets, target) in [(urls.into(), http), (Targets::Topic("orders".to_owned()), bus)] {
+            let mut out = Vec::new();
+            schedules(targets).write_json(12_345, &mut out);
+            let shape: Shape<'_> = serde_json::from_slice(&out).unwrap();
+            assert_eq!((shape.at, shape.target), ("2027-01-15T08:00:01.234Z", target));
+            assert_eq!(shape.payload.get().len(), PAYLOAD_BYTES);
+        }
     }
 }

@@ -115,14 +115,15 @@ impl Server {
     /// # Errors
     /// Returns an error if the server does not respond.
     pub(crate) async fn metric(&self, name: &str) -> anyhow::Result<Option<u64>> {
-        let connection = Connection::open(self.address).await;
-        let mut connection = connection.with_context(|| format!("cannot connect to the server {}", self.address))?;
-        let mut request = Vec::new();
-        write_request("GET", "/metrics", &self.head("application/json"), b"", &mut request);
-        connection.exchange(&request).await?;
-        let text = String::from_utf8_lossy(connection.body()).into_owned();
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        Ok(value.and_then(|value| value.trim().parse().ok()))
+        Ok(self.metrics().await?.one(name))
+    }
+
+    /// Reads the server's metrics.
+    ///
+    /// # Errors
+    /// Returns an error if the server does not respond.
+    pub(crate) async fn metrics(&self) -> anyhow::Result<Metrics> {
+        Metrics::read(&self.head("application/json")).await
     }
 
     /// Returns the id of the process to measure; `None` if the trial did not start the server.
@@ -240,6 +241,34 @@ impl Server {
     }
 }
 
+/// Values of all metrics at one moment, as `/metrics` reports them.
+pub(crate) struct Metrics(String);
+
+impl Metrics {
+    /// # Errors
+    /// Returns an error if the server does not respond.
+    pub(crate) async fn read(head: &Head) -> anyhow::Result<Self> {
+        let connection = Connection::open(head.host).await;
+        let mut connection = connection.with_context(|| format!("cannot connect to the server {}", head.host))?;
+        let mut request = Vec::new();
+        write_request("GET", "/metrics", head, b"", &mut request);
+        connection.exchange(&request).await?;
+        Ok(Metrics(String::from_utf8_lossy(connection.body()).into_owned()))
+    }
+
+    /// Returns the value of a metric with the given name and labels; `None` if the metric is missing.
+    pub(crate) fn one(&self, name: &str) -> Option<u64> {
+        let value = self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.and_then(|value| value.trim().parse().ok())
+    }
+
+    /// Returns the sum of a metric's values for all labels that contain `label`.
+    pub(crate) fn sum(&self, name: &str, label: &str) -> u64 {
+        let labelled = self.0.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once(' '));
+        labelled.filter(|(labels, _)| labels.contains(label)).filter_map(|(_, value)| value.parse::<u64>().ok()).sum()
+    }
+}
+
 /// Returns the server's data folder within the trial's folder.
 pub(crate) fn data(folder: &Path) -> PathBuf {
     folder.join("data")
@@ -276,4 +305,19 @@ fn resolve(url: &str) -> anyhow::Result<SocketAddr> {
     let authority = authority.with_context(|| format!("{url} is not http://host:port"))?;
     let mut addresses = authority.to_socket_addrs().with_context(|| format!("cannot resolve {authority}"))?;
     addresses.next().with_context(|| format!("{authority} has no address"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_found_by_name_and_summed_by_label() {
+        let metrics = Metrics("# TYPE a counter\na_total{kind=\"x\",b=\"1\"} 2\na_total{kind=\"x\",b=\"2\"} 3\na_total{kind=\"y\"} 4\nc 7\ncd 8\n".to_owned());
+        assert_eq!(
+            (metrics.one("c"), metrics.one("a_total"), metrics.one("a_total{kind=\"y\"}")),
+            (Some(7), None, Some(4))
+        );
+        assert_eq!((metrics.sum("a_total", "kind=\"x\""), metrics.sum("c", "kind")), (5, 0));
+    }
 }

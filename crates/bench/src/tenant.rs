@@ -24,12 +24,28 @@ impl Tenant {
     /// # Errors
     /// Returns an error if the trial did not start the server, or if the server rejects the tenant.
     pub(crate) async fn create(runtime: &Runtime, server: &Server, name: &str, quotas: Quotas) -> anyhow::Result<Self> {
+        Tenant::create_with_topics(runtime, server, name, quotas, &[]).await
+    }
+
+    /// Works like [`Tenant::create`], but the tenant's callbacks may also reach the topics that match a pattern of
+    /// `topics`.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Tenant::create`].
+    pub(crate) async fn create_with_topics(
+        runtime: &Runtime,
+        server: &Server,
+        name: &str,
+        quotas: Quotas,
+        topics: &[&str],
+    ) -> anyhow::Result<Self> {
         let url = format!("http://{}", server.address);
         let operator = Client::new(&url, &server.operator_key()?, Options::default())?;
         let ceilings = quotas.clone();
         let mut request =
             TenantRequest { quotas, ceilings, ..TenantRequest::new(format!("{name}-{:016x}", runtime.random())) };
         request.egress.allow = vec!["loopback".to_owned()];
+        request.egress.allow_topics = topics.iter().map(|topic| (*topic).to_owned()).collect();
         let created = operator.create_tenant(&request).await;
         let created = created.with_context(|| format!("the server did not create the tenant {}", request.name))?;
         let key = created.key.secret.0;

@@ -69,11 +69,20 @@ impl Stamper {
             // with 411.
             headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
         }
-        self.stamp(delivery, signers, &mut headers);
+        let mut values = Values(BytesMut::with_capacity(512));
+        self.stamp(delivery, signers, payload, |name, value| drop(headers.insert(name.clone(), values.bytes(value))));
         headers
     }
 
-    fn stamp(&self, delivery: &Delivery, signers: &Signers, headers: &mut HeaderMap) {
+    /// Calls `put` with the name and the value of each header that identifies the run and signs `body`, the body of the
+    /// callback.
+    pub(crate) fn stamp(
+        &self,
+        delivery: &Delivery,
+        signers: &Signers,
+        body: &[u8],
+        mut put: impl FnMut(&HeaderName, &[u8]),
+    ) {
         let Delivery { tenant: _, schedule, occurrence, attempt, term, started_at, deadline: _ } = delivery;
         let run_id = occurrence.run_id();
         let timestamp_s = started_at.as_millis().div_euclid(1000);
@@ -82,24 +91,23 @@ impl Stamper {
             if !signatures.is_empty() {
                 signatures.push(b' ');
             }
-            signatures.extend(signer.sign(run_id.as_str(), timestamp_s, &schedule.spec.payload));
+            signatures.extend(signer.sign(run_id.as_str(), timestamp_s, body));
         }
         let lateness_ms = started_at.as_millis().saturating_sub(occurrence.nominal.as_millis()).max(0);
 
-        let mut values = Values(BytesMut::with_capacity(512));
-        let id = values.text(run_id.as_str());
-        headers.insert(RUN_ID, id.clone());
-        headers.insert(WEBHOOK_ID, id);
-        headers.insert(WEBHOOK_TIMESTAMP, values.number(timestamp_s));
-        headers.insert(WEBHOOK_SIGNATURE, values.bytes(&signatures));
-        headers.insert(SCHEDULE_ID, values.text(schedule.id.as_str()));
-        headers.insert(ATTEMPT, values.number(*attempt));
-        headers.insert(SCHEDULED_AT, values.bytes(&rfc3339(occurrence.nominal)));
-        headers.insert(LATENESS_MS, values.number(lateness_ms));
-        headers.insert(TERM, values.number(term.0));
+        let mut number = itoa::Buffer::new();
+        put(&RUN_ID, run_id.as_str().as_bytes());
+        put(&WEBHOOK_ID, run_id.as_str().as_bytes());
+        put(&WEBHOOK_TIMESTAMP, number.format(timestamp_s).as_bytes());
+        put(&WEBHOOK_SIGNATURE, &signatures);
+        put(&SCHEDULE_ID, schedule.id.as_str().as_bytes());
+        put(&ATTEMPT, number.format(*attempt).as_bytes());
+        put(&SCHEDULED_AT, &rfc3339(occurrence.nominal));
+        put(&LATENESS_MS, number.format(lateness_ms).as_bytes());
+        put(&TERM, number.format(term.0).as_bytes());
         let span_id = self.span_id();
         spans::sent(span_id);
-        headers.insert(TRACEPARENT, values.bytes(&traceparent(trace_id(&run_id), span_id)));
+        put(&TRACEPARENT, &traceparent(trace_id(&run_id), span_id));
     }
 
     /// Returns the signers of this tenant from the cache, or creates them.
@@ -137,14 +145,6 @@ pub fn trace_id(run: &RunId) -> u128 {
 struct Values(BytesMut);
 
 impl Values {
-    fn text(&mut self, text: &str) -> HeaderValue {
-        self.bytes(text.as_bytes())
-    }
-
-    fn number(&mut self, number: impl itoa::Integer) -> HeaderValue {
-        self.text(itoa::Buffer::new().format(number))
-    }
-
     fn bytes(&mut self, bytes: &[u8]) -> HeaderValue {
         self.0.extend_from_slice(bytes);
         let value: Bytes = self.0.split().freeze();
@@ -172,7 +172,7 @@ fn hex(into: &mut [u8], bytes: &[u8]) {
 
 /// Formats an instant as `2026-11-21T10:00:00.000Z`, like [`Timestamp`]'s `Display`, but faster. It clamps instants to
 /// the years 1970 to 9999.
-fn rfc3339(instant: Timestamp) -> [u8; 24] {
+pub(crate) fn rfc3339(instant: Timestamp) -> [u8; 24] {
     let millis = instant.clamp(Timestamp::MIN, Timestamp::MAX).as_millis();
     let (year, month, day) = civil(millis / 86_400_000);
     let in_day = millis % 86_400_000;

@@ -1,4 +1,6 @@
-//! HTTP implementation of [`scheduler::Deliver`], which sends one signed callback and returns the target's response.
+//! Implementations of [`scheduler::Deliver`]: [`HttpDeliver`] sends one signed callback over HTTP and returns the target's
+//! response, [`BusDeliver`] sends one signed record to a topic of a message bus, and [`Route`] selects one of them by the
+//! kind of the target. The rest of this page describes HTTP.
 //!
 //! The scheduler decides whether, when and how often it sends a callback. For each request of the scheduler, this crate
 //! makes exactly one attempt. An attempt never sends a request twice. It sends a request on another connection only if
@@ -14,6 +16,7 @@
 //! ignores proxy settings and environment variables. An attempt uses a new or reused connection only if the tenant's
 //! egress policy at the start of the attempt allows the address of the connection.
 
+mod bus;
 mod cache;
 mod connect;
 mod failure;
@@ -25,6 +28,8 @@ mod metrics;
 mod pool;
 mod resolver;
 mod response;
+mod route;
+mod secrets;
 mod share;
 mod sign;
 mod spans;
@@ -36,7 +41,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{AttemptResult, HttpTarget, NOT_DECRYPTED, Secret, Target};
+use domain::{AttemptResult, HttpTarget, Target};
 use futures_util::future::BoxFuture;
 use http::{Request, Version, header};
 use http_body_util::Full;
@@ -45,8 +50,6 @@ use runtime::{Runtime, TaskSet};
 use rustls::pki_types::CertificateDer;
 use scheduler::{Deliver, Delivered, Delivery};
 use store::Keyring;
-use store::encryption::{OpenError, Place};
-use tracing::Instrument;
 
 use crate::failure::Failure;
 use crate::headers::{Signers, Stamper};
@@ -55,8 +58,10 @@ use crate::pool::{Channel, Pool, Slot};
 use crate::response::TargetResponse;
 use crate::target::{Prepared, Targets};
 
+pub use bus::{BusDeliver, BusOptions};
 pub use connect::RootError;
 pub use headers::trace_id;
+pub use route::Route;
 pub use sign::{SIGNATURE_LEN, Signer, sign};
 
 /// Limits and settings of the HTTP client for callbacks. Each default suits most installations.
@@ -159,15 +164,7 @@ impl HttpDeliver {
 impl Deliver for HttpDeliver {
     fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Option<Delivered>> {
         let client = self.client.clone();
-        let span = spans::attempt(&delivery);
-        Box::pin(
-            async move {
-                let delivered = client.attempt(&delivery).await;
-                spans::ended(delivered.as_ref());
-                delivered
-            }
-            .instrument(span),
-        )
+        spans::traced(spans::attempt(&delivery), async move { client.attempt(&delivery).await })
     }
 }
 
@@ -190,7 +187,9 @@ struct Client {
 
 impl Client {
     async fn attempt(&self, delivery: &Delivery) -> Option<Delivered> {
-        let Target::Http(target) = &delivery.schedule.spec.target;
+        let Target::Http(target) = &delivery.schedule.spec.target else {
+            return Some(failed(AttemptResult::Unreachable("the target is not an HTTP target".to_owned())));
+        };
         let ready = match self.prepare(delivery, target) {
             Ok(ready) => ready,
             Err(reason) => return Some(failed(AttemptResult::Unreachable(reason))),
@@ -209,33 +208,15 @@ impl Client {
 
     /// Returns the prepared target and the signers for an attempt. The client decrypts secrets only in this function.
     fn prepare(&self, delivery: &Delivery, target: &HttpTarget) -> Result<Ready, String> {
-        let not_decrypted = |what: &str, error: OpenError| {
-            let schedule = delivery.schedule.id.as_str();
-            let tenant = delivery.tenant.id.0;
-            tracing::error!(schedule, tenant, %error, "callback not sent: cannot decrypt {what}");
-            format!("{NOT_DECRYPTED}: cannot decrypt {what}: {error}")
+        let decrypted = match secrets::decrypted_headers(&self.keyring, delivery)? {
+            Some(headers) => Cow::Owned(HttpTarget { headers, ..target.clone() }),
+            None => Cow::Borrowed(target),
         };
-        let decrypted =
-            self.decrypt(delivery, target).map_err(|error| not_decrypted("a header of the target", error))?;
         let prepared = self.targets.prepare(&decrypted, delivery.tenant.id, &delivery.tenant.egress, &self.pool);
         let signers = self.stamper.signers(&delivery.tenant);
-        let signers = signers.map_err(|error| not_decrypted("the tenant's signing secret", error))?;
+        let signers =
+            signers.map_err(|error| secrets::not_decrypted(delivery, "the tenant's signing secret", error))?;
         Ok(Ready { prepared: prepared.map_err(|problem| problem.to_string())?, signers })
-    }
-
-    /// Returns the target with decrypted headers.
-    fn decrypt<'a>(&self, delivery: &Delivery, target: &'a HttpTarget) -> Result<Cow<'a, HttpTarget>, OpenError> {
-        if !target.headers.iter().any(|(_, value)| value.is_encrypted()) {
-            return Ok(Cow::Borrowed(target));
-        }
-        let origin = delivery.schedule.spec.target.origin();
-        let mut decrypted = target.clone();
-        for (name, value) in &mut decrypted.headers {
-            let schedule = &delivery.schedule;
-            let place = Place::Header { tenant: schedule.tenant, schedule: &schedule.id, name, origin: &origin };
-            *value = Secret::Plain(self.keyring.open(place, value)?);
-        }
-        Ok(Cow::Owned(decrypted))
     }
 
     /// Sends the callback on a pooled or new connection, and reads the response.

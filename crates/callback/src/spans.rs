@@ -5,10 +5,26 @@
 //! and port of the callback's target, but neither path nor query, because these may contain secrets.
 
 use domain::{AttemptResult, Target};
+use futures_util::future::BoxFuture;
 use http::Uri;
 use scheduler::{Delivered, Delivery};
-use tracing::Span;
 use tracing::field::{Empty, display};
+use tracing::{Instrument as _, Span};
+
+/// Runs an attempt in its span, and records its result.
+pub(crate) fn traced(
+    span: Span,
+    attempt: impl Future<Output = Option<Delivered>> + Send + 'static,
+) -> BoxFuture<'static, Option<Delivered>> {
+    Box::pin(
+        async move {
+            let delivered = attempt.await;
+            ended(delivered.as_ref());
+            delivered
+        }
+        .instrument(span),
+    )
+}
 
 pub(crate) fn attempt(delivery: &Delivery) -> Span {
     let span = tracing::debug_span!(
@@ -18,16 +34,21 @@ pub(crate) fn attempt(delivery: &Delivery) -> Span {
         attempt = delivery.attempt,
         method = Empty,
         address = Empty,
+        topic = Empty,
         span = Empty,
         status = Empty,
         error = Empty
     );
     if !span.is_disabled() {
-        let Target::Http(target) = &delivery.schedule.spec.target;
-        span.record("method", target.method.as_str());
-        // The authority contains no user name, because the client rejects a URL with a user name.
-        if let Some(authority) = target.url.parse::<Uri>().ok().as_ref().and_then(Uri::authority) {
-            span.record("address", authority.as_str());
+        match &delivery.schedule.spec.target {
+            Target::Http(target) => {
+                span.record("method", target.method.as_str());
+                // The authority contains no user name, because the client rejects a URL with a user name.
+                if let Some(authority) = target.url.parse::<Uri>().ok().as_ref().and_then(Uri::authority) {
+                    span.record("address", authority.as_str());
+                }
+            }
+            Target::Bus(target) => drop(span.record("topic", target.topic.as_str())),
         }
     }
     span
@@ -42,7 +63,7 @@ pub(crate) fn sent(span_id: u64) {
 }
 
 /// Records the result of the attempt; `None` means that the client did not send the callback.
-pub(crate) fn ended(delivered: Option<&Delivered>) {
+fn ended(delivered: Option<&Delivered>) {
     let span = Span::current();
     if span.is_disabled() {
         return;
@@ -56,6 +77,7 @@ pub(crate) fn ended(delivered: Option<&Delivered>) {
                 false => "the target responded with a status other than 2xx",
             }
         }
+        Some(AttemptResult::Stored { .. }) => return,
         Some(AttemptResult::Unreachable(reason)) => reason.as_str(),
         Some(AttemptResult::TimedOut) => "timed out",
         Some(AttemptResult::Panicked) => "panicked",

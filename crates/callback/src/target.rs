@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use domain::schedule::origin;
+use domain::target::origin;
 use domain::validate::is_header_reserved;
 use domain::{Egress, HttpTarget, TenantId};
 use http::uri::Scheme;

@@ -21,11 +21,16 @@ use std::str::FromStr;
 
 use http::Uri;
 
+use crate::TopicPattern;
+
 /// Error code of a URL that the policy rejects. The error text of a rejected attempt starts with the same code.
 pub const EGRESS_REJECTED: &str = "egress_refused";
 
 /// Maximum number of networks in a policy. The egress check compares the address of each connection with all networks.
 pub const NETWORKS_MAX: usize = 32;
+
+/// Maximum number of topic patterns in a policy.
+pub const TOPICS_MAX: usize = 32;
 
 /// Policy that states which destinations a tenant's callbacks may reach in addition to public addresses.
 /// [`Egress::default`] allows no other destinations.
@@ -37,6 +42,9 @@ pub struct Egress {
     pub allow_networks: Vec<Network>,
     /// Restricts callbacks to `https`.
     pub forbid_http: bool,
+    /// Topics of the message bus to which callbacks may be sent, at most [`TOPICS_MAX`] patterns. Without a pattern, callbacks
+    /// reach no topic.
+    pub allow_topics: Vec<TopicPattern>,
 }
 
 /// Class of addresses that are not public. A policy may allow all addresses of a class.
@@ -276,6 +284,8 @@ pub enum EgressRejection {
         "the host is at a {0} address, which the tenant's policy does not allow; an operator can change the policy"
     )]
     Address(&'static str),
+    #[error("the tenant's policy does not list the topic; an operator can add it to `allow_topics`")]
+    Topic,
 }
 
 impl Egress {
@@ -303,6 +313,15 @@ impl Egress {
 
     fn lists(&self, address: IpAddr) -> bool {
         self.allow_networks.iter().any(|network| network.contains(address))
+    }
+
+    /// Checks whether the policy allows records in a topic.
+    ///
+    /// # Errors
+    /// Returns an error if no pattern of the policy lists the topic, or if the topic is internal.
+    pub fn check_topic(&self, topic: &str) -> Result<(), EgressRejection> {
+        let is_listed = self.allow_topics.iter().any(|pattern| pattern.matches(topic));
+        if is_listed { Ok(()) } else { Err(EgressRejection::Topic) }
     }
 
     /// Checks a URL without name resolution. It checks the scheme, and also the host if the host is an address.

@@ -16,16 +16,23 @@ pub mod recurrence;
 pub mod retry;
 pub mod schedule;
 pub mod secret;
+pub mod target;
 pub mod tenant;
+pub mod topic;
 pub mod validate;
 
 pub use egress::{EGRESS_REJECTED, Egress, EgressRejection};
 pub use id::{Incarnation, LabelKey, PollerId, Revision, ScheduleId, ShardId, TargetKey, TenantId, Term};
 pub use instants::Timestamp;
-pub use occurrence::{Attempt, AttemptResult, DueKey, NOT_RESOLVED, Occurrence, RunId, RunState, TLS_FAILED};
+pub use occurrence::{
+    Attempt, AttemptResult, BUS_NOT_CONFIGURED, BUS_REJECTED, DueKey, NOT_RESOLVED, Occurrence, RunId, RunState,
+    TLS_FAILED,
+};
 pub use quota::{Quota, Quotas};
 pub use recurrence::{Cron, CronError, When};
 pub use retry::RetryPolicy;
-pub use schedule::{HttpTarget, Precondition, Schedule, ScheduleVersion, Spec, Status, Target};
+pub use schedule::{Precondition, Schedule, ScheduleVersion, Spec, Status};
 pub use secret::{KeyId, NOT_DECRYPTED, Secret};
+pub use target::{BusTarget, CloudEvent, CloudEventMode, HttpTarget, Target, TargetKind};
 pub use tenant::{ApiKey, Audit, Role, SigningSecret, Tenant};
+pub use topic::TopicPattern;

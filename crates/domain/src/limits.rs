@@ -35,6 +35,8 @@ pub struct Limits {
     pub label_bytes_max: usize,
     /// Maximum size of a target URL in bytes. Default 2,048.
     pub url_bytes_max: usize,
+    /// True if the service has a message bus. Otherwise no schedule may have a bus target. Default false.
+    pub has_bus: bool,
 }
 
 impl Default for Limits {
@@ -52,6 +54,7 @@ impl Default for Limits {
             labels_max: 16,
             label_bytes_max: 256,
             url_bytes_max: 2_048,
+            has_bus: false,
         }
     }
 }

@@ -120,10 +120,21 @@ pub const NOT_RESOLVED: &str = "the resolver cannot resolve the host name";
 /// Prefix of an attempt's error if the TLS handshake with the target fails.
 pub const TLS_FAILED: &str = "TLS: ";
 
+/// Prefix of an attempt's error if the member has no message bus.
+pub const BUS_NOT_CONFIGURED: &str = "bus_not_configured";
+
+/// Prefix of an attempt's error if the message bus rejects the record itself, for example because the record is too large.
+pub const BUS_REJECTED: &str = "bus_rejected";
+
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AttemptResult {
     /// The target responded with this HTTP status.
     Answered(u16),
+    /// The bus stored the record at this offset of this partition, on all in-sync replicas.
+    Stored {
+        partition: u32,
+        offset: u64,
+    },
     /// The executor could not reach the target, or the connection failed. The text is a short reason in plain words.
     Unreachable(String),
     TimedOut,
@@ -132,10 +143,11 @@ pub enum AttemptResult {
 }
 
 impl AttemptResult {
-    /// Returns true only if the target responded with a 2xx status, as Standard Webhooks requires.
+    /// Returns true only if the target responded with a 2xx status, as Standard Webhooks requires, or if the bus stored the
+    /// record.
     #[must_use]
     pub fn is_success(&self) -> bool {
-        matches!(self, AttemptResult::Answered(200..=299))
+        matches!(self, AttemptResult::Answered(200..=299) | AttemptResult::Stored { .. })
     }
 }
 

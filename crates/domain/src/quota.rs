@@ -24,10 +24,18 @@ pub enum Quota {
     CallbacksPerSecondPerTarget,
     /// Size of the tenant's schedules and retained runs in MiB.
     StoredMibMax,
+    /// Number of the tenant's attempts that are in flight to HTTP targets.
+    HttpInFlightMax,
+    /// Number of the tenant's attempts per second to HTTP targets.
+    HttpCallbacksPerSecond,
+    /// Number of the tenant's attempts that are in flight to topics of the message bus.
+    BusInFlightMax,
+    /// Number of the tenant's attempts per second to topics of the message bus.
+    BusCallbacksPerSecond,
 }
 
 impl Quota {
-    pub const ALL: [Quota; 9] = [
+    pub const ALL: [Quota; 13] = [
         Quota::CallbacksPerMinute,
         Quota::CreatesPerSecond,
         Quota::PendingMax,
@@ -37,6 +45,10 @@ impl Quota {
         Quota::InFlightPerTargetMax,
         Quota::CallbacksPerSecondPerTarget,
         Quota::StoredMibMax,
+        Quota::HttpInFlightMax,
+        Quota::HttpCallbacksPerSecond,
+        Quota::BusInFlightMax,
+        Quota::BusCallbacksPerSecond,
     ];
 
     /// Returns the name of the quota in storage and in the API. The name never changes.
@@ -52,6 +64,10 @@ impl Quota {
             Quota::InFlightPerTargetMax => "in_flight_per_target_max",
             Quota::CallbacksPerSecondPerTarget => "callbacks_per_second_per_target",
             Quota::StoredMibMax => "stored_mib_max",
+            Quota::HttpInFlightMax => "http_in_flight_max",
+            Quota::HttpCallbacksPerSecond => "http_callbacks_per_second",
+            Quota::BusInFlightMax => "bus_in_flight_max",
+            Quota::BusCallbacksPerSecond => "bus_callbacks_per_second",
         }
     }
 
@@ -210,7 +226,7 @@ mod tests {
             assert_eq!(Quota::named(quota.name()), Some(quota));
             quotas.set(quota, Some(number));
         }
-        assert_eq!(quotas.iter().map(|(_, number)| number).collect::<Vec<_>>(), (1..=9).map(Some).collect::<Vec<_>>());
+        assert_eq!(quotas.iter().map(|(_, number)| number).collect::<Vec<_>>(), (1..=13).map(Some).collect::<Vec<_>>());
         assert_eq!(Quota::named("callbacks"), None);
     }
 

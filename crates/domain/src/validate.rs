@@ -15,15 +15,20 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue, Method, Uri};
 
 use crate::limits::Limits;
-use crate::{HttpTarget, RetryPolicy, Secret, Spec, Target, Timestamp, When, duration};
+use crate::{
+    BusTarget, CloudEvent, CloudEventMode, HttpTarget, RetryPolicy, Secret, Spec, Target, Timestamp, When, duration,
+    topic,
+};
 
 /// Returns all violations of `spec`, in the order of the fields. If the list is empty, the caller may store `spec`.
 #[must_use]
 pub fn violations(spec: &Spec, limits: &Limits, now: Timestamp) -> Vec<Violation> {
     let mut found = Vec::new();
     check_when(&spec.when, limits, now, &mut found);
-    let Target::Http(http) = &spec.target;
-    check_http(http, limits, &mut found);
+    match &spec.target {
+        Target::Http(http) => check_http(http, limits, &mut found),
+        Target::Bus(bus) => check_bus(bus, limits, &mut found),
+    }
     if spec.payload.len() > limits.payload_bytes_max {
         found.push(Violation::Payload { bytes: spec.payload.len(), bytes_max: limits.payload_bytes_max });
     }
@@ -54,6 +59,17 @@ pub fn is_header_reserved(name: &str) -> bool {
         "upgrade",
     ];
     NAMES.contains(&name) || name.starts_with("webhook-") || name.starts_with("reveille-")
+}
+
+/// Returns true for headers that Reveille sets itself in the records of a bus. In a structured CloudEvent, `content-type`
+/// is one of them. `name` must be in lower case.
+#[must_use]
+pub fn is_record_header_reserved(name: &str, cloud_event: Option<&CloudEvent>) -> bool {
+    let is_structured = cloud_event.is_some_and(|event| event.mode == CloudEventMode::Structured);
+    let prefixes = ["webhook-", "reveille-", "ce_"];
+    ["traceparent", "tracestate"].contains(&name)
+        || prefixes.iter().any(|prefix| name.starts_with(prefix))
+        || (name == "content-type" && is_structured)
 }
 
 fn check_when(when: &When, limits: &Limits, now: Timestamp, found: &mut Vec<Violation>) {
@@ -97,16 +113,62 @@ fn check_http(http: &HttpTarget, limits: &Limits, found: &mut Vec<Violation>) {
     } else if !is_method_usable(&http.method) {
         found.push(Violation::Method(shortened(&http.method)));
     }
-    let header_bytes = http.headers.iter().map(|(name, value)| name.len() + value.plain_len()).sum();
-    if http.headers.len() > limits.headers_max {
-        found.push(Violation::HeaderCount { count: http.headers.len(), count_max: limits.headers_max });
-    } else if header_bytes > limits.header_bytes_max {
-        found.push(Violation::HeaderBytes { bytes: header_bytes, bytes_max: limits.header_bytes_max });
-    } else {
-        found.extend(http.headers.iter().filter_map(|(name, value)| header_violation(name, value)));
-    }
+    check_headers(&http.headers, limits, is_header_reserved, found);
     if http.timeout < RESOLUTION || http.timeout > limits.timeout_max {
         found.push(Violation::Timeout { timeout: http.timeout, timeout_max: limits.timeout_max });
+    }
+}
+
+/// Shortest timeout of a bus target. A bus acknowledges a record after several servers have stored it.
+pub const BUS_TIMEOUT_MIN: Duration = Duration::from_secs(1);
+
+/// Largest size of the key of a bus target, in bytes.
+pub const BUS_KEY_BYTES_MAX: usize = 1_024;
+
+/// Largest size of an attribute of a CloudEvent, in bytes.
+pub const ATTRIBUTE_BYTES_MAX: usize = 256;
+
+fn check_bus(bus: &BusTarget, limits: &Limits, found: &mut Vec<Violation>) {
+    if !limits.has_bus {
+        found.push(Violation::BusNotConfigured);
+    }
+    if !topic::is_name(&bus.topic) {
+        found.push(Violation::Topic(shortened(&bus.topic)));
+    }
+    if let Some(key) = bus.key.as_ref().filter(|key| key.len() > BUS_KEY_BYTES_MAX) {
+        found.push(Violation::KeyBytes { bytes: key.len() });
+    }
+    if let Some(CloudEvent { mode: _, kind, source }) = &bus.cloud_event {
+        let is_attribute = |text: &str| {
+            (1..=ATTRIBUTE_BYTES_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+        };
+        if !is_attribute(kind) {
+            found.push(Violation::CloudEventType);
+        }
+        if !source.as_deref().is_none_or(is_attribute) {
+            found.push(Violation::CloudEventSource);
+        }
+    }
+    let is_reserved = |name: &str| is_record_header_reserved(name, bus.cloud_event.as_ref());
+    check_headers(&bus.headers, limits, is_reserved, found);
+    if bus.timeout < BUS_TIMEOUT_MIN || bus.timeout > limits.timeout_max {
+        found.push(Violation::BusTimeout { timeout: bus.timeout, timeout_max: limits.timeout_max });
+    }
+}
+
+fn check_headers(
+    headers: &[(String, Secret)],
+    limits: &Limits,
+    is_reserved: impl Fn(&str) -> bool,
+    found: &mut Vec<Violation>,
+) {
+    let bytes = headers.iter().map(|(name, value)| name.len() + value.plain_len()).sum();
+    if headers.len() > limits.headers_max {
+        found.push(Violation::HeaderCount { count: headers.len(), count_max: limits.headers_max });
+    } else if bytes > limits.header_bytes_max {
+        found.push(Violation::HeaderBytes { bytes, bytes_max: limits.header_bytes_max });
+    } else {
+        found.extend(headers.iter().filter_map(|(name, value)| header_violation(name, value, &is_reserved)));
     }
 }
 
@@ -161,12 +223,12 @@ fn method_in_lower_case(method: &str) -> Option<Method> {
     STANDARD.into_iter().find(|known| known.as_str() != method && known.as_str().eq_ignore_ascii_case(method))
 }
 
-fn header_violation(name: &str, value: &Secret) -> Option<Violation> {
+fn header_violation(name: &str, value: &Secret, is_reserved: impl Fn(&str) -> bool) -> Option<Violation> {
     let lower = name.to_ascii_lowercase();
     if HeaderName::from_bytes(lower.as_bytes()).is_err() {
         return Some(Violation::HeaderName { name: name.to_owned() });
     }
-    if is_header_reserved(&lower) {
+    if is_reserved(&lower) {
         return Some(Violation::HeaderReserved { name: name.to_owned() });
     }
     // Reveille validates a header value before it encrypts the value, so an encrypted value needs no check.
@@ -219,8 +281,15 @@ pub enum Field {
     Cron,
     Every,
     Payload,
+    /// Target as a whole.
+    Target,
     Url,
     Method,
+    Topic,
+    /// Key of the record of a bus target.
+    Key,
+    CloudEventType,
+    CloudEventSource,
     Headers,
     /// Header, with the name that the user sent.
     Header(String),
@@ -259,13 +328,32 @@ pub enum Violation {
     Method(String),
     #[error("methods are case-sensitive; write {0}")]
     MethodCase(Method),
+    #[error("this server has no message bus; use an HTTP target, or ask an operator to start the server with --bus")]
+    BusNotConfigured,
+    #[error("{0:?} is not the name of a topic; use 1 to 249 letters, digits, `.`, `_` and `-`")]
+    Topic(String),
+    #[error("key has {bytes} bytes, more than the limit of {BUS_KEY_BYTES_MAX}; use a shorter key")]
+    KeyBytes { bytes: usize },
+    #[error("the type of a CloudEvent must have 1 to {ATTRIBUTE_BYTES_MAX} visible ASCII characters")]
+    CloudEventType,
+    #[error(
+        "the source of a CloudEvent must be a URI reference of 1 to {ATTRIBUTE_BYTES_MAX} visible ASCII characters"
+    )]
+    CloudEventSource,
+    #[error(
+        "timeout is {}, but must be at least {} and at most {}",
+        text(timeout),
+        text(&BUS_TIMEOUT_MIN),
+        text(timeout_max)
+    )]
+    BusTimeout { timeout: Duration, timeout_max: Duration },
     #[error("target has {count} headers, more than the limit of {count_max}")]
     HeaderCount { count: usize, count_max: usize },
     #[error("headers have {bytes} bytes in total, more than the limit of {bytes_max}")]
     HeaderBytes { bytes: usize, bytes_max: usize },
     #[error("invalid header name: only letters, digits and !#$%&'*+-.^_`|~ are allowed")]
     HeaderName { name: String },
-    #[error("Reveille or the HTTP connection sets this header; leave it out")]
+    #[error("Reveille or the connection sets this header; leave it out")]
     HeaderReserved { name: String },
     #[error("invalid header value: only visible ASCII characters, spaces and tabs on one line are allowed")]
     HeaderValue { name: String },
@@ -302,7 +390,12 @@ impl Violation {
             | Violation::HeaderReserved { name }
             | Violation::HeaderValue { name }
             | Violation::HeaderRedacted { name } => Field::Header(name.clone()),
-            Violation::Timeout { .. } => Field::Timeout,
+            Violation::Timeout { .. } | Violation::BusTimeout { .. } => Field::Timeout,
+            Violation::BusNotConfigured => Field::Target,
+            Violation::Topic(_) => Field::Topic,
+            Violation::KeyBytes { .. } => Field::Key,
+            Violation::CloudEventType => Field::CloudEventType,
+            Violation::CloudEventSource => Field::CloudEventSource,
             Violation::LabelCount { .. } => Field::Labels,
             Violation::LabelText { name } | Violation::LabelBytes { name, .. } => Field::Label(name.clone()),
             Violation::AttemptsMax { .. } => Field::AttemptsMax,

@@ -20,6 +20,7 @@ mod identity;
 mod inbox;
 mod logs;
 mod maintenance;
+mod message_bus;
 mod otlp;
 mod privacy;
 mod progress;

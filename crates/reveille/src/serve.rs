@@ -14,6 +14,7 @@ use runtime::Runtime;
 use crate::cluster::MemberArguments;
 use crate::engine::EngineArguments;
 use crate::logs::LogArguments;
+use crate::message_bus::BusArguments;
 use crate::receiver::Printer;
 use crate::service::{Options, Service};
 use crate::stop::{self, Signals, StoppedWaiting};
@@ -56,6 +57,8 @@ pub(crate) struct ServeArguments {
     store_key: StoreKeyArguments,
     #[command(flatten, next_help_heading = "Store and cluster")]
     member: MemberArguments,
+    #[command(flatten, next_help_heading = "Message bus")]
+    bus: BusArguments,
     #[command(flatten, next_help_heading = "Limits and timeouts")]
     tuning: TuningArguments,
     /// Single process only: length of the history in seconds instead of days, for experiments
@@ -85,6 +88,7 @@ impl ServeArguments {
             member: self.member.clone(),
             certificate: self.tls.open(self.listen)?,
             store_key: self.store_key.clone(),
+            bus: self.bus.clone(),
             request_threads: self.threads.map(usize::from),
             server: server::Options {
                 listen: self.listen,

@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use callback::HttpDeliver;
+use callback::{BusDeliver, BusOptions, HttpDeliver, Route};
 use domain::Egress;
 use domain::egress::Class;
+use domain::limits::Limits;
 use peers::{Identity, Listener};
 use prometheus_client::metrics::info::Info;
 use runtime::{DiskLock, LowPriorityThreads, Runtime, TaskSet};
@@ -28,6 +29,7 @@ use crate::authority::{self, FollowingIdentity};
 use crate::cluster::{self, MemberArguments, Parts, Role};
 use crate::data_folder::{explain_open, make_private, store_path};
 use crate::engine::{Engine, PostgresEngine};
+use crate::message_bus::BusArguments;
 use crate::store_key::{StoreKeyArguments, Unlocked};
 use crate::tls::Certificate;
 use crate::{control, header_binding, identity, inbox, store_key};
@@ -41,12 +43,20 @@ pub(crate) struct Options {
     pub(crate) server: server::Options,
     pub(crate) scheduler: scheduler::Options,
     pub(crate) callback: callback::Options,
+    pub(crate) bus: BusArguments,
     pub(crate) store: store_embedded::Options,
     pub(crate) store_key: StoreKeyArguments,
     /// Number of threads that run requests; `None` for one thread per core.
     pub(crate) request_threads: Option<usize>,
     /// TLS certificate of the listener. `None` means plain HTTP.
     pub(crate) certificate: Option<Certificate>,
+}
+
+impl Options {
+    /// Returns the limits of a schedule.
+    fn limits(&self) -> Limits {
+        Limits { has_bus: self.bus.is_some(), ..self.server.limits.clone() }
+    }
 }
 
 pub(crate) struct Service {
@@ -113,7 +123,7 @@ impl Service {
             header_binding::migrate(runtime, &unlocked).await?;
             let mut registry = build_registry();
             store.register(&mut registry);
-            let deliver = Arc::new(deliver(runtime, options, &unlocked, &mut registry)?);
+            let deliver = Arc::new(deliver(runtime, options, &unlocked, &mut registry).await?);
             let started = Scheduler::start(runtime, unlocked.store, deliver, options.scheduler.clone(), registry).await;
             let scheduler = started.context("cannot start the scheduler")?;
             Ok((Front::bind(&scheduler, options).await?, scheduler))
@@ -156,13 +166,13 @@ impl Service {
         tasks.spawn("authorities", async move {
             stop.run_until_cancelled(follow).await;
         });
-        let deliver = Arc::new(deliver(runtime, options, &unlocked, &mut registry)?);
+        let deliver = Arc::new(deliver(runtime, options, &unlocked, &mut registry).await?);
         let parts = Parts { store: &store, encrypted: unlocked.store, identity: identity.clone(), deliver };
         let joined = cluster::join(runtime, engine, &options.member, parts, options.scheduler.clone(), registry);
         let cluster::Member { scheduler, listener } = joined.await?;
         tasks.spawn("peers", serve_peers(listener, identity, scheduler.clone(), stop_peers.clone()));
         let front = Front::bind(&scheduler, options).await?;
-        let limits = options.server.limits.clone();
+        let limits = options.limits();
         let (mover, inbox) = (scheduler.clone(), store.clone());
         tasks.spawn("inbox", async move { mover.move_inbox(inbox, inbox::read_spec(limits)).await });
         let folder_lost = CancellationToken::new();
@@ -281,16 +291,20 @@ fn build_registry() -> Registry {
     registry
 }
 
-fn deliver(
+async fn deliver(
     runtime: &Runtime,
     options: &Options,
     unlocked: &Unlocked,
     registry: &mut Registry,
-) -> anyhow::Result<HttpDeliver> {
-    let callback = callback::Options { keyring: unlocked.keyring.clone(), ..options.callback.clone() };
-    let deliver = HttpDeliver::new(runtime, callback).context("cannot start the HTTP client for callbacks")?;
-    deliver.register(registry);
-    Ok(deliver)
+) -> anyhow::Result<Route> {
+    let keyring = &unlocked.keyring;
+    let callback = callback::Options { keyring: keyring.clone(), ..options.callback.clone() };
+    let http = HttpDeliver::new(runtime, callback).context("cannot start the HTTP client for callbacks")?;
+    http.register(registry);
+    let bus_options =
+        BusOptions { compression: options.bus.compression(), keyring: keyring.clone(), ..BusOptions::default() };
+    let bus = options.bus.open(runtime).await?.map(|bus| BusDeliver::new(runtime, bus, bus_options));
+    Ok(Route { http, bus })
 }
 
 /// Bound server, with the threads that will run it.
@@ -310,6 +324,7 @@ impl Front {
                 answers_users: options.member.has(Role::Api),
                 tls,
                 batch_folder: options.data.clone(),
+                limits: options.limits(),
                 ..options.server.clone()
             };
             let server = Server::bind(request_threads.runtime.clone(), scheduler.clone(), server).await?;

@@ -8,7 +8,10 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use domain::{AttemptResult, EGRESS_REJECTED, NOT_DECRYPTED, NOT_RESOLVED, TLS_FAILED, Timestamp};
+use domain::{
+    AttemptResult, BUS_NOT_CONFIGURED, BUS_REJECTED, EGRESS_REJECTED, NOT_DECRYPTED, NOT_RESOLVED, TLS_FAILED,
+    TargetKind, Timestamp,
+};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -57,7 +60,7 @@ pub(crate) struct AttemptLabels {
 }
 
 /// Labels for the results of failed attempts, except `status_other`. The labels are also the reasons of dead letters.
-const FAILURES: [&str; 10] = [
+const HTTP_FAILURES: [&str; 10] = [
     "status_3xx",
     "status_4xx",
     "status_5xx",
@@ -70,12 +73,15 @@ const FAILURES: [&str; 10] = [
     "panic",
 ];
 
+const BUS_FAILURES: [&str; 7] =
+    [EGRESS_REJECTED, NOT_DECRYPTED, BUS_NOT_CONFIGURED, BUS_REJECTED, "unreachable", "timeout", "panic"];
+
 impl AttemptLabels {
     /// Returns the labels of an attempt's result. All HTTP statuses with the same hundreds digit get the same label.
     /// Otherwise a target could create one time series per status.
-    pub(crate) fn of(result: &AttemptResult) -> Self {
+    pub(crate) fn of(kind: TargetKind, result: &AttemptResult) -> Self {
         let result = match result {
-            AttemptResult::Answered(200..=299) => "success",
+            AttemptResult::Answered(200..=299) | AttemptResult::Stored { .. } => "success",
             AttemptResult::Answered(300..=399) => "status_3xx",
             AttemptResult::Answered(400..=499) => "status_4xx",
             AttemptResult::Answered(500..=599) => "status_5xx",
@@ -84,11 +90,13 @@ impl AttemptLabels {
             AttemptResult::Unreachable(reason) if reason.starts_with(NOT_DECRYPTED) => NOT_DECRYPTED,
             AttemptResult::Unreachable(reason) if reason.starts_with(NOT_RESOLVED) => "dns",
             AttemptResult::Unreachable(reason) if reason.starts_with(TLS_FAILED) => "tls",
+            AttemptResult::Unreachable(reason) if reason.starts_with(BUS_NOT_CONFIGURED) => BUS_NOT_CONFIGURED,
+            AttemptResult::Unreachable(reason) if reason.starts_with(BUS_REJECTED) => BUS_REJECTED,
             AttemptResult::Unreachable(_) => "unreachable",
             AttemptResult::TimedOut => "timeout",
             AttemptResult::Panicked => "panic",
         };
-        AttemptLabels { protocol: "http", result }
+        AttemptLabels { protocol: protocol(kind), result }
     }
 
     pub(crate) fn result(&self) -> &'static str {
@@ -96,7 +104,18 @@ impl AttemptLabels {
     }
 
     fn all() -> impl Iterator<Item = AttemptLabels> {
-        ["success"].into_iter().chain(FAILURES).map(|result| AttemptLabels { protocol: "http", result })
+        let of_kind = |kind, failures: &'static [&'static str]| {
+            let results = ["success"].into_iter().chain(failures.iter().copied());
+            results.map(move |result| AttemptLabels { protocol: protocol(kind), result })
+        };
+        of_kind(TargetKind::Http, &HTTP_FAILURES).chain(of_kind(TargetKind::Bus, &BUS_FAILURES))
+    }
+}
+
+fn protocol(kind: TargetKind) -> &'static str {
+    match kind {
+        TargetKind::Http => "http",
+        TargetKind::Bus => "bus",
     }
 }
 
@@ -230,7 +249,7 @@ impl Metrics {
         for labels in AttemptLabels::all() {
             drop(self.callback_attempts.get_or_create(&labels));
         }
-        for reason in FAILURES {
+        for reason in HTTP_FAILURES.into_iter().chain(BUS_FAILURES) {
             drop(self.dead_letters.get_or_create(&Reason { reason }));
         }
         for change in ["gained", "let_go", "lost"] {

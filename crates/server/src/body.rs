@@ -14,7 +14,7 @@ mod tests;
 
 use api::FieldError;
 use domain::limits::Limits;
-use domain::{Egress, Schedule, ScheduleId, Secret, Spec, Tenant, Timestamp};
+use domain::{Egress, Schedule, ScheduleId, Secret, Spec, Target, Tenant, Timestamp};
 
 use crate::quota::check_spec;
 use crate::rejection::{Code, Rejected, reject, reject_fields};
@@ -54,11 +54,14 @@ pub(crate) fn read_merged(
     let keeps_headers = !merged.headers_kept.is_empty();
     let spec = read_text(&merged.text, Some(&schedule.id), merged.headers_kept, limits, egress, now)?.spec;
     if keeps_headers && spec.target.origin() != schedule.spec.target.origin() {
+        let part = match spec.target {
+            Target::Http(_) => "scheme, host or port",
+            Target::Bus(_) => "topic",
+        };
         let error = FieldError {
-            pointer: Some("/target/http/headers".to_owned()),
+            pointer: Some(format!("/target/{}/headers", merge::kind_name(&spec.target))),
             code: "headers_not_named".into(),
-            detail: "the target has another scheme, host or port, and would receive headers meant for the old one"
-                .into(),
+            detail: format!("the target has another {part}, and would receive headers meant for the old one"),
             hint: Some("send each header with its value, or remove it with null".to_owned()),
             ..FieldError::default()
         };

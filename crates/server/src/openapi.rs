@@ -48,7 +48,7 @@ pub(crate) fn document(routes: &[Arc<Route>], options: &Options, version: Versio
         "info": {
             "title": "Reveille",
             "version": "1",
-            "summary": "A scheduler that sends callbacks to services on time",
+            "summary": "A scheduler that sends callbacks to services and topics on time",
             "description": "Every route under /v1 requires a key, and works only on the data of the key's tenant. \
                 The server confirms a change only after it is durable.",
             "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
@@ -202,7 +202,8 @@ fn callback() -> Value {
         "operationId": "callback",
         "summary": "Callback for one attempt of a run",
         "description": "The service sends this request to the schedule's target with its method and headers, at least \
-            once for each occurrence. Receivers drop duplicates by `webhook-id`, and verify one of the signatures.",
+            once for each occurrence. Receivers drop duplicates by `webhook-id`, and verify one of the signatures. For a \
+            target with a topic, the service sends a record with the same headers to the topic instead.",
         "security": [],
         "parameters": [
             header("webhook-id", "Id of the run, the same on every attempt of an occurrence"),

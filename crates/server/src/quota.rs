@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use api::FieldError;
 use domain::quota::{Rate, TokenBucket};
-use domain::{Quota, ScheduleId, Secret, Spec, Status, Target, Tenant, TenantId, Timestamp, When};
+use domain::{Quota, ScheduleId, Secret, Spec, Status, Tenant, TenantId, Timestamp, When};
 use runtime::Monotonic;
 use scheduler::Scheduler;
 use store::Usage;
@@ -189,11 +189,8 @@ impl Stored {
 
 /// Returns the approximate number of bytes that a schedule with this spec adds to the usage.
 fn size(spec: &Spec) -> u64 {
-    let Target::Http(http) = &spec.target;
-    let headers: usize =
-        http.headers.iter().map(|(name, value)| name.len() + value.plain_len() + Secret::ENCRYPTION_OVERHEAD).sum();
-    let labels: usize = spec.labels.iter().map(|(name, value)| name.len() + value.len()).sum();
-    (spec.payload.len() + http.url.len() + headers + labels) as u64 + ROW_BYTES
+    let headers = spec.target.headers().len() * Secret::ENCRYPTION_OVERHEAD;
+    (spec.content_bytes() + headers) as u64 + ROW_BYTES
 }
 
 fn reject_full(tenant: &Tenant, quota: Quota) -> Rejected {

@@ -7,7 +7,10 @@ use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Response, StatusCode};
 use domain::occurrence::Run;
-use domain::{AttemptResult, RunState, Schedule, ScheduleId, Secret, Status, Target, Timestamp, When, duration};
+use domain::{
+    AttemptResult, BusTarget, CloudEvent, CloudEventMode, HttpTarget, RunState, Schedule, ScheduleId, Secret, Status,
+    Target, Timestamp, When, duration,
+};
 use serde_json::value::RawValue;
 
 use crate::rejection::to_json;
@@ -43,7 +46,6 @@ pub(crate) fn schedule(schedule: &Schedule) -> Option<api::Schedule> {
             zone = Some(expression.zone().to_owned());
         }
     }
-    let Target::Http(http) = &schedule.spec.target;
     let retry = schedule.spec.retry;
     let payload = match schedule.spec.payload.as_ref() {
         [] => None,
@@ -60,12 +62,7 @@ pub(crate) fn schedule(schedule: &Schedule) -> Option<api::Schedule> {
         cron,
         every,
         zone,
-        target: api::Target::Http(api::HttpTarget {
-            url: http.url.clone(),
-            method: http.method.clone(),
-            headers: http.headers.iter().map(|(name, _)| (name.clone(), Secret::REDACTED.to_owned())).collect(),
-            timeout: duration::format(http.timeout),
-        }),
+        target: target(&schedule.spec.target),
         payload,
         labels: schedule.spec.labels.clone(),
         retry: api::Retry {
@@ -74,6 +71,29 @@ pub(crate) fn schedule(schedule: &Schedule) -> Option<api::Schedule> {
             backoff_max: duration::format(retry.backoff_max),
         },
     })
+}
+
+fn target(target: &Target) -> api::Target {
+    let headers = target.headers().iter().map(|(name, _)| (name.clone(), Secret::REDACTED.to_owned())).collect();
+    let timeout = duration::format(target.timeout());
+    match target {
+        Target::Http(HttpTarget { url, method, headers: _, timeout: _ }) => {
+            api::Target::Http(api::HttpTarget { url: url.clone(), method: method.clone(), headers, timeout })
+        }
+        Target::Bus(BusTarget { topic, key, headers: _, cloud_event, timeout: _ }) => {
+            let cloud_event = cloud_event.as_ref().map(self::cloud_event);
+            api::Target::Bus(api::BusTarget { topic: topic.clone(), key: key.clone(), headers, cloud_event, timeout })
+        }
+    }
+}
+
+pub(crate) fn cloud_event(event: &CloudEvent) -> api::CloudEvent {
+    let CloudEvent { mode, kind, source } = event;
+    let mode = match mode {
+        CloudEventMode::Binary => api::CloudEventMode::Binary,
+        CloudEventMode::Structured => api::CloudEventMode::Structured,
+    };
+    api::CloudEvent { mode, kind: Some(kind.clone()), source: source.clone() }
 }
 
 /// Converts a run. `schedule` is the id of the run's schedule, or `None` if the schedule no longer exists.
@@ -103,19 +123,26 @@ pub(crate) fn run(run: &Run, schedule: Option<&ScheduleId>) -> api::Run {
 }
 
 fn attempt(attempt: &domain::Attempt) -> api::Attempt {
-    let (status, error) = match &attempt.result {
-        AttemptResult::Answered(status) => (Some(*status), None),
-        AttemptResult::Unreachable(reason) => (None, Some(reason.clone())),
-        AttemptResult::TimedOut => (None, Some("timed out".to_owned())),
-        AttemptResult::Panicked => (None, Some("the executor failed".to_owned())),
-    };
-    api::Attempt {
+    let mut converted = api::Attempt {
         number: attempt.number,
         started_at: time(attempt.started_at),
         duration_ms: u64::try_from(attempt.duration.as_millis()).unwrap_or(u64::MAX),
-        status,
-        error,
+        status: None,
+        partition: None,
+        offset: None,
+        error: None,
+    };
+    match &attempt.result {
+        AttemptResult::Answered(status) => converted.status = Some(*status),
+        AttemptResult::Stored { partition, offset } => {
+            converted.partition = Some(*partition);
+            converted.offset = Some(*offset);
+        }
+        AttemptResult::Unreachable(reason) => converted.error = Some(reason.clone()),
+        AttemptResult::TimedOut => converted.error = Some("timed out".to_owned()),
+        AttemptResult::Panicked => converted.error = Some("the executor failed".to_owned()),
     }
+    converted
 }
 
 pub(crate) fn time(instant: Timestamp) -> Time {

@@ -112,6 +112,10 @@ struct Callback {
     /// Reading of the member's wall clock at the start of the callback.
     clock: Timestamp,
     end: Option<CallbackEnd>,
+    /// True times at which the bus stored records of the callback. `None` for an HTTP callback.
+    records: Option<Vec<Duration>>,
+    /// True if the member sent nothing, because the deadline of the attempt had passed.
+    is_withdrawn: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -223,11 +227,33 @@ impl History {
 impl History {
     /// Records that a callback of `member` reached its receiver.
     pub fn callback_began(&self, member: &str, occurrence: Occurrence, attempt: u16) -> CallbackId {
+        self.began(member, occurrence, attempt, None)
+    }
+
+    /// Records that `member` gave a callback to its transport to a topic.
+    pub fn attempt_to_topic_began(&self, member: &str, occurrence: Occurrence, attempt: u16) -> CallbackId {
+        self.began(member, occurrence, attempt, Some(Vec::new()))
+    }
+
+    fn began(&self, member: &str, occurrence: Occurrence, attempt: u16, records: Option<Vec<Duration>>) -> CallbackId {
         let (began_at, clock) = (self.sim.elapsed(), self.sim.clock(member));
         let mut entries = self.entries();
         let member = member.to_owned();
-        entries.callbacks.push(Callback { occurrence, attempt, member, began_at, clock, end: None });
+        let callback =
+            Callback { occurrence, attempt, member, began_at, clock, end: None, records, is_withdrawn: false };
+        entries.callbacks.push(callback);
         CallbackId(entries.callbacks.len() - 1)
+    }
+
+    /// Records that the transport to a topic sent nothing, because the deadline of the attempt had passed. The attempt
+    /// does not count as a callback.
+    pub fn callback_withdrawn(&self, callback: CallbackId) {
+        self.entries().callbacks[callback.0].is_withdrawn = true;
+    }
+
+    /// Records that a topic has a record of the callback, which the bus stored at the true time `at`.
+    pub fn record_stored(&self, callback: CallbackId, at: Duration) {
+        self.entries().callbacks[callback.0].records.get_or_insert_default().push(at);
     }
 
     /// Records the end of a callback, and whether the receiver accepted the callback. If the callback's member goes
@@ -298,7 +324,7 @@ impl History {
     /// Returns the number of callbacks that started.
     #[must_use]
     pub fn callbacks(&self) -> usize {
-        self.entries().callbacks.len()
+        self.entries().made().count()
     }
 
     /// Returns the acknowledged occurrences without a final outcome. If the list is empty and the scenario sends no

@@ -56,6 +56,8 @@ pub mod single_node;
 #[cfg(feature = "scenarios")]
 pub mod tenants;
 #[cfg(feature = "scenarios")]
+mod topics;
+#[cfg(feature = "scenarios")]
 mod user;
 
 /// Returns the scenarios that must succeed with every seed, for a command that runs many seeds.

@@ -150,7 +150,7 @@ async fn open(runtime: &Runtime, tasks: &TaskSet, is_on_disk: bool) -> Arc<dyn S
 
 /// Creates large schedules of one hostile tenant for the duration `LOAD_TIME`, so that the disk becomes full.
 async fn fill_disk(sim: &Handle, runtime: &Runtime, scheduler: &Scheduler) {
-    let spec = sim.draw(|random| user::spec(random, runtime.now()));
+    let spec = sim.draw(|random| user::http_spec(random, runtime.now()));
     let spec = Spec { payload: vec![b'1'; FILLING_PAYLOAD].into(), ..spec };
     let far = When::At(runtime.now() + Duration::from_secs(86_400));
     let (until, mut rejected) = (sim.elapsed() + LOAD_TIME, 0);
@@ -193,9 +193,9 @@ fn hostile_requests(sim: &Handle, runtime: &Runtime, owner: u64, attack: Attack,
             0 => When::every(Duration::from_secs(1)),
             _ => When::At(now + Duration::from_millis(sim.draw(|random| random.below(3_000)))),
         };
-        let mut spec = sim.draw(|random| user::spec(random, now));
+        let mut spec = sim.draw(|random| user::http_spec(random, now));
         if attack == Attack::SharedTarget {
-            let Target::Http(http) = &mut spec.target;
+            let Target::Http(http) = &mut spec.target else { panic!("the target is an HTTP target") };
             http.url = SHARED_URLS[sim.draw(|random| random.index(SHARED_URLS.len()))].to_owned();
         }
         request(owner, format!("h{owner}-{number}"), when, spec)
@@ -211,8 +211,8 @@ fn quiet_requests(sim: &Handle, runtime: &Runtime) -> Vec<Create> {
             0..RECURRING => When::every(Duration::from_secs(1 + number)),
             _ => When::At(now + Duration::from_millis(2_000 + sim.draw(|random| random.below(load_millis - 2_000)))),
         };
-        let mut spec = sim.draw(|random| user::spec(random, now));
-        let Target::Http(http) = &mut spec.target;
+        let mut spec = sim.draw(|random| user::http_spec(random, now));
+        let Target::Http(http) = &mut spec.target else { panic!("the target is an HTTP target") };
         SHARED_URLS[0].clone_into(&mut http.url);
         request(u64::from(QUIET.0), format!("q{number}"), when, spec)
     };

@@ -15,7 +15,7 @@ use domain::{
 use scheduler::Scheduler;
 use store::{Health, Store, StoreError};
 
-use crate::{Expected, Handle, Random};
+use crate::{Expected, Handle, Random, topics};
 
 /// Age of the oldest due row, in seconds, at which the alert for operators fires.
 const WAITING_SECONDS_MAX: f64 = 5.0;
@@ -38,7 +38,8 @@ impl Incarnations {
 
 /// Returns the tenant that the cluster and single-node scenarios use, with `pollers` pollers.
 pub(crate) fn tenant(pollers: u16) -> Tenant {
-    Tenant::new(TenantId(1), "simulated", pollers, SigningSecret::first(vec![7; 32], Timestamp::MIN))
+    let secret = SigningSecret::first(vec![7; 32], Timestamp::MIN);
+    Tenant { egress: topics::egress(), ..Tenant::new(TenantId(1), "simulated", pollers, secret) }
 }
 
 /// Lets three of four simulations start some seconds before a clock change of a time zone.
@@ -61,8 +62,16 @@ pub(crate) async fn put_tenant(store: &dyn Store, tenant: Tenant) -> Result<(), 
     store.put_tenant(tenant, entry).await.map(|put| put.expect("no other process creates the tenant"))
 }
 
-/// Returns a random spec for a schedule that is due soon, overdue or recurring.
+/// Returns a random spec for a schedule that is due soon, overdue or recurring. One of four schedules has a topic as
+/// target.
 pub(crate) fn spec(random: &mut Random, now: Timestamp) -> Spec {
+    let spec = http_spec(random, now);
+    let topic = (random.below(4) == 0).then(|| topics::target(random, !matches!(spec.when, When::At(_))));
+    Spec { target: topic.unwrap_or(spec.target), ..spec }
+}
+
+/// Returns a random spec with an HTTP target, for a schedule that is due soon, overdue or recurring.
+pub(crate) fn http_spec(random: &mut Random, now: Timestamp) -> Spec {
     let target = random.below(3);
     Spec {
         when: when(random, now),

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use domain::HttpTarget;
 use domain::egress::Class;
 use domain::occurrence::Run;
 use domain::recurrence::Cron;
 use domain::retry::RetryPolicy;
-use domain::schedule::HttpTarget;
 use domain::{
     ApiKey, Audit, DueKey, Egress, Incarnation, Quota, Quotas, Role, RunState, Schedule, ScheduleId, Secret,
     SigningSecret, Status, Target, Tenant, TenantId, Timestamp, When,
@@ -413,6 +413,7 @@ fn two_tenants() -> (Tenant, Tenant) {
         allow: [Class::Loopback].into(),
         allow_networks: vec!["10.1.0.0/16".parse().expect("the text is a valid network address range")],
         forbid_http: true,
+        allow_topics: vec!["orders-*".parse().expect("the text is a valid pattern of topics")],
     };
     let encrypted = Secret::Encrypted((0..80).rev().collect::<Vec<u8>>().into());
     let (id, created_at) = ("s2".to_owned(), minute(2));

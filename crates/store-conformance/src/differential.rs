@@ -355,7 +355,7 @@ impl Drive {
             }
             Kind::Reencrypt { value, old_revision } => {
                 let mut changed = Schedule { revision: revision(old_revision), ..Schedule::clone(&schedule) };
-                let Target::Http(http) = &mut changed.spec.target;
+                let Target::Http(http) = &mut changed.spec.target else { panic!("the target is an HTTP target") };
                 http.headers = vec![("x-a".to_owned(), Secret::Encrypted(vec![value; usize::from(value)].into()))];
                 Change::Reencrypt(Arc::new(changed))
             }

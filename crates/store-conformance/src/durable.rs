@@ -54,7 +54,7 @@ pub(super) async fn data_survives_a_reopen(subject: &dyn Subject) {
 /// Returns the schedule with this header value.
 fn with_header(schedule: &Schedule, value: u8) -> Arc<Schedule> {
     let mut schedule = schedule.clone();
-    let Target::Http(http) = &mut schedule.spec.target;
+    let Target::Http(http) = &mut schedule.spec.target else { panic!("the target is an HTTP target") };
     http.headers = vec![("authorization".to_owned(), Secret::Encrypted(vec![value; 60].into()))];
     Arc::new(schedule)
 }

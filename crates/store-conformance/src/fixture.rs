@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use domain::HttpTarget;
 use domain::occurrence::Run;
 use domain::retry::RetryPolicy;
-use domain::schedule::HttpTarget;
 use domain::{
     Attempt, AttemptResult, DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, RunState, Schedule,
     ScheduleId, ShardId, Spec, Status, Target, TenantId, Term, Timestamp, When,

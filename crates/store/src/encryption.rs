@@ -24,7 +24,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use domain::{KeyId, Schedule, ScheduleId, Secret, Target, Tenant, TenantId};
+use domain::{KeyId, Schedule, ScheduleId, Secret, Tenant, TenantId};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use ring::hmac;
 use runtime::Runtime;
@@ -51,8 +51,8 @@ const KEY_PREFIX: &str = "rvsk_";
 /// together with the ciphertext.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place<'a> {
-    /// Header of a schedule's target. `name` is in lower case. `origin` is the target's scheme, host and port in the form
-    /// of [`domain::schedule::origin`]. The callback connects to exactly this origin.
+    /// Header of a schedule's target. `name` is in lower case. `origin` is the target's [`domain::Target::origin`]. The
+    /// callback connects to exactly this origin.
     Header { tenant: TenantId, schedule: &'a ScheduleId, name: &'a str, origin: &'a str },
     /// Secret that signs a tenant's callbacks.
     SigningSecret { tenant: TenantId, id: &'a str },
@@ -181,22 +181,19 @@ pub enum OpenError {
 /// Returns whether the schedule has a header whose value is not encrypted.
 #[must_use]
 pub fn has_plain_header(schedule: &Schedule) -> bool {
-    let Target::Http(http) = &schedule.spec.target;
-    http.headers.iter().any(|(_, value)| !value.is_encrypted())
+    schedule.spec.target.headers().iter().any(|(_, value)| !value.is_encrypted())
 }
 
 /// Returns whether the schedule has a header that is not bound: a header in plain text, or in the form of earlier builds.
 #[must_use]
 pub fn has_unbound_header(schedule: &Schedule) -> bool {
-    let Target::Http(http) = &schedule.spec.target;
-    http.headers.iter().any(|(_, value)| !is_bound(value))
+    schedule.spec.target.headers().iter().any(|(_, value)| !is_bound(value))
 }
 
 /// Returns whether the schedule has a bound header.
 #[must_use]
 pub fn has_bound_header(schedule: &Schedule) -> bool {
-    let Target::Http(http) = &schedule.spec.target;
-    http.headers.iter().any(|(_, value)| is_bound(value))
+    schedule.spec.target.headers().iter().any(|(_, value)| is_bound(value))
 }
 
 fn is_bound(value: &Secret) -> bool {
@@ -272,8 +269,7 @@ impl Keyring {
         }
         let schedule = Arc::make_mut(schedule);
         let origin = schedule.spec.target.origin();
-        let Target::Http(http) = &mut schedule.spec.target;
-        for (name, value) in &mut http.headers {
+        for (name, value) in schedule.spec.target.headers_mut() {
             let place = Place::Header { tenant: schedule.tenant, schedule: &schedule.id, name, origin: &origin };
             *value = self.encrypt(runtime, place, value);
         }
@@ -290,8 +286,7 @@ impl Keyring {
         }
         let Schedule { tenant, id, spec, .. } = Arc::make_mut(schedule);
         let (tenant, origin, mut first_error) = (*tenant, spec.target.origin(), None);
-        let Target::Http(http) = &mut spec.target;
-        for (name, value) in http.headers.iter_mut().filter(|(_, value)| !is_bound(value)) {
+        for (name, value) in spec.target.headers_mut().iter_mut().filter(|(_, value)| !is_bound(value)) {
             let opened = match &*value {
                 Secret::Plain(plain) => Ok(plain.clone()),
                 Secret::Encrypted(encrypted) => self.decrypt(FORM_1, &unbound_place(tenant, id, name), encrypted),

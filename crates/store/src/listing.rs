@@ -22,7 +22,7 @@ mod by_id;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{DueKey, Incarnation, LabelKey, PollerId, Schedule, ScheduleId, Status, Target, TenantId, Timestamp};
+use domain::{DueKey, Incarnation, LabelKey, PollerId, Schedule, ScheduleId, Status, TenantId, Timestamp};
 
 use crate::{DueBound, DueRead, ListBy, ListRead, Order, Store, StoreError};
 
@@ -143,7 +143,7 @@ impl Filling {
     }
 
     fn push(&mut self, schedule: Arc<Schedule>) {
-        self.bytes += bytes_of(&schedule);
+        self.bytes += schedule.spec.content_bytes();
         self.page.schedules.push(schedule);
     }
 
@@ -285,12 +285,4 @@ fn is_next(schedule: &Schedule, key: &DueKey) -> bool {
     schedule.status == Status::Active
         && schedule.revision == key.occurrence.revision
         && schedule.next == Some(key.occurrence.nominal)
-}
-
-/// Returns the number of bytes that the user supplied for the schedule: payload, URL, headers and labels.
-fn bytes_of(schedule: &Schedule) -> usize {
-    let Target::Http(http) = &schedule.spec.target;
-    let headers: usize = http.headers.iter().map(|(name, value)| name.len() + value.plain_len()).sum();
-    let labels: usize = schedule.spec.labels.iter().map(|(name, value)| name.len() + value.len()).sum();
-    schedule.spec.payload.len() + http.url.len() + headers + labels
 }

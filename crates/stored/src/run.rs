@@ -81,6 +81,12 @@ fn put_attempt(out: &mut Vec<u8>, attempt: &Attempt) {
         }
         AttemptResult::TimedOut => out.u8(2),
         AttemptResult::Panicked => out.u8(3),
+        // Builds without bus targets cannot read this result.
+        AttemptResult::Stored { partition, offset } => {
+            out.u8(4);
+            out.u32(*partition);
+            out.u64(*offset);
+        }
     }
 }
 
@@ -161,6 +167,7 @@ fn take_attempt(take: &mut Take<'_>) -> Result<Attempt, Malformed> {
         1 => AttemptResult::Unreachable(take.text()?.to_owned()),
         2 => AttemptResult::TimedOut,
         3 => AttemptResult::Panicked,
+        4 => AttemptResult::Stored { partition: take.u32()?, offset: take.u64()? },
         _ => return Err(take.malformed()),
     };
     Ok(Attempt { number, started_at, duration, result })

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use domain::recurrence::Cron;
 use domain::retry::RetryPolicy;
 use domain::{
-    HttpTarget, Incarnation, LabelKey, PollerId, Revision, Schedule, ScheduleId, Secret, Spec, Status, Target,
-    TenantId, Timestamp, When,
+    BusTarget, CloudEvent, CloudEventMode, HttpTarget, Incarnation, LabelKey, PollerId, Revision, Schedule, ScheduleId,
+    Secret, Spec, Status, Target, TenantId, Timestamp, When,
 };
 
 use crate::{Malformed, Put as _, Take};
@@ -21,6 +21,8 @@ const PLAIN_HTTP: u8 = 0;
 /// Number that marks an encoded HTTP target with encrypted headers. A flag before each header value says whether the
 /// value is encrypted.
 const HTTP: u8 = 1;
+/// Number that marks an encoded bus target. Builds without bus targets cannot read it.
+const BUS: u8 = 2;
 
 /// Length of the head in bytes. The head has a fixed length, so [`patch`] can replace it without decoding the row.
 const HEAD_LEN: usize = 1 + 4 + 16 + 8 + 8 + State::LEN;
@@ -161,10 +163,10 @@ pub fn labels(row: &[u8]) -> Result<Vec<LabelKey>, Malformed> {
     }
     let is_plain = match take.u8()? {
         PLAIN_HTTP => true,
-        HTTP => false,
+        HTTP | BUS => false,
         _ => return Err(take.malformed()),
     };
-    take.skip_blobs(2)?; // URL and method.
+    take.skip_blobs(2)?; // URL and method, or topic and options.
     for _ in 0..take.count(8)? {
         take.skip_blobs(1)?;
         if !is_plain {
@@ -206,13 +208,51 @@ fn put_when(out: &mut Vec<u8>, when: &When) {
 }
 
 fn put_target(out: &mut Vec<u8>, target: &Target) {
-    let Target::Http(http) = target;
-    let is_plain = http.headers.iter().all(|(_, value)| !value.is_encrypted());
-    out.u8(if is_plain { PLAIN_HTTP } else { HTTP });
-    out.text(&http.url);
-    out.text(&http.method);
-    out.count(http.headers.len());
-    for (name, value) in &http.headers {
+    match target {
+        Target::Http(http) => {
+            let is_plain = http.headers.iter().all(|(_, value)| !value.is_encrypted());
+            out.u8(if is_plain { PLAIN_HTTP } else { HTTP });
+            out.text(&http.url);
+            out.text(&http.method);
+            put_headers(out, &http.headers, is_plain);
+        }
+        Target::Bus(bus) => {
+            out.u8(BUS);
+            out.text(&bus.topic);
+            out.blob(&encode_bus_options(bus));
+            put_headers(out, &bus.headers, false);
+        }
+    }
+    out.duration(target.timeout());
+}
+
+/// Returns the encoded key and the encoded form as a CloudEvent. They are one blob, so that [`labels`] can skip them.
+fn encode_bus_options(bus: &BusTarget) -> Vec<u8> {
+    let mut out = Vec::new();
+    put_optional_text(&mut out, bus.key.as_deref());
+    match &bus.cloud_event {
+        None => out.u8(0),
+        Some(CloudEvent { mode, kind, source }) => {
+            out.u8(match mode {
+                CloudEventMode::Binary => 1,
+                CloudEventMode::Structured => 2,
+            });
+            out.text(kind);
+            put_optional_text(&mut out, source.as_deref());
+        }
+    }
+    out
+}
+
+fn put_optional_text(out: &mut Vec<u8>, text: Option<&str>) {
+    out.u8(u8::from(text.is_some()));
+    out.text(text.unwrap_or_default());
+}
+
+/// Appends headers. If `is_plain` is true, the encoding has no flags that say whether the values are encrypted.
+fn put_headers(out: &mut Vec<u8>, headers: &[(String, Secret)], is_plain: bool) {
+    out.count(headers.len());
+    for (name, value) in headers {
         out.text(name);
         match value {
             Secret::Plain(bytes) if is_plain => out.blob(bytes),
@@ -226,7 +266,6 @@ fn put_target(out: &mut Vec<u8>, target: &Target) {
             }
         }
     }
-    out.duration(http.timeout);
 }
 
 /// Decodes the head of a row.
@@ -304,13 +343,48 @@ fn take_when(take: &mut Take<'_>) -> Result<When, Malformed> {
 }
 
 fn take_target(take: &mut Take<'_>) -> Result<Target, Malformed> {
-    let is_plain = match take.u8()? {
-        PLAIN_HTTP => true,
-        HTTP => false,
+    match take.u8()? {
+        number @ (PLAIN_HTTP | HTTP) => Ok(Target::Http(HttpTarget {
+            url: take.text()?.to_owned(),
+            method: take.text()?.to_owned(),
+            headers: take_headers(take, number == PLAIN_HTTP)?,
+            timeout: take.duration()?,
+        })),
+        BUS => {
+            let topic = take.text()?.to_owned();
+            let (key, cloud_event) = take_bus_options(Take::new(WHAT, take.blob()?))?;
+            let headers = take_headers(take, false)?;
+            Ok(Target::Bus(BusTarget { topic, key, headers, cloud_event, timeout: take.duration()? }))
+        }
+        _ => Err(take.malformed()),
+    }
+}
+
+fn take_bus_options(mut take: Take<'_>) -> Result<(Option<String>, Option<CloudEvent>), Malformed> {
+    let key = take_optional_text(&mut take)?;
+    let mode = match take.u8()? {
+        0 => None,
+        1 => Some(CloudEventMode::Binary),
+        2 => Some(CloudEventMode::Structured),
         _ => return Err(take.malformed()),
     };
-    let url = take.text()?.to_owned();
-    let method = take.text()?.to_owned();
+    let cloud_event = match mode {
+        None => None,
+        Some(mode) => Some(CloudEvent { mode, kind: take.text()?.to_owned(), source: take_optional_text(&mut take)? }),
+    };
+    take.end()?;
+    Ok((key, cloud_event))
+}
+
+fn take_optional_text(take: &mut Take<'_>) -> Result<Option<String>, Malformed> {
+    match (take.u8()?, take.text()?) {
+        (0, "") => Ok(None),
+        (1, text) => Ok(Some(text.to_owned())),
+        _ => Err(take.malformed()),
+    }
+}
+
+fn take_headers(take: &mut Take<'_>, is_plain: bool) -> Result<Vec<(String, Secret)>, Malformed> {
     let count = take.count(8)?;
     let mut headers = Vec::with_capacity(count);
     for _ in 0..count {
@@ -323,7 +397,7 @@ fn take_target(take: &mut Take<'_>) -> Result<Target, Malformed> {
         let value = Bytes::copy_from_slice(take.blob()?);
         headers.push((name, if is_encrypted { Secret::Encrypted(value) } else { Secret::Plain(value) }));
     }
-    Ok(Target::Http(HttpTarget { url, method, headers, timeout: take.duration()? }))
+    Ok(headers)
 }
 
 fn take_labels(take: &mut Take<'_>) -> Result<BTreeMap<String, String>, Malformed> {

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use domain::{ApiKey, Audit, Egress, KeyId, Quota, Quotas, Role, Secret, SigningSecret, Tenant, TenantId, Timestamp};
+use domain::{
+    ApiKey, Audit, Egress, KeyId, Quota, Quotas, Role, Secret, SigningSecret, Tenant, TenantId, Timestamp, TopicPattern,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{Malformed, Take};
@@ -41,6 +43,9 @@ struct StoredEgress {
     allow: Vec<String>,
     allow_networks: Vec<String>,
     forbid_http: bool,
+    /// Topic patterns. Builds without bus targets ignore this field, and remove it if they change the tenant.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    allow_topics: Vec<String>,
 }
 
 impl StoredEgress {
@@ -49,20 +54,26 @@ impl StoredEgress {
             allow: egress.allow.iter().map(|class| class.name().to_owned()).collect(),
             allow_networks: egress.allow_networks.iter().map(ToString::to_string).collect(),
             forbid_http: egress.forbid_http,
+            allow_topics: egress.allow_topics.iter().map(ToString::to_string).collect(),
         }
     }
 
     fn is_default(&self) -> bool {
-        self.allow.is_empty() && self.allow_networks.is_empty() && !self.forbid_http
+        self.allow.is_empty() && self.allow_networks.is_empty() && !self.forbid_http && self.allow_topics.is_empty()
     }
 
-    /// Returns the egress policy, or `None` if the row contains an address class or a network that this build cannot
-    /// parse. A policy without this class or network would differ from the stored policy.
+    /// Returns the egress policy, or `None` if the row contains an address class, a network or a topic pattern that this build
+    /// cannot parse. A policy without this entry would differ from the stored policy.
     fn take(&self) -> Option<Egress> {
         Some(Egress {
             allow: self.allow.iter().map(|class| class.parse().ok()).collect::<Option<_>>()?,
             allow_networks: self.allow_networks.iter().map(|network| network.parse().ok()).collect::<Option<_>>()?,
             forbid_http: self.forbid_http,
+            allow_topics: self
+                .allow_topics
+                .iter()
+                .map(|text| TopicPattern::from_stored(text))
+                .collect::<Option<_>>()?,
         })
     }
 }
@@ -220,7 +231,8 @@ pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
         quotas: quotas(&stored.quotas),
         ceilings: quotas(&stored.ceilings),
         egress: stored.egress.take().ok_or_else(|| {
-            format!("tenant {}: the egress policy has an unknown address class or a malformed network", id.0)
+            let faults = "an unknown address class, a malformed network or a malformed topic pattern";
+            format!("tenant {}: the egress policy has {faults}", id.0)
         })?,
         store_keys: store_keys.ok_or_else(|| format!("tenant {}: a store key has a malformed id", id.0))?,
         header_binding: stored.header_binding.map(|bytes| Secret::Encrypted(bytes.into())),

@@ -7,9 +7,9 @@ use domain::occurrence::Run;
 use domain::recurrence::Cron;
 use domain::retry::RetryPolicy;
 use domain::{
-    ApiKey, Attempt, AttemptResult, Audit, DueKey, HttpTarget, Incarnation, LabelKey, Occurrence, PollerId, Revision,
-    RunState, Schedule, ScheduleId, Secret, SigningSecret, Spec, Status, Target, TargetKey, Tenant, TenantId,
-    Timestamp, When,
+    ApiKey, Attempt, AttemptResult, Audit, BusTarget, CloudEvent, CloudEventMode, DueKey, HttpTarget, Incarnation,
+    LabelKey, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId, Secret, SigningSecret, Spec, Status,
+    Target, TargetKey, Tenant, TenantId, Timestamp, When,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -64,8 +64,17 @@ fn secret() -> impl Strategy<Value = Secret> {
 }
 
 fn target() -> impl Strategy<Value = Target> {
-    (".{0,40}", "[A-Z]{1,7}", vec((".{0,9}", secret()), 0..4), duration())
-        .prop_map(|(url, method, headers, timeout)| Target::Http(HttpTarget { url, method, headers, timeout }))
+    let headers = || vec((".{0,9}", secret()), 0..4);
+    let http = (".{0,40}", "[A-Z]{1,7}", headers(), duration())
+        .prop_map(|(url, method, headers, timeout)| Target::Http(HttpTarget { url, method, headers, timeout }));
+    let mode = prop_oneof![Just(CloudEventMode::Binary), Just(CloudEventMode::Structured)];
+    let event = (mode, ".{0,9}", option::of(".{0,9}"));
+    let event = event.prop_map(|(mode, kind, source)| CloudEvent { mode, kind, source });
+    let bus = (".{0,40}", option::of(".{0,9}"), headers(), option::of(event), duration());
+    let bus = bus.prop_map(|(topic, key, headers, cloud_event, timeout)| {
+        Target::Bus(BusTarget { topic, key, headers, cloud_event, timeout })
+    });
+    prop_oneof![http, bus]
 }
 
 fn spec() -> impl Strategy<Value = Spec> {
@@ -120,6 +129,7 @@ fn run() -> impl Strategy<Value = Run> {
         ".{0,30}".prop_map(AttemptResult::Unreachable),
         Just(AttemptResult::TimedOut),
         Just(AttemptResult::Panicked),
+        (any::<u32>(), any::<u64>()).prop_map(|(partition, offset)| AttemptResult::Stored { partition, offset }),
     ];
     let attempt = (any::<u16>(), timestamp(), duration(), result)
         .prop_map(|(number, started_at, duration, result)| Attempt { number, started_at, duration, result });
@@ -277,7 +287,7 @@ fn a_tenant() -> Tenant {
 #[test]
 fn encoded_values_match_the_golden_file_of_version_1() {
     let mut encrypted = a_schedule();
-    let Target::Http(http) = &mut encrypted.spec.target;
+    let Target::Http(http) = &mut encrypted.spec.target else { panic!("the target is an HTTP target") };
     http.headers.push(("authorization".to_owned(), Secret::Encrypted(Bytes::from_static(&[0x5a; 50]))));
     encrypted.spec.when = When::Cron(Cron::from_stored("0 7 * * * *", "Europe/Berlin"));
     let encrypted = Schedule { status: Status::Ended, next: None, ..encrypted };

@@ -9,6 +9,7 @@ use std::process::Command;
 use std::sync::{Condvar, Mutex, OnceLock};
 
 use anyhow::{Context, ensure};
+use rustix::process::Signal;
 
 use crate::certificate::Authority;
 use crate::guard::Guard;
@@ -159,12 +160,51 @@ impl Kafka {
         Ok(())
     }
 
+    /// Creates a topic with one replica, whose records have the time at which the broker stored them.
+    ///
+    /// # Errors
+    /// Returns an error with the output of Kafka's tool if it fails.
+    pub fn create_topic_with_times_of_storage(&self, topic: &str, partitions: u32) -> anyhow::Result<()> {
+        let mut command = command(&self.jars);
+        command.args(["org.apache.kafka.tools.TopicCommand", "--create", "--topic", topic, "--partitions"]);
+        command.args([&partitions.to_string(), "--replication-factor", "1", "--config"]);
+        command.args(["message.timestamp.type=LogAppendTime", "--bootstrap-server", &self.addresses()]);
+        let output = command.output()?;
+        let text = [output.stdout, output.stderr].concat();
+        ensure!(output.status.success(), "cannot create the topic {topic}:\n{}", String::from_utf8_lossy(&text));
+        Ok(())
+    }
+
+    /// Pauses the broker with the index `at`. Its connections stay open, but it responds to no request.
+    ///
+    /// # Errors
+    /// Returns an error if the broker is not running.
+    pub fn pause(&self, at: usize) -> anyhow::Result<()> {
+        self.brokers[at].process.signal(Signal::STOP)
+    }
+
+    /// Resumes the broker after [`Kafka::pause`].
+    ///
+    /// # Errors
+    /// Returns an error if the broker is not running.
+    pub fn resume(&self, at: usize) -> anyhow::Result<()> {
+        self.brokers[at].process.signal(Signal::CONT)
+    }
+
     /// Kills the broker with the index `at` with SIGKILL. Does nothing if the broker is stopped.
     ///
     /// # Errors
     /// Returns an error if this method cannot kill the broker.
     pub fn kill(&self, at: usize) -> anyhow::Result<()> {
         self.brokers[at].process.kill()
+    }
+
+    /// Ends the broker with the index `at` gracefully. Does nothing if the broker is stopped.
+    ///
+    /// # Errors
+    /// Returns an error if this method cannot end the broker.
+    pub fn stop(&self, at: usize) -> anyhow::Result<()> {
+        self.brokers[at].process.stop()
     }
 
     /// Starts the broker with the index `at` with the same data and ports. Kills the broker first if it is running.

@@ -73,6 +73,15 @@ impl Process {
         Ok(())
     }
 
+    /// Ends the server gracefully with SIGTERM, and waits for its end. Does nothing if the server is stopped.
+    pub(crate) fn stop(&self) -> anyhow::Result<()> {
+        if let Some(mut child) = self.child().take() {
+            rustix::process::kill_process(Pid::from_child(&child), Signal::TERM)?;
+            child.wait()?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let child = self.child();
         let child = child.as_ref().with_context(|| format!("the process of {} is not running", self.name))?;

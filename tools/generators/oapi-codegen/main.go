@@ -16,7 +16,7 @@ import (
 )
 
 // No process listens on this port, so every attempt fails.
-var target = reveille.TargetRequest{Http: reveille.TargetRequestHttp{Url: "http://127.0.0.1:1/"}}
+var target = reveille.TargetRequest{Http: &reveille.TargetRequestHttp{Url: "http://127.0.0.1:1/"}}
 
 func main() {
 	ctx := context.Background()

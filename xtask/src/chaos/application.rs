@@ -74,7 +74,7 @@ impl Application {
         let ahead_ms = self.random.between(1_000, self.workload.ahead_ms.min(20_000));
         let at_ms = now_millis() + ahead_ms;
         let mut spec = json!({
-            "target": { "http": { "url": self.workload.target, "timeout": "5s" } },
+            "target": self.workload.target(&mut self.random),
             "payload": { "token": token, "version": 1 },
             "retry": { "attempts_max": 20, "backoff": "500ms", "backoff_max": "2s" },
         });

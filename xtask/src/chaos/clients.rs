@@ -24,6 +24,10 @@ const CONNECT_TIME: Duration = Duration::from_secs(1);
 /// Time for which a client avoids a member that did not respond.
 const AVOID: Duration = Duration::from_secs(2);
 const TRIES_MAX: u32 = 4;
+/// Percentage of the requests that name the topic as target, if the cluster has a message bus.
+const TOPIC_PERCENT: u64 = 25;
+/// Number of the different keys of records.
+const KEYS: u64 = 50;
 const EVERY_MS: u64 = 2_000;
 /// Minimum and maximum lifetime of a recurring schedule, in milliseconds. Afterwards its client cancels the schedule.
 const RECURRING_MS: (u64, u64) = (10_000, 40_000);
@@ -40,7 +44,10 @@ const NEAR_MS: u64 = 100;
 pub(super) struct Workload {
     pub(super) log: Log,
     pub(super) key: String,
-    pub(super) target: String,
+    /// URL of the receiver.
+    pub(super) receiver: String,
+    /// Topic that some schedules have as target; `None` if the cluster has no message bus.
+    pub(super) topic: Option<String>,
     /// Members to which clients may send requests. The map excludes members that the test knows to be dead.
     pub(super) members: Mutex<BTreeMap<&'static str, SocketAddr>>,
     /// Longest time in milliseconds from a client's request to the due instant in this request.
@@ -60,6 +67,18 @@ impl Workload {
 }
 
 impl Workload {
+    /// Returns a random target: the receiver, or the topic if the cluster has a message bus.
+    pub(super) fn target(&self, random: &mut Random) -> Value {
+        let Some(topic) = self.topic.as_ref().filter(|_| random.percent(TOPIC_PERCENT)) else {
+            return json!({ "http": { "url": self.receiver, "timeout": "5s" } });
+        };
+        let mut bus = json!({ "topic": topic, "timeout": "5s" });
+        if random.percent(50) {
+            bus["key"] = json!(format!("key-{}", random.between(1, KEYS)));
+        }
+        json!({ "bus": bus })
+    }
+
     pub(super) fn lock_members(&self) -> std::sync::MutexGuard<'_, BTreeMap<&'static str, SocketAddr>> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -262,8 +281,8 @@ impl Client {
         }
     }
 
-    fn body(&self, known: &Known) -> Value {
-        let target = json!({ "http": { "url": self.workload.target, "timeout": "5s" } });
+    fn body(&mut self, known: &Known) -> Value {
+        let target = self.workload.target(&mut self.random);
         let payload = json!({ "token": known.token, "version": known.version });
         let retry = json!({ "attempts_max": 20, "backoff": "500ms", "backoff_max": "2s" });
         let mut body = json!({ "target": target, "payload": payload, "retry": retry });

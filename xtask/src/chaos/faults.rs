@@ -14,11 +14,14 @@ use super::database::Database;
 use super::log::{Fault, Kind, Log, Loss, now_millis};
 use super::member::Member;
 use super::plan::{GUEST, MEMBERS, Plan, Step};
+use super::topic::Topic;
 
 pub(super) struct Cluster {
     pub(super) database: Database,
     /// Ensemble that holds the members and claims. `None` if the database holds them.
     pub(super) ensemble: Option<Zookeeper>,
+    /// Topic that some schedules have as target. `None` if the cluster has no message bus.
+    pub(super) topic: Option<Topic>,
     /// Members of [`MEMBERS`], then [`GUEST`].
     pub(super) members: Vec<Member>,
     pub(super) workload: Arc<Workload>,
@@ -65,6 +68,7 @@ impl Cluster {
         let injected = match step.kind {
             kind if kind.is_of_database() => self.disturb_database(step),
             kind if kind.is_of_ensemble() => self.disturb_ensemble(step).map(|end_ms| (end_ms, None)),
+            kind if kind.is_of_bus() => self.disturb_bus(step).map(|end_ms| (end_ms, None)),
             _ => self.disturb_member(step, member).map(|end_ms| (end_ms, None)),
         };
         let healed_ms = now_millis();
@@ -104,11 +108,16 @@ impl Cluster {
                 thread::sleep(step.lasts);
                 network.rejoin(member.name)?;
             }
-            Kind::CutFromDatabase | Kind::CutFromEnsemble | Kind::CutFromPeers | Kind::CutFromReceiver => {
+            Kind::CutFromDatabase
+            | Kind::CutFromEnsemble
+            | Kind::CutFromPeers
+            | Kind::CutFromReceiver
+            | Kind::CutFromBus => {
                 let from = match step.kind {
                     Kind::CutFromDatabase => network.databases().to_vec(),
                     Kind::CutFromEnsemble => vec![network.ensemble()],
                     Kind::CutFromReceiver => vec![network.receiver()],
+                    Kind::CutFromBus => vec![network.bus()],
                     _ => self.members.iter().map(|other| other.ip).filter(|ip| *ip != member.ip).collect(),
                 };
                 network.cut_from(member.name, &from, step.is_unreachable)?;
@@ -147,6 +156,21 @@ impl Cluster {
             ensemble.pause(0)?;
             thread::sleep(step.lasts);
             ensemble.resume(0)?;
+        }
+        Ok(now_millis())
+    }
+
+    /// Injects a fault into the message bus, which has one broker. Returns the instant at which the fault ended.
+    fn disturb_bus(&self, step: &Step) -> anyhow::Result<u64> {
+        let kafka = self.topic.as_ref().context("the cluster has no message bus")?.kafka();
+        if step.kind == Kind::BusKilled {
+            kafka.kill(0)?;
+            thread::sleep(step.lasts);
+            kafka.restart(0)?;
+        } else {
+            kafka.pause(0)?;
+            thread::sleep(step.lasts);
+            kafka.resume(0)?;
         }
         Ok(now_millis())
     }

@@ -47,6 +47,8 @@ impl Records {
     pub(super) fn read(folder: &Path) -> anyhow::Result<Records> {
         let requests = log::read::<Request>(&folder.join(log::REQUESTS))?;
         let callbacks = log::read::<Callback>(&folder.join(log::CALLBACKS))?;
+        let records = optional::<Callback>(&folder.join(log::RECORDS))?;
+        let callbacks = callbacks.into_iter().chain(records).collect();
         let faults = log::read::<Fault>(&folder.join(log::FAULTS))?;
         let placements = optional::<Placement>(&folder.join(log::PLACES))?;
         let runs = optional::<RunRecord>(&folder.join(log::RUNS))?;
@@ -75,10 +77,31 @@ impl Records {
             history.callbacks.sort_by_key(|callback| (callback.started_ms, callback.arrived_ms));
         }
         records.faults.sort_by_key(|fault| fault.start_ms);
+        records.pollers = placements.into_iter().map(|placement| (placement.token, placement.poller)).collect();
+        records.name_senders();
         let callbacks = records.histories.values().flat_map(|history| &history.callbacks);
         records.failovers = Failover::of(&records.faults, callbacks);
-        records.pollers = placements.into_iter().map(|placement| (placement.token, placement.poller)).collect();
         records
+    }
+
+    /// Sets the senders of the records in the topic. All attempts of one poller under one term have the same sender.
+    fn name_senders(&mut self) {
+        let Records { histories, pollers, .. } = self;
+        let mut senders: BTreeMap<(i64, u64), String> = BTreeMap::new();
+        for (token, history) in histories.iter() {
+            let Some(poller) = pollers.get(token) else { continue };
+            for callback in history.callbacks.iter().filter(|callback| !callback.is_record) {
+                senders.entry((*poller, callback.term)).or_insert_with(|| callback.from.clone());
+            }
+        }
+        for (token, history) in histories.iter_mut() {
+            let Some(poller) = pollers.get(token) else { continue };
+            for callback in history.callbacks.iter_mut().filter(|callback| callback.is_record) {
+                if let Some(sender) = senders.get(&(*poller, callback.term)) {
+                    callback.from.clone_from(sender);
+                }
+            }
+        }
     }
 
     /// Returns the tokens and ids of the schedules whose runs the caller must query before the verdict.
@@ -151,7 +174,8 @@ impl Fault {
             | Kind::CutFromDatabase
             | Kind::CutFromEnsemble
             | Kind::CutFromPeers
-            | Kind::CutFromReceiver => {
+            | Kind::CutFromReceiver
+            | Kind::CutFromBus => {
                 // During the cut, TCP doubles its timeout at each retransmission (RFC 6298). After the cut, data may
                 // therefore be late by the length of the cut.
                 Some((self.start_ms, self.end_ms + length + RECONNECT_MS))
@@ -161,7 +185,9 @@ impl Fault {
             | Kind::DatabaseKilled
             | Kind::DatabasePaused
             | Kind::EnsembleKilled
-            | Kind::EnsemblePaused => Some((self.start_ms, self.end_ms + RECONNECT_MS)),
+            | Kind::EnsemblePaused
+            | Kind::BusKilled
+            | Kind::BusPaused => Some((self.start_ms, self.end_ms + RECONNECT_MS)),
             Kind::DatabaseFailedOver => {
                 let lost = self.lost?;
                 // The store rejects the outcomes of attempts that earlier owners start after the fail-over.
@@ -178,8 +204,12 @@ impl Fault {
 
     fn interrupted(&self, callback: &Callback) -> bool {
         let after_ms = if self.is_of(callback) { DURABLE_MS } else { HANDOVER_MS };
+        let is_of_target = match self.kind {
+            Kind::CutFromReceiver => !callback.is_record,
+            kind => callback.is_record || !kind.needs_bus(),
+        };
         let under_way = (callback.started_ms, callback.arrived_ms + callback.answered_after_ms + after_ms);
-        self.interrupts().is_some_and(|(start, end)| under_way.0 <= end && start <= under_way.1)
+        is_of_target && self.interrupts().is_some_and(|(start, end)| under_way.0 <= end && start <= under_way.1)
     }
 
     fn is_of(&self, callback: &Callback) -> bool {
@@ -188,9 +218,8 @@ impl Fault {
 
     /// Returns true if the fault may delay this callback after its sender has written it to a socket.
     fn delays(&self, callback: &Callback) -> bool {
-        matches!(self.kind, Kind::Paused | Kind::CutOff | Kind::CutFromReceiver)
-            && self.is_of(callback)
-            && self.interrupted(callback)
+        let may_delay = matches!(self.kind, Kind::Paused | Kind::CutOff | Kind::CutFromReceiver);
+        (may_delay || self.kind.needs_bus()) && self.is_of(callback) && self.interrupted(callback)
     }
 }
 
@@ -244,7 +273,9 @@ impl Promise {
             Promise::CronInstants => "instants that a cron expression does not name",
             Promise::MissedIsMarked => "recorded as missed without a mark, with a callback",
             Promise::OneIdPerRun => "runs with two ids, or with an unknown version",
-            Promise::DuplicatesOnlyInFlight => "duplicates without a kill, pause, cut, database restart or fail-over",
+            Promise::DuplicatesOnlyInFlight => {
+                "duplicates without a kill, pause, cut, restart of a server or fail-over"
+            }
             Promise::DuplicatesBelowCap => "faults with more duplicates than may be in flight",
             Promise::OneOwnerAtATime => "started by two owners at the same time",
             Promise::ResponsesAsDocumented => "responses that contradict the documentation",

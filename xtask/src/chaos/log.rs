@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 
 pub(super) const REQUESTS: &str = "requests.jsonl";
 pub(super) const CALLBACKS: &str = "callbacks.jsonl";
+/// Records that the topic contains at the end of the test. They have the form of callbacks.
+pub(super) const RECORDS: &str = "records.jsonl";
 pub(super) const FAULTS: &str = "faults.jsonl";
 pub(super) const PLACES: &str = "places.jsonl";
 pub(super) const RUNS: &str = "runs.jsonl";
@@ -87,11 +89,12 @@ pub(super) struct Request {
     pub(super) said: Option<String>,
 }
 
-/// Callback that the receiver logs before it responds.
+/// Callback that the receiver logs before it responds, or record of a callback in the topic.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Callback {
     pub(super) token: String,
     pub(super) version: u32,
+    /// Time at which the receiver received the callback, or the broker stored the record.
     pub(super) arrived_ms: u64,
     /// Start of the attempt according to the callback's headers: nominal instant plus lateness.
     pub(super) started_ms: u64,
@@ -100,10 +103,14 @@ pub(super) struct Callback {
     pub(super) schedule: String,
     pub(super) attempt: u32,
     pub(super) term: u64,
-    /// Address of the member that sent the callback. Each member has its own address.
+    /// Address of the member that sent the callback. Each member has its own address. A record does not contain the
+    /// address. The check derives it from other callbacks of the same shard and term; it is empty if there are none.
     pub(super) from: String,
     pub(super) answered_with: u16,
     pub(super) answered_after_ms: u64,
+    /// True for a record in the topic.
+    #[serde(default)]
+    pub(super) is_record: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -126,12 +133,13 @@ pub(super) enum Kind {
     CutFromEnsemble,
     EnsembleKilled,
     EnsemblePaused,
+    CutFromBus,
+    BusKilled,
+    BusPaused,
 }
 
 impl Kind {
-    /// Faults of a cluster with a ZooKeeper ensemble. A cluster without an ensemble has only the first
-    /// [`Kind::WITHOUT_ENSEMBLE`] of them.
-    pub(super) const ALL: [Kind; 16] = [
+    pub(super) const ALL: [Kind; 19] = [
         Kind::KilledAndLeftDead,
         Kind::KilledAndRestarted,
         Kind::Paused,
@@ -148,8 +156,10 @@ impl Kind {
         Kind::CutFromEnsemble,
         Kind::EnsembleKilled,
         Kind::EnsemblePaused,
+        Kind::CutFromBus,
+        Kind::BusKilled,
+        Kind::BusPaused,
     ];
-    pub(super) const WITHOUT_ENSEMBLE: usize = 13;
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -169,6 +179,9 @@ impl Kind {
             Kind::CutFromEnsemble => "cut from ensemble",
             Kind::EnsembleKilled => "ensemble killed",
             Kind::EnsemblePaused => "ensemble paused",
+            Kind::CutFromBus => "cut from bus",
+            Kind::BusKilled => "bus killed",
+            Kind::BusPaused => "bus paused",
         }
     }
 
@@ -176,9 +189,23 @@ impl Kind {
         matches!(self, Kind::EnsembleKilled | Kind::EnsemblePaused)
     }
 
+    pub(super) fn is_of_bus(self) -> bool {
+        matches!(self, Kind::BusKilled | Kind::BusPaused)
+    }
+
+    /// Returns true if only a cluster with an ensemble has this fault.
+    pub(super) fn needs_ensemble(self) -> bool {
+        self.is_of_ensemble() || self == Kind::CutFromEnsemble
+    }
+
+    /// Returns true if only a cluster with a message bus has this fault.
+    pub(super) fn needs_bus(self) -> bool {
+        self.is_of_bus() || self == Kind::CutFromBus
+    }
+
     /// Returns true if the fault affects all members.
     pub(super) fn is_of_all(self) -> bool {
-        self.is_of_database() || self.is_of_ensemble()
+        self.is_of_database() || self.is_of_ensemble() || self.is_of_bus()
     }
 
     pub(super) fn is_of_database(self) -> bool {
@@ -190,7 +217,7 @@ impl Kind {
 pub(super) struct Fault {
     pub(super) number: usize,
     pub(super) kind: Kind,
-    /// Address of the affected member; empty for a fault of the database.
+    /// Address of the affected member; empty for a fault of the database, of the ensemble or of the bus.
     pub(super) member: String,
     pub(super) start_ms: u64,
     /// End of the fault. At this instant the member's process has died or runs again, the member's links work again, or

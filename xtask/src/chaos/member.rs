@@ -31,10 +31,17 @@ pub(super) struct MemberConfig {
     pub(super) database: String,
     /// URL of the ensemble, if the members use one for coordination.
     pub(super) coordination: Option<String>,
+    /// URL of the message bus, if the members use one.
+    pub(super) bus: Option<String>,
     pub(super) network: Network,
 }
 
 impl MemberConfig {
+    /// Returns the path of the operator's key.
+    pub(super) fn operator_key(&self) -> PathBuf {
+        self.folder.join(OPERATOR_DATA).join("operator.key")
+    }
+
     pub(super) fn store_key(&self) -> PathBuf {
         self.folder.join(OPERATOR_DATA).join("store.key")
     }
@@ -84,6 +91,7 @@ impl Member {
         let mut command = self.config.network.command(self.name, &self.config.binary);
         command.args(["serve", "--no-receiver", "--name", self.name, "--store", &self.config.database]);
         command.args(self.config.coordination.iter().flat_map(|url| ["--coordination", url]));
+        command.args(self.config.bus.iter().flat_map(|url| ["--bus", url]));
         command.args(["--insecure", "--listen", &self.address().to_string(), "--lease", &LEASE_SECONDS.to_string()]);
         command.arg("--store-key").arg(self.config.store_key());
         command.args(["--peer-listen", &format!("{}:{PEER_PORT}", self.ip), "--data"]);

@@ -39,9 +39,9 @@ impl Network {
             ip(&format!("-n {namespace} link set eth0 up"))?;
             ip(&format!("-n {namespace} link set lo up"))?;
         }
-        // The receiver, the databases and the ensemble have separate addresses, so that a fault can cut a member off from
-        // one of them.
-        for last in [2, 3, 4, 5] {
+        // The receiver, the databases, the ensemble and the message bus have separate addresses, so that a fault can
+        // cut a member off from one of them.
+        for last in [2, 3, 4, 5, 6] {
             ip(&format!("addr add {}/24 dev rvl{number}", network.address(last)))?;
         }
         Ok(network)
@@ -67,6 +67,11 @@ impl Network {
 
     pub(super) fn ensemble(&self) -> Ipv4Addr {
         self.address(5)
+    }
+
+    /// Returns the address of the broker of the message bus.
+    pub(super) fn bus(&self) -> Ipv4Addr {
+        self.address(6)
     }
 
     /// Returns the address of the member with this index.

@@ -18,7 +18,8 @@ pub(super) struct Step {
     /// True if the fault begins before the previous fault ends.
     pub(super) overlaps: bool,
     pub(super) kind: Kind,
-    /// Index of the affected member in [`MEMBERS`]. Faults of the database and of the ensemble ignore the index.
+    /// Index of the affected member in [`MEMBERS`]. Faults of the database, of the ensemble and of the bus ignore the
+    /// index.
     pub(super) member: usize,
     /// Duration of the fault. For a fail-over, time in which the standby receives no commits.
     pub(super) lasts: Duration,
@@ -33,21 +34,22 @@ pub(super) struct Plan {
     random: Random,
     hurry: bool,
     /// Kinds of faults of the cluster.
-    kinds: &'static [Kind],
+    kinds: Vec<Kind>,
     /// Kinds of faults that remain in this round. Each round contains every kind once.
     bag: Vec<Kind>,
     before: Option<Step>,
 }
 
 impl Plan {
-    pub(super) fn new(random: Random, hurry: bool, has_ensemble: bool) -> Self {
-        let kinds = if has_ensemble { &Kind::ALL[..] } else { &Kind::ALL[..Kind::WITHOUT_ENSEMBLE] };
+    pub(super) fn new(random: Random, hurry: bool, has_ensemble: bool, has_bus: bool) -> Self {
+        let is_possible = |kind: &Kind| (has_ensemble || !kind.needs_ensemble()) && (has_bus || !kind.needs_bus());
+        let kinds = Kind::ALL.into_iter().filter(is_possible).collect();
         Plan { random, hurry, kinds, bag: Vec::new(), before: None }
     }
 
     pub(super) fn next(&mut self) -> Step {
         if self.bag.is_empty() {
-            self.bag = self.kinds.to_vec();
+            self.bag = self.kinds.clone();
             self.random.shuffle(&mut self.bag);
         }
         let kind = self.bag.pop().expect("the list of fault kinds is not empty, because the lines above refill it");
@@ -86,6 +88,7 @@ impl Plan {
             | Kind::CutFromEnsemble
             | Kind::CutFromPeers
             | Kind::CutFromReceiver
+            | Kind::CutFromBus
             | Kind::EnsemblePaused => {
                 if self.hurry {
                     (2_000, 4_000)
@@ -93,8 +96,10 @@ impl Plan {
                     (3_000, 10_000)
                 }
             }
-            Kind::EnsembleKilled => (0, 5_000),
-            Kind::Stopped => (0, 5_000),
+            Kind::EnsembleKilled | Kind::BusKilled | Kind::Stopped => (0, 5_000),
+            // Some of these pauses are longer than the timeout of an attempt.
+            Kind::BusPaused if self.hurry => (2_000, 6_000),
+            Kind::BusPaused => (2_000, 10_000),
             Kind::JoinedAndLeft if self.hurry => (2_000, 3_000),
             Kind::JoinedAndLeft => (5_000, 15_000),
             Kind::DatabasePaused => (500, 2_000),
@@ -105,7 +110,8 @@ impl Plan {
     }
 }
 
-/// Returns true if the two faults affect different members, and at most one of them affects the database or the ensemble.
+/// Returns true if the two faults affect different members, and at most one of them affects the database, the ensemble
+/// or the bus.
 fn may_overlap(first: &Step, second: &Step) -> bool {
     let on = |step: &Step| match step.kind {
         kind if kind.is_of_all() => MEMBERS.len(),
@@ -120,7 +126,7 @@ mod tests {
     use super::*;
 
     fn steps(seed: u64, count: usize) -> Vec<Step> {
-        let mut plan = Plan::new(Random::new(seed), false, true);
+        let mut plan = Plan::new(Random::new(seed), false, true, true);
         (0..count).map(|_| plan.next()).collect()
     }
 
@@ -141,11 +147,17 @@ mod tests {
     }
 
     #[test]
-    fn cluster_without_an_ensemble_has_no_fault_of_an_ensemble() {
-        let mut plan = Plan::new(Random::new(1), false, false);
-        let kinds: Vec<Kind> = (0..200).map(|_| plan.next().kind).collect();
-        assert!(!kinds.iter().any(|kind| kind.is_of_ensemble() || *kind == Kind::CutFromEnsemble));
-        assert!(Kind::ALL.iter().filter(|kind| kinds.contains(kind)).count() == Kind::WITHOUT_ENSEMBLE);
+    fn cluster_has_only_faults_of_its_own_servers() {
+        let kinds_of = |has_ensemble, has_bus| {
+            let mut plan = Plan::new(Random::new(1), false, has_ensemble, has_bus);
+            let kinds: Vec<Kind> = (0..200).map(|_| plan.next().kind).collect();
+            Kind::ALL.into_iter().filter(|kind| kinds.contains(kind)).collect::<Vec<Kind>>()
+        };
+        let [neither, ensemble, bus, both] = [(false, false), (true, false), (false, true), (true, true)]
+            .map(|(has_ensemble, has_bus)| kinds_of(has_ensemble, has_bus));
+        assert_eq!((neither.len(), ensemble.len(), bus.len()), (13, 16, 16));
+        assert!(!ensemble.contains(&Kind::CutFromBus) && !bus.contains(&Kind::CutFromEnsemble));
+        assert_eq!(both, Kind::ALL);
     }
 
     #[test]

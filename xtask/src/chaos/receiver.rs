@@ -104,5 +104,6 @@ fn callback(message: &Message, from: &str, arrived_ms: u64, answer: (u16, u64)) 
         from: from.to_owned(),
         answered_with: answer.0,
         answered_after_ms: answer.1,
+        is_record: false,
     })
 }

@@ -28,6 +28,29 @@ fn debug_output_of_a_request_hides_header_values() {
 }
 
 #[test]
+fn request_to_a_topic_has_only_a_bus_target() {
+    let hour = Duration::from_secs(3_600);
+    let request = ScheduleRequest::every(hour, "http://h/").to_topic("orders").header("x-a", "s3cret");
+    let request = request.timeout(Duration::from_secs(2));
+    let text = serde_json::to_string(&request).unwrap();
+    let target = r#"{"bus":{"topic":"orders","headers":{"x-a":"s3cret"},"timeout":"2000ms"}}"#;
+    assert_eq!(text, format!(r#"{{"every":"3600000ms","target":{target}}}"#));
+    let shown = format!("{request:?}");
+    assert!(shown.contains("x-a") && !shown.contains("s3cret"), "{shown}");
+
+    let event = r#"{"mode":"structured","type":"a.b","source":"/c"}"#;
+    let text = format!(r#"{{"every":"1h","target":{{"bus":{{"topic":"orders","key":"k","cloud_event":{event}}}}}}}"#);
+    let request: ScheduleRequest = serde_json::from_str(&text).unwrap();
+    assert_eq!(serde_json::to_string(&request).unwrap(), text);
+    let patch = SchedulePatch::new().topic("orders");
+    assert_eq!(serde_json::to_string(&patch).unwrap(), r#"{"target":{"bus":{"topic":"orders"}}}"#);
+    for wrong in [r#"{"bus":{}}"#, r#"{"bus":{"topic":"a","partition":1}}"#, r#"{"kafka":{}}"#] {
+        let text = format!(r#"{{"every":"1h","target":{wrong}}}"#);
+        assert!(serde_json::from_str::<ScheduleRequest>(&text).is_err(), "{wrong}");
+    }
+}
+
+#[test]
 fn null_payload_differs_from_a_missing_payload() {
     let text = r#"{"at":"2035-01-02T03:04:05Z","target":{"http":{"url":"http://h/"}},"payload":null}"#;
     let request: ScheduleRequest = serde_json::from_str(text).unwrap();

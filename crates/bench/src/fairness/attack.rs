@@ -1,5 +1,6 @@
 //! Attacks on the service. Each module below contains one attack.
 
+mod bus;
 mod busy;
 mod bytes;
 mod connections;
@@ -32,6 +33,7 @@ use self::streams::Identity;
 use crate::arrivals::Arrivals;
 use crate::server::Server;
 use crate::tenant::Tenant;
+use crate::topic::broker::{Broker, Order};
 
 /// Load that the attacker causes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -59,7 +61,9 @@ pub(crate) enum Kind {
     Unread,
     /// As many connections without a key as the server allows, each with a request every 20 seconds
     Connections,
-    /// All attacks at the same time
+    /// 50,000 callbacks to a topic that are due at one instant, while the broker of the message bus is dead
+    Bus,
+    /// All attacks except `bus` at the same time
     All,
 }
 
@@ -81,9 +85,10 @@ impl Kind {
             Kind::Lines => lines::start(stage).await,
             Kind::Unread => unread::start(stage).await,
             Kind::Connections => Ok(connections::start(stage)),
+            Kind::Bus => bus::start(stage).await,
             Kind::All => {
                 let mut attacks = Vec::new();
-                for kind in Kind::value_variants().iter().filter(|kind| **kind != Kind::All) {
+                for kind in Kind::value_variants().iter().filter(|kind| !matches!(kind, Kind::All | Kind::Bus)) {
                     attacks.extend(Box::pin(kind.start(stage)).await?);
                 }
                 return Ok(attacks);
@@ -97,6 +102,8 @@ impl Kind {
 pub(super) struct Equipment {
     name_server: NameServer,
     identity: Identity,
+    /// Broker that the attack `bus` kills.
+    pub(super) broker: Option<Broker>,
 }
 
 impl Equipment {
@@ -104,14 +111,18 @@ impl Equipment {
     ///
     /// # Errors
     /// Returns an error if the DNS server has no socket, or if the folder is not writable.
-    pub(super) async fn prepare(runtime: &Runtime, folder: &Path) -> anyhow::Result<Self> {
-        Ok(Equipment { name_server: NameServer::start(runtime).await?, identity: Identity::create(folder)? })
+    pub(super) async fn prepare(runtime: &Runtime, folder: &Path, broker: Option<Broker>) -> anyhow::Result<Self> {
+        Ok(Equipment { name_server: NameServer::start(runtime).await?, identity: Identity::create(folder)?, broker })
     }
 
-    /// Returns the arguments of `serve` that make the server use the DNS server and trust the certificate.
-    pub(super) fn server_arguments(&self) -> [String; 4] {
+    /// Returns the arguments of `serve` that make the server use the DNS server and the broker, and trust the certificate.
+    pub(super) fn server_arguments(&self) -> Vec<String> {
         let [name_server, roots] = ["--callback-name-server", "--callback-roots"].map(str::to_owned);
+        let bus = self.broker.iter().flat_map(|broker| ["--bus".to_owned(), broker.url.for_server()]);
         [name_server, self.name_server.address.to_string(), roots, self.identity.path.display().to_string()]
+            .into_iter()
+            .chain(bus)
+            .collect()
     }
 }
 
@@ -122,11 +133,17 @@ pub(super) struct Stage<'a> {
     pub(super) equipment: &'a Equipment,
     /// Longest time from the start of the attack to the last callback of the observed tenant.
     pub(super) lasts: Duration,
+    /// Time that the observed tenant needs to create its schedules.
+    pub(super) lead: Duration,
 }
 
 impl Stage<'_> {
     async fn tenant(&self, name: &str, quotas: Quotas) -> anyhow::Result<Tenant> {
-        Tenant::create(self.runtime, self.server, name, quotas).await
+        self.tenant_with_topics(name, quotas, &[]).await
+    }
+
+    async fn tenant_with_topics(&self, name: &str, quotas: Quotas, topics: &[&str]) -> anyhow::Result<Tenant> {
+        Tenant::create_with_topics(self.runtime, self.server, name, quotas, topics).await
     }
 
     /// Starts a receiver on all loopback addresses. It responds after `answer_after`, and counts the callbacks.
@@ -145,6 +162,8 @@ pub(super) struct Attack {
     schedules: Option<AttackSchedules>,
     /// Instant at which the attack reaches its full effect; `None` if it has reached this effect already.
     pub(super) ready_at: Option<Timestamp>,
+    /// Broker that the attack has killed. It starts again at the end of the attack.
+    killed: Option<Broker>,
     effect: Box<dyn Fn() -> anyhow::Result<String>>,
 }
 
@@ -152,7 +171,14 @@ impl Attack {
     /// Returns an attack without schedules and targets. `effect` describes the effect so far, or returns an error if
     /// the attack has too little effect.
     fn new(tasks: TaskSet, effect: impl Fn() -> anyhow::Result<String> + 'static) -> Self {
-        Attack { _tasks: tasks, _receivers: Vec::new(), schedules: None, ready_at: None, effect: Box::new(effect) }
+        Attack {
+            _tasks: tasks,
+            _receivers: Vec::new(),
+            schedules: None,
+            ready_at: None,
+            killed: None,
+            effect: Box::new(effect),
+        }
     }
 
     /// Describes the effect of the attack so far.
@@ -166,10 +192,13 @@ impl Attack {
     /// Ends the attack, and waits until its callbacks in flight have ended.
     ///
     /// # Errors
-    /// Returns an error if the server does not cancel the schedules of the attack.
+    /// Returns an error if the server does not cancel the schedules of the attack, or if a killed broker does not start.
     pub(super) async fn end(self, runtime: &Runtime) -> anyhow::Result<()> {
-        match self.schedules {
-            Some(schedules) => schedules.end(runtime).await,
+        if let Some(schedules) = self.schedules {
+            schedules.end(runtime).await?;
+        }
+        match self.killed {
+            Some(broker) => broker.order(Order::Start).await,
             None => Ok(()),
         }
     }

@@ -232,7 +232,7 @@ impl Exchange for CartRequests {
         let due = self.runtime.now() + self.due_in;
         self.carts.record_request(number, due);
         let mut body = Vec::with_capacity(1_200);
-        let schedules = Schedules { target_urls: vec![self.target_url.clone()], first_at: due, gap_micros: 0 };
+        let schedules = Schedules { targets: vec![self.target_url.clone()].into(), first_at: due, gap_micros: 0 };
         schedules.write_json(number, &mut body);
         write_request("PUT", &path, &self.head, &body, out);
     }

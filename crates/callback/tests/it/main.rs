@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod bus;
 mod connections;
 mod egress;
 mod names;

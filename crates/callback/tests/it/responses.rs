@@ -66,7 +66,9 @@ async fn attempt_to_another_origin_than_that_of_its_headers_fails() {
     let deliverer = deliverer(Options { keyring: Arc::new(keyring), ..Options::default() });
     let redirected = |url: String| {
         let mut delivery = delivery.clone();
-        let Target::Http(http) = &mut Arc::make_mut(&mut delivery.schedule).spec.target;
+        let Target::Http(http) = &mut Arc::make_mut(&mut delivery.schedule).spec.target else {
+            panic!("the target is an HTTP target")
+        };
         http.url = url;
         delivery
     };

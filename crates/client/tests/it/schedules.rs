@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use reveille_client::api::{self, CancelResult};
-use reveille_client::{Error, ListBy, Order, ScheduleRequest, ScheduleState, Time, TryStreamExt as _};
+use reveille_client::{Error, ListBy, Order, SchedulePatch, ScheduleRequest, ScheduleState, Time, TryStreamExt as _};
 use serde_json::json;
 
 use crate::support::{ADMIN_KEY, World, client, later, on_real};
@@ -36,6 +36,29 @@ fn client_creates_reads_replaces_and_cancels_a_schedule() {
         assert!(client.put("chosen-id", &later()).await.unwrap().created);
         assert_eq!(client.cancel(&created.id).await.unwrap().result, CancelResult::Cancelled);
         assert_eq!(client.get(&created.id).await.unwrap().state, ScheduleState::Cancelled);
+        world.stop().await;
+    });
+}
+
+#[test]
+fn client_moves_a_schedule_between_a_url_and_topics() {
+    on_real(async |runtime| {
+        let world = World::start(&runtime).await;
+        let client = world.client();
+        let request = later().to_topic("orders").header("x-team", "billing").timeout(Duration::from_secs(3));
+        let created = client.create(&request).await.unwrap();
+        let target = async || client.get(&created.id).await.unwrap().target;
+        let bus = target().await.bus().cloned().unwrap();
+        assert_eq!((bus.topic.as_str(), bus.key, bus.timeout.as_str()), ("orders", None, "3s"));
+        assert!(bus.headers.contains_key("x-team"));
+        assert!(target().await.http().is_none());
+
+        client.update(&created.id, &SchedulePatch::new().url("https://example.org/hook")).await.unwrap();
+        assert_eq!(target().await.http().map(|http| http.headers.len()), Some(0));
+        client.update(&created.id, &SchedulePatch::new().topic("orders-eu")).await.unwrap();
+        assert_eq!(target().await.bus().map(|bus| bus.topic.clone()).as_deref(), Some("orders-eu"));
+        let error = client.create(&later().to_topic("payments")).await.unwrap_err();
+        assert_eq!(error.field_errors()[0].code, "egress_refused");
         world.stop().await;
     });
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use callback::HttpDeliver;
 use domain::egress::Class;
+use domain::limits::Limits;
 use domain::{ApiKey, Audit, Egress, Role, SigningSecret, Tenant, TenantId, Timestamp};
 use futures_util::future::{BoxFuture, FutureExt as _};
 use reveille_client::{Client, Options, ScheduleRequest};
@@ -49,7 +50,8 @@ impl World {
         let deliver = Arc::new(HttpDeliver::new(runtime, callback::Options::default()).unwrap());
         let started = Scheduler::start(runtime, store, deliver, scheduler::Options::default(), Registry::default());
         let scheduler = started.await.unwrap();
-        let options = server::Options { listen: SocketAddr::from(([127, 0, 0, 1], 0)), ..server::Options::default() };
+        let (listen, limits) = (SocketAddr::from(([127, 0, 0, 1], 0)), Limits { has_bus: true, ..Limits::default() });
+        let options = server::Options { listen, limits, ..server::Options::default() };
         let server = Server::bind(runtime.clone(), scheduler.clone(), options).await.unwrap();
         let address = server.local_addr();
         let stop = CancellationToken::new();
@@ -93,7 +95,8 @@ fn operators() -> Tenant {
 
 fn tenant() -> Tenant {
     let secret = SigningSecret::first(vec![7; 32], Timestamp::MIN);
-    let egress = Egress { allow: [Class::Loopback].into(), ..Egress::default() };
+    let allow_topics = vec!["orders*".parse().unwrap()];
+    let egress = Egress { allow: [Class::Loopback].into(), allow_topics, ..Egress::default() };
     Tenant { keys: vec![admin(ADMIN_KEY)], egress, ..Tenant::new(TenantId(1), "shop", 4, secret) }
 }
 

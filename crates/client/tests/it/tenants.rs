@@ -70,7 +70,7 @@ fn tenant_patch_changes_only_the_egress_fields_that_it_names() {
             operator.update_tenant("shop", &patch).await.unwrap().egress
         };
         let networks = vec!["10.1.0.0/16".to_owned()];
-        let whole = Egress { allow: vec!["private".to_owned()], allow_networks: networks, forbid_http: false };
+        let whole = Egress { allow: vec!["private".to_owned()], allow_networks: networks, ..Egress::default() };
         assert_eq!(update(whole.clone().into()).await, whole);
         let changed = update(EgressPatch { forbid_http: Some(true), ..EgressPatch::default() }).await;
         assert_eq!(changed, Egress { forbid_http: true, ..whole.clone() });

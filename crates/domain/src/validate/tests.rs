@@ -33,7 +33,7 @@ fn fields(spec: &Spec) -> Vec<Field> {
 
 fn with_http(change: impl FnOnce(&mut HttpTarget)) -> Spec {
     let mut spec = spec();
-    let Target::Http(http) = &mut spec.target;
+    let Target::Http(http) = &mut spec.target else { panic!("the target is an HTTP target") };
     change(http);
     spec
 }
@@ -270,4 +270,68 @@ proptest! {
             prop_assert!(name.parse::<HeaderName>().is_ok());
         }
     }
+}
+
+fn with_bus(change: impl FnOnce(&mut BusTarget)) -> Spec {
+    let mut bus = BusTarget {
+        topic: "orders".to_owned(),
+        key: Some("schlüssel".to_owned()),
+        headers: vec![("x-team".to_owned(), "payments".into())],
+        cloud_event: None,
+        timeout: Duration::from_secs(10),
+    };
+    change(&mut bus);
+    Spec { target: Target::Bus(bus), ..spec() }
+}
+
+fn bus_violations(spec: &Spec) -> Vec<Violation> {
+    violations(spec, &Limits { has_bus: true, ..Limits::default() }, NOW)
+}
+
+#[test]
+fn bus_target_within_all_limits_has_no_violations() {
+    assert_eq!(bus_violations(&with_bus(|_| ())), []);
+    let event = |mode| CloudEvent { mode, kind: "com.example.due".to_owned(), source: Some("/orders".to_owned()) };
+    for mode in [CloudEventMode::Binary, CloudEventMode::Structured] {
+        assert_eq!(bus_violations(&with_bus(|bus| bus.cloud_event = Some(event(mode)))), []);
+    }
+}
+
+#[test]
+fn bus_target_is_rejected_without_a_bus() {
+    assert_eq!(violations(&with_bus(|_| ()), &Limits::default(), NOW), [Violation::BusNotConfigured]);
+}
+
+#[test]
+fn validation_reports_each_invalid_part_of_a_bus_target() {
+    let event = |kind: &str, source: &str| CloudEvent {
+        mode: CloudEventMode::Structured,
+        kind: kind.to_owned(),
+        source: Some(source.to_owned()),
+    };
+    let fields = |change: &dyn Fn(&mut BusTarget)| {
+        bus_violations(&with_bus(change)).iter().map(Violation::field).collect::<Vec<_>>()
+    };
+    for topic in ["", ".", "..", "a b", "ordérs", "a/b", "orders%20", "o\0"] {
+        assert_eq!(fields(&|bus| bus.topic = topic.to_owned()), [Field::Topic], "{topic:?}");
+    }
+    assert_eq!(fields(&|bus| bus.topic = "a".repeat(250)), [Field::Topic]);
+    assert_eq!(fields(&|bus| bus.key = Some("k".repeat(1_025))), [Field::Key]);
+    assert_eq!(fields(&|bus| bus.timeout = Duration::from_millis(999)), [Field::Timeout]);
+    assert_eq!(fields(&|bus| bus.timeout = Duration::from_secs(301)), [Field::Timeout]);
+    assert_eq!(fields(&|bus| bus.cloud_event = Some(event("", "/a"))), [Field::CloudEventType]);
+    assert_eq!(fields(&|bus| bus.cloud_event = Some(event("a b", "/a"))), [Field::CloudEventType]);
+    assert_eq!(fields(&|bus| bus.cloud_event = Some(event("a", "/ü"))), [Field::CloudEventSource]);
+    assert_eq!(fields(&|bus| bus.cloud_event = Some(event("a", &"a".repeat(257)))), [Field::CloudEventSource]);
+    for name in ["webhook-id", "Reveille-Term", "CE_id", "traceparent"] {
+        let headers = vec![(name.to_owned(), "x".into())];
+        assert_eq!(fields(&|bus| bus.headers = headers.clone()), [Field::Header(name.to_owned())]);
+    }
+    let content_type = vec![("content-type".to_owned(), "text/plain".into())];
+    assert_eq!(fields(&|bus| bus.headers = content_type.clone()), []);
+    let structured = fields(&|bus| {
+        bus.headers = content_type.clone();
+        bus.cloud_event = Some(event("a", "/a"));
+    });
+    assert_eq!(structured, [Field::Header("content-type".to_owned())]);
 }

@@ -50,7 +50,7 @@ fn field_line(error: &FieldError) -> String {
 
 /// Returns the flag of `reveille schedule` that sets the field at this JSON Pointer.
 fn flag_of(pointer: &str) -> Option<&'static str> {
-    const FLAGS: [(&str, &str); 13] = [
+    const FLAGS: [(&str, &str); 18] = [
         ("/id", "--id"),
         ("/at", "--at"),
         ("/cron", "--cron"),
@@ -60,6 +60,11 @@ fn flag_of(pointer: &str) -> Option<&'static str> {
         ("/target/http/method", "--method"),
         ("/target/http/headers", "--header"),
         ("/target/http/timeout", "--timeout"),
+        ("/target/bus/key", "--record-key"),
+        ("/target/bus/cloud_event", "--cloud-event"),
+        ("/target/bus/headers", "--header"),
+        ("/target/bus/timeout", "--timeout"),
+        ("/target/bus", "--topic"),
         ("/payload", "--payload"),
         ("/labels", "--label"),
         ("/retry/attempts_max", "--attempts-max"),
@@ -180,6 +185,8 @@ mod tests {
         assert_eq!(flag_of("/retry/backoff"), Some("--backoff"));
         assert_eq!(flag_of("/retry/backoff_max"), Some("--backoff-max"));
         assert_eq!(flag_of("/target/http/headers/x-a"), Some("--header"));
+        assert_eq!(flag_of("/target/bus/topic"), Some("--topic"));
+        assert_eq!(flag_of("/target/bus/cloud_event/mode"), Some("--cloud-event"));
         assert_eq!(flag_of("/labels/team"), Some("--label"));
         assert_eq!(flag_of("/attic"), None);
         assert_eq!(flag_of(""), None);

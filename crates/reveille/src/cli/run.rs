@@ -148,9 +148,10 @@ fn state(run: &Run) -> String {
 }
 
 fn result(attempt: &Attempt) -> String {
-    match &attempt.error {
-        Some(error) => error.clone(),
-        None => or_dash(attempt.status),
+    match (&attempt.error, attempt.partition.zip(attempt.offset)) {
+        (Some(error), _) => error.clone(),
+        (None, Some((partition, offset))) => format!("partition {partition}, offset {offset}"),
+        (None, None) => or_dash(attempt.status),
     }
 }
 

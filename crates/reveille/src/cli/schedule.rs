@@ -7,9 +7,10 @@ mod reschedule;
 
 use std::path::PathBuf;
 
+use anyhow::bail;
 use clap::{Args, Subcommand};
 use domain::duration;
-use reveille_client::api::Retry;
+use reveille_client::api::{CloudEventMode, Retry, Target};
 use reveille_client::{CancelResult, Cancelled, DryRun, IdempotencyKey, Schedule, ScheduleSummary, Tag};
 use runtime::Runtime;
 
@@ -230,8 +231,25 @@ fn attempts(retry: &Retry) -> String {
     }
 }
 
+/// Returns the address of a target: the method and the URL, or the topic.
+fn target(target: &Target) -> String {
+    match target {
+        Target::Http(http) => format!("{} {}", http.method, http.url),
+        Target::Bus(bus) => match bus.cloud_event.as_ref().map(|event| event.mode) {
+            None => format!("topic {}", bus.topic),
+            Some(CloudEventMode::Binary) => format!("topic {} (binary CloudEvents)", bus.topic),
+            Some(CloudEventMode::Structured) => format!("topic {} (structured CloudEvents)", bus.topic),
+        },
+        other => format!("{other:?}"),
+    }
+}
+
 fn show_schedule(schedule: &Schedule, tag: Option<Tag>) -> anyhow::Result<()> {
-    let target = schedule.target.http();
+    let (headers, timeout, key) = match &schedule.target {
+        Target::Http(http) => (&http.headers, &http.timeout, None),
+        Target::Bus(bus) => (&bus.headers, &bus.timeout, bus.key.clone()),
+        other => bail!("this version of the command cannot show the target {other:?}; use --json"),
+    };
     let pairs = |pairs: &std::collections::BTreeMap<String, String>| {
         let pairs: Vec<String> = pairs.iter().map(|(name, value)| format!("{name}:{value}")).collect();
         (!pairs.is_empty()).then(|| pairs.join("  "))
@@ -244,9 +262,10 @@ fn show_schedule(schedule: &Schedule, tag: Option<Tag>) -> anyhow::Result<()> {
         ("cron", schedule.cron.clone()),
         ("zone", schedule.zone.clone()),
         ("every", schedule.every.clone()),
-        ("target", target.map(|target| format!("{} {}", target.method, target.url))),
-        ("headers", target.and_then(|target| pairs(&target.headers))),
-        ("timeout", target.map(|target| target.timeout.clone())),
+        ("target", Some(target(&schedule.target))),
+        ("key", key),
+        ("headers", pairs(headers)),
+        ("timeout", Some(timeout.clone())),
         ("attempts", Some(attempts(&schedule.retry))),
         ("payload", schedule.payload.as_ref().map(|payload| payload.get().to_owned())),
         ("labels", pairs(&schedule.labels)),

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use reveille_client::TryStreamExt as _;
-use reveille_client::api::{AuditPage, Egress, Tenant, TenantList, TenantPatch, TenantRequest};
+use reveille_client::api::{AuditPage, Egress, EgressPatch, Tenant, TenantList, TenantPatch, TenantRequest};
 
 use super::Output;
 use super::connect::{Connect, DefaultKey};
@@ -18,7 +18,7 @@ pub(crate) enum Command {
     /// Show a tenant
     Get(NameArguments),
     /// Set the addresses that a tenant's callbacks may reach in addition to public addresses; all other addresses are
-    /// forbidden
+    /// forbidden. Or set the topics that they may reach; without another option, the addresses then stay the same
     Egress(EgressArguments),
     /// List the changes to a tenant, with the time and the API key of each change
     Audit(NameArguments),
@@ -47,6 +47,12 @@ pub(crate) struct EgressArguments {
     /// Allow only targets with the scheme https
     #[arg(long)]
     forbid_http: bool,
+    /// Topic of the message bus to allow, or the beginning of names of topics with `*` at the end; may be repeated
+    #[arg(long, value_name = "PATTERN")]
+    allow_topic: Vec<String>,
+    /// Allow no topic of the message bus
+    #[arg(long, conflicts_with = "allow_topic")]
+    no_topics: bool,
     #[command(flatten)]
     output: Output,
     #[command(flatten)]
@@ -104,9 +110,17 @@ async fn get(arguments: NameArguments) -> anyhow::Result<()> {
 
 async fn set_egress(arguments: EgressArguments) -> anyhow::Result<()> {
     let client = arguments.connect.client(DefaultKey::Operator)?;
-    let EgressArguments { allow, allow_network: allow_networks, forbid_http, .. } = arguments;
-    let egress = Egress { allow, allow_networks, forbid_http };
-    let patch = TenantPatch { egress: Some(egress.into()), ..TenantPatch::default() };
+    let EgressArguments { allow, allow_network, forbid_http, allow_topic, no_topics, .. } = arguments;
+    // The options for topics and the other options each replace their own part of the policy.
+    let sets_topics = no_topics || !allow_topic.is_empty();
+    let sets_addresses = !sets_topics || !allow.is_empty() || !allow_network.is_empty() || forbid_http;
+    let egress = EgressPatch {
+        allow: sets_addresses.then_some(allow),
+        allow_networks: sets_addresses.then_some(allow_network),
+        forbid_http: sets_addresses.then_some(forbid_http),
+        allow_topics: sets_topics.then_some(allow_topic),
+    };
+    let patch = TenantPatch { egress: Some(egress), ..TenantPatch::default() };
     let tenant = client.update_tenant(&arguments.name, &patch).await.map_err(|error| explain(&client, &error))?;
     show_tenant(tenant, arguments.output)
 }
@@ -115,7 +129,7 @@ fn show_tenant(tenant: Tenant, output: Output) -> anyhow::Result<()> {
     if output.json {
         return show::json(&tenant);
     }
-    let Egress { allow, allow_networks, forbid_http } = tenant.egress;
+    let Egress { allow, allow_networks, forbid_http, allow_topics } = tenant.egress;
     let mut egress = vec!["public".to_owned()];
     egress.extend(allow);
     egress.extend(allow_networks);
@@ -125,6 +139,7 @@ fn show_tenant(tenant: Tenant, output: Output) -> anyhow::Result<()> {
         ("keys", Some(tenant.keys.to_string())),
         ("version", Some(tenant.version.to_string())),
         ("callbacks to", Some(format!("{}; {scheme}", egress.join(" ")))),
+        ("topics", (!allow_topics.is_empty()).then(|| allow_topics.join(" "))),
         ("quotas", Some("`reveille quota get --tenant NAME` shows the quotas".to_owned())),
     ])
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use domain::retry::RetryPolicy;
 use domain::{
-    DueKey, HttpTarget, Incarnation, Occurrence, PollerId, Revision, ScheduleId, Secret, SigningSecret, Spec, Status,
-    Target, TenantId, Timestamp, When,
+    BusTarget, DueKey, HttpTarget, Incarnation, Occurrence, PollerId, Revision, ScheduleId, Secret, SigningSecret,
+    Spec, Status, Target, TenantId, Timestamp, When,
 };
 use runtime::TaskSet;
 use store::encryption::OpenError;
@@ -30,12 +30,21 @@ fn old() -> Secret {
 }
 
 fn schedule(number: u128, id: &str, url: &str, headers: &[(&str, Secret)]) -> Insert {
+    let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+    let http = HttpTarget { url: url.to_owned(), method: "POST".to_owned(), headers, timeout: Duration::from_secs(1) };
+    schedule_to(number, id, Target::Http(http))
+}
+
+fn bus_target(topic: &str, value: Secret) -> Target {
+    let (topic, headers, timeout) =
+        (topic.to_owned(), vec![("authorization".to_owned(), value)], Duration::from_secs(1));
+    Target::Bus(BusTarget { topic, key: None, headers, cloud_event: None, timeout })
+}
+
+fn schedule_to(number: u128, id: &str, target: Target) -> Insert {
     let at = Timestamp::from_millis(2_000_000_000_000);
     let id = ScheduleId::new(id).unwrap();
     let incarnation = Incarnation::new(at, number);
-    let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-    let http = HttpTarget { url: url.to_owned(), method: "POST".to_owned(), headers, timeout: Duration::from_secs(1) };
-    let target = Target::Http(http);
     let occurrence = Occurrence { incarnation, nominal: at, revision: Revision(0), replay: 0 };
     let due = DueKey { position: at, occurrence, attempt: 1, target: target.key() };
     let spec = Spec {
@@ -114,11 +123,21 @@ impl Opened {
     /// Replaces the URL and the header `authorization` of a schedule without the API.
     async fn tamper(&self, id: &str, url: &str, value: Option<Secret>) {
         let mut schedule = self.get(id).await;
-        let Target::Http(http) = &mut Arc::make_mut(&mut schedule).spec.target;
+        let Target::Http(http) = &mut Arc::make_mut(&mut schedule).spec.target else {
+            panic!("the target is an HTTP target")
+        };
         http.url = url.to_owned();
         if let Some(value) = value {
             http.headers = vec![("authorization".to_owned(), value)];
         }
+        self.write(schedule.poller, Change::Reencrypt(schedule)).await;
+    }
+
+    /// Replaces the target of a schedule without the API. The new target gets the stored headers.
+    async fn tamper_target(&self, id: &str, mut target: Target) {
+        let mut schedule = self.get(id).await;
+        *target.headers_mut() = schedule.spec.target.headers().to_vec();
+        Arc::make_mut(&mut schedule).spec.target = target;
         self.write(schedule.poller, Change::Reencrypt(schedule)).await;
     }
 
@@ -139,8 +158,7 @@ async fn opened_header(unlocked: &Unlocked, id: &str, name: &str) -> Result<Byte
     let id = ScheduleId::new(id).unwrap();
     let schedule = unlocked.store.get(vec![(TENANT, id.clone())]).await.unwrap().remove(0).unwrap();
     let origin = schedule.spec.target.origin();
-    let Target::Http(http) = &schedule.spec.target;
-    let (_, value) = http.headers.iter().find(|(known, _)| known == name).unwrap();
+    let (_, value) = schedule.spec.target.headers().iter().find(|(known, _)| known == name).unwrap();
     unlocked.keyring.open(Place::Header { tenant: TENANT, schedule: &id, name, origin: &origin }, value)
 }
 
@@ -298,5 +316,36 @@ fn copy_binds_the_headers_of_a_source_that_has_not_migrated() {
         assert_eq!(copied().await, Ok("Bearer abc".into()));
         source.tamper("order-7", "https://evil.example", Some(old())).await;
         assert_eq!(copied().await, Err(OpenError::NotBound));
+    });
+}
+
+#[test]
+fn header_of_a_bus_target_is_bound_to_its_topic() {
+    on_every_engine(async |opened| {
+        opened.migrate(&[KEY]).await.unwrap();
+        let store = opened.unlocked(&[KEY]).await.store;
+        store.insert(vec![schedule_to(1, "order-7", bus_target("orders", "Bearer abc".into()))]).await.unwrap();
+        let stored = opened.get("order-7").await;
+        assert!(stored.spec.target.headers()[0].1.is_encrypted());
+        assert_eq!(opened.open("order-7", "authorization").await, Ok("Bearer abc".into()));
+
+        let copy = Arc::new(MemoryStore::new(opened.runtime.clone(), MemoryOptions::default()));
+        let key = opened.keys.path().join("store.key");
+        transfer::copy(&opened.runtime, &*opened.engine, &*copy, "the target", &key).await.unwrap();
+        let unlocked = store_key::unlock(&opened.runtime, copy.clone(), &key, false).await.unwrap();
+        assert_eq!(opened_header(&unlocked, "order-7", "authorization").await, Ok("Bearer abc".into()));
+        let name = (TENANT, ScheduleId::new("order-7").unwrap());
+        let copied = copy.get(vec![name]).await.unwrap().remove(0).unwrap();
+        assert_eq!(copied.spec.target.origin(), "bus:orders");
+
+        for moved in [bus_target("payments", "".into()), bus_target("Orders", "".into())] {
+            opened.tamper_target("order-7", moved).await;
+            assert_eq!(opened.open("order-7", "authorization").await, Err(OpenError::Forged));
+        }
+        let Target::Http(http) = schedule(2, "url", "bus:orders", &[]).schedule.spec.target.clone() else {
+            panic!("the target is an HTTP target")
+        };
+        opened.tamper_target("order-7", Target::Http(http)).await;
+        assert_eq!(opened.open("order-7", "authorization").await, Err(OpenError::Forged));
     });
 }

@@ -220,7 +220,15 @@ impl Database {
 }
 
 /// Fields of responses that the earlier build did not have.
-const NEW_FIELDS: [&str; 2] = ["stored_mib_max", "usage"];
+const NEW_FIELDS: [&str; 7] = [
+    "allow_topics",
+    "bus_callbacks_per_second",
+    "bus_in_flight_max",
+    "http_callbacks_per_second",
+    "http_in_flight_max",
+    "stored_mib_max",
+    "usage",
+];
 
 /// Removes the fields of [`NEW_FIELDS`] from a response. All other fields must equal the recorded fields.
 fn leave_out_new_fields(response: &mut Value) {

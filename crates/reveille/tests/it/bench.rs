@@ -53,6 +53,26 @@ fn election_bench_compares_reveille_to_curator() {
 }
 
 #[test]
+fn fire_bench_sends_each_callback_to_a_topic_once() {
+    let message = run_with_server(&["fire", "--bus", "memory", "--count", "300"]);
+    let columns: Vec<&str> = row(&message, "fire to a topic in memory");
+    assert_eq!(columns[1..3], ["300", "0"], "{message}");
+
+    let brokers = format!("kafka://{}", test_servers::kafka::shared().addresses());
+    let arguments = ["--bus", &brokers, "--partitions", "2", "--count", "300", "--with-limit"];
+    let message = run_with_server(&[&["fire"], &arguments[..]].concat());
+    assert_eq!(row(&message, "bare librdkafka producer").len(), 14, "{message}");
+    // The columns from the number of records on: failed, lost, doubled, early.
+    assert_eq!(row(&message, "fire to a topic of Kafka")[6..11], ["300", "0", "0", "0", "0"], "{message}");
+}
+
+/// Returns the figures of a row.
+fn row<'a>(table: &'a str, trial: &str) -> Vec<&'a str> {
+    let figures = table.lines().find_map(|line| line.strip_prefix(trial));
+    figures.unwrap_or_else(|| panic!("no row {trial}: {table}")).split_whitespace().collect()
+}
+
+#[test]
 fn consume_bench_compares_reveille_to_other_consumers() {
     let brokers = test_servers::kafka::shared().addresses();
     let sizes = ["--rounds", "1", "--records", "2000", "--slow-records", "2000", "--sequential-records", "100"];

@@ -14,7 +14,8 @@ pub(crate) fn kafka() -> String {
     format!("kafka://{}", test_servers::kafka::shared().addresses())
 }
 
-fn command(url: &str, arguments: &[&str]) -> Command {
+/// Returns the command `reveille bus` with the bus at `url`.
+pub(crate) fn command(url: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(BINARY);
     command.arg("bus").args(arguments).env("REVEILLE_BUS", url).env_remove("RUST_LOG").stdin(Stdio::null());
     command
@@ -32,7 +33,7 @@ fn run_with_input(arguments: &[&str], input: &[u8]) -> Output {
 }
 
 #[track_caller]
-fn stdout_of(output: Output) -> String {
+pub(crate) fn stdout_of(output: Output) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }

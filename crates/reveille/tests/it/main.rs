@@ -8,6 +8,8 @@ mod before_relayout;
 mod bench;
 #[cfg(feature = "kafka")]
 mod bus;
+#[cfg(feature = "kafka")]
+mod bus_target;
 mod cli;
 mod client;
 mod cluster;

@@ -1,10 +1,10 @@
 //! Dispatch queue of due keys. It is fair between tenants and between a tenant's targets, and respects all limits.
 //!
 //! This queue does no I/O and reads no clock. Each pair of tenant and target has its own queue of keys, a *lane*. A
-//! lane with a free slot takes its turn among its tenant's lanes, and the tenant takes its turn among the tenants. One
-//! key starts per turn: the oldest key of the lane. A target without a free slot delays only its own keys. If a rate or an
-//! open circuit blocks a lane or a tenant until some instant, the lane or tenant *waits* and takes no turn until that
-//! instant.
+//! lane with a free slot takes its turn among its tenant's lanes of the same kind (HTTP or bus). The kinds of a tenant take
+//! turns, and so do the tenants. One key starts per turn: the oldest key of the lane. A target without a free slot delays
+//! only its own keys. If a rate or an open circuit blocks a lane, a kind or a tenant until some instant, the lane, kind or
+//! tenant *waits* and takes no turn until that instant.
 //!
 //! A key occupies a *slot* of the service from its start until its attempt ends. It is *unresolved* from its start until
 //! its outcome is durable. Each tenant gets a share of the slots, and a share of the larger number of unresolved keys
@@ -19,6 +19,7 @@
 
 mod circuit;
 mod deferred;
+mod kinds;
 mod limits;
 mod slots;
 
@@ -27,7 +28,7 @@ use std::time::Duration;
 
 use domain::decide::CatchUp;
 use domain::quota::TokenBucket;
-use domain::{TargetKey, TenantId, Timestamp};
+use domain::{TargetKey, TargetKind, TenantId, Timestamp};
 use runtime::Monotonic;
 
 use crate::options::Options;
@@ -36,6 +37,7 @@ use circuit::Circuit;
 pub(crate) use circuit::TargetHealth;
 use deferred::Deferred;
 pub(crate) use deferred::DeferredKey;
+use kinds::Kinds;
 pub(crate) use limits::Limits;
 use slots::{Slots, TenantSlots};
 
@@ -82,7 +84,7 @@ pub(crate) struct Dispatch {
     default_limits: Limits,
     /// Turns of the tenants, in order. Each tenant that may start a key and does not wait is in this list exactly once.
     turns: VecDeque<TenantId>,
-    /// Waiting tenants and lanes, with the end of each wait.
+    /// Waiting tenants, kinds and lanes, with the end of each wait.
     waits: BTreeSet<(Monotonic, Waiter)>,
     /// Start and end of the latest period in which the service had no free slot.
     no_slot: Option<(Timestamp, Timestamp)>,
@@ -91,6 +93,7 @@ pub(crate) struct Dispatch {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Waiter {
     Tenant(TenantId),
+    Kind(TenantId, TargetKind),
     Lane(Lane),
 }
 
@@ -101,8 +104,7 @@ struct TenantState {
     unresolved: TenantSlots,
     parked: usize,
     bucket: TokenBucket,
-    /// Turns of the tenant's lanes. Each lane that may start a key is in this list exactly once.
-    turns: VecDeque<TargetKey>,
+    kinds: Kinds,
     /// True if the tenant is in [`Dispatch::turns`].
     has_turn: bool,
     waits_until: Option<Monotonic>,
@@ -206,6 +208,11 @@ impl Dispatch {
         if let Some(until) = state.waits_until.take() {
             self.waits.remove(&(until, Waiter::Tenant(tenant)));
         }
+        for kind in TargetKind::ALL {
+            if let Some(until) = state.kinds.of(kind).waits_until.take() {
+                self.waits.remove(&(until, Waiter::Kind(tenant, kind)));
+            }
+        }
         let lanes: Vec<Lane> = self.lanes.range(lanes_of(tenant)).map(|(lane, _)| *lane).collect();
         for lane in lanes {
             let state = self.lanes.get_mut(&lane).expect("each lane in the list `lanes` exists in `self.lanes`");
@@ -284,9 +291,29 @@ impl Dispatch {
     /// start a key.
     fn pop_of(&mut self, tenant: TenantId, now: Now) -> Option<u32> {
         let state = self.tenants.get_mut(&tenant).expect("the caller has checked that the tenant exists");
-        while let Some(target) = state.turns.pop_front() {
-            let lane =
-                self.lanes.get_mut(&(tenant, target)).expect("each lane in a tenant's `turns` exists in `lanes`");
+        for kind in state.kinds.take_turns() {
+            let state = self.tenants.get_mut(&tenant).expect("the caller has checked that the tenant exists");
+            let (limits, kind_state) = (*state.limits.of_kind(kind), state.kinds.of(kind));
+            if kind_state.turns.is_empty() || kind_state.is_blocked(&limits) {
+                continue; // The tenant gets its next turn when a lane of this kind gets a turn, or when its limit permits it.
+            }
+            if let Err(until) = kind_state.has_token(&limits, now.monotonic) {
+                kind_state.waits_until = Some(until);
+                self.waits.insert((until, Waiter::Kind(tenant, kind)));
+                continue;
+            }
+            if let Some(entry) = self.pop_of_kind(tenant, kind, now) {
+                return Some(entry);
+            }
+        }
+        None
+    }
+
+    /// Returns the next key of a tenant for one kind of targets, whose limits permit an attempt.
+    fn pop_of_kind(&mut self, tenant: TenantId, kind: TargetKind, now: Now) -> Option<u32> {
+        let state = self.tenants.get_mut(&tenant).expect("the caller has checked that the tenant exists");
+        while let Some(target) = state.kinds.of(kind).turns.pop_front() {
+            let lane = self.lanes.get_mut(&(tenant, target)).expect("each lane in a tenant's turns exists in `lanes`");
             lane.has_turn = false;
             if lane.in_flight >= lane.in_flight_max(&state.limits) {
                 continue; // The limit of the lane fell after the lane got its turn.
@@ -299,6 +326,7 @@ impl Dispatch {
             let (Place { position, .. }, Parked { entry, .. }) =
                 lane.queue.pop_first().expect("each lane that has a turn has a key in its queue");
             lane.in_flight += 1;
+            state.kinds.of(kind).start(state.limits.of_kind(kind), now.monotonic);
             self.slots.occupy(tenant, &mut state.slots);
             self.unresolved.occupy(tenant, &mut state.unresolved);
             state.parked -= 1;
@@ -339,13 +367,15 @@ impl Dispatch {
     }
 
     /// Records that the attempt of a key has ended. If the key caused no attempt, `health` is `None`, and the dispatch
-    /// queue returns the key's tokens to the token buckets of the tenant and the lane.
+    /// queue returns the key's tokens to the token buckets of the tenant, the kind of target and the lane.
     pub(crate) fn ended(&mut self, lane: Lane, now: Now, health: Option<TargetHealth>) {
         let state = self.lanes.get_mut(&lane).expect("each key in flight belongs to a lane in `lanes`");
         let tenant = self.tenants.get_mut(&lane.0).expect("the tenant of a lane exists");
         assert!(state.in_flight > 0, "a key whose attempt ended was in flight");
         state.in_flight -= 1;
         self.slots.free(lane.0, &mut tenant.slots);
+        let kind = lane.1.kind();
+        tenant.kinds.of(kind).end(tenant.limits.of_kind(kind), health.is_some());
         match health {
             Some(health) => state.circuit.record(health, now.monotonic),
             None => {
@@ -418,6 +448,11 @@ impl Dispatch {
                     self.tenants.get_mut(&tenant).expect("each waiting tenant exists in `tenants`").waits_until = None;
                     self.offer_tenant(tenant);
                 }
+                Waiter::Kind(tenant, kind) => {
+                    let state = self.tenants.get_mut(&tenant).expect("each waiting tenant exists in `tenants`");
+                    state.kinds.of(kind).waits_until = None;
+                    self.offer_tenant(tenant);
+                }
                 Waiter::Lane(lane) => {
                     self.lanes.get_mut(&lane).expect("each waiting lane exists in `lanes`").waits_until = None;
                     self.offer_lane(lane);
@@ -447,7 +482,7 @@ impl Dispatch {
         self.turns.clear();
         for tenant in self.tenants.values_mut() {
             tenant.has_turn = false;
-            tenant.turns.clear();
+            tenant.kinds.clear_turns();
         }
         let lanes: Vec<Lane> = self.lanes.keys().copied().collect();
         lanes.into_iter().for_each(|lane| self.offer_lane(lane));
@@ -462,7 +497,7 @@ impl Dispatch {
             return;
         }
         state.has_turn = true;
-        tenant.turns.push_back(lane.1);
+        tenant.kinds.of(lane.1.kind()).turns.push_back(lane.1);
         self.offer_tenant(lane.0);
     }
 
@@ -470,7 +505,7 @@ impl Dispatch {
         let state = self.tenants.get_mut(&tenant).expect("the caller passes a tenant that exists in `tenants`");
         let is_at_share = state.slots.is_at_share() || state.unresolved.is_at_share();
         let may_start = state.slots.used() < state.limits.in_flight_max && state.waits_until.is_none() && !is_at_share;
-        if state.has_turn || state.turns.is_empty() || !may_start {
+        if state.has_turn || !state.kinds.any_may_start(&state.limits) || !may_start {
             return;
         }
         state.has_turn = true;
@@ -491,7 +526,7 @@ impl TenantState {
             unresolved: TenantSlots::default(),
             parked: 0,
             bucket: TokenBucket::default(),
-            turns: VecDeque::new(),
+            kinds: Kinds::default(),
             has_turn: false,
             waits_until: None,
             throttled_at: Timestamp::MIN,

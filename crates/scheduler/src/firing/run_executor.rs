@@ -12,8 +12,8 @@ use std::time::Duration;
 use domain::decide::{CatchUp, Start, after_attempt, after_outcome, at_start, may_start_untraced};
 use domain::occurrence::Run;
 use domain::{
-    Attempt, AttemptResult, DueKey, EGRESS_REJECTED, Incarnation, NOT_DECRYPTED, Occurrence, PollerId, RunState,
-    Schedule, Status, Target, Timestamp, When,
+    Attempt, AttemptResult, BUS_NOT_CONFIGURED, BUS_REJECTED, DueKey, EGRESS_REJECTED, Incarnation, NOT_DECRYPTED,
+    Occurrence, PollerId, RunState, Schedule, Status, Timestamp, When,
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use futures_util::{FutureExt, future::BoxFuture};
@@ -310,8 +310,7 @@ fn fire_span(schedule: &Schedule, key: &DueKey) -> Span {
 
 /// Returns the instant by which the outcome of an attempt that starts at `started_at` is durable.
 pub(crate) fn ends_by(started_at: Timestamp, schedule: &Schedule) -> Timestamp {
-    let Target::Http(target) = &schedule.spec.target;
-    started_at + CONNECTION_WAIT_MAX + target.timeout + OUTCOME_TIME
+    started_at + CONNECTION_WAIT_MAX + schedule.spec.target.timeout() + OUTCOME_TIME
 }
 
 async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, run: Option<&Run>) -> Ended {
@@ -351,7 +350,7 @@ async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, ru
         Some(Delivered { result: AttemptResult::Panicked, retry_after: None })
     });
     let Some(delivered) = delivered else { return starting.ended(EndReason::Released) };
-    Span::current().record("result", AttemptLabels::of(&delivered.result).result());
+    Span::current().record("result", AttemptLabels::of(schedule.spec.target.kind(), &delivered.result).result());
     let duration = context.runtime.monotonic().since(began);
     context.metrics.callback_duration_seconds.observe(duration.as_secs_f64());
     let attempt = Attempt { number: key.attempt, started_at, duration, result: delivered.result };
@@ -372,7 +371,7 @@ async fn write_attempt(
     let now = context.steady.now();
     let outcome = after_attempt(schedule, &key, &attempt.result, retry_after, now, runtime.random());
     let health = target_health(&attempt.result);
-    let labels = AttemptLabels::of(&attempt.result);
+    let labels = AttemptLabels::of(schedule.spec.target.kind(), &attempt.result);
     context.metrics.callback_attempts.get_or_create(&labels).inc();
     count_outcome(context, outcome.state);
     if outcome.state == RunState::Failed {
@@ -394,14 +393,15 @@ fn target_health(result: &AttemptResult) -> TargetHealth {
     match result {
         // The attempt ended before it reached the target.
         AttemptResult::Unreachable(reason)
-            if reason.starts_with(EGRESS_REJECTED) || reason.starts_with(NOT_DECRYPTED) =>
+            if [EGRESS_REJECTED, NOT_DECRYPTED, BUS_NOT_CONFIGURED].iter().any(|prefix| reason.starts_with(prefix)) =>
         {
             TargetHealth::Unknown
         }
+        AttemptResult::Unreachable(reason) if reason.starts_with(BUS_REJECTED) => TargetHealth::Available,
         AttemptResult::Answered(429 | 502 | 503 | 504) | AttemptResult::Unreachable(_) | AttemptResult::TimedOut => {
             TargetHealth::Unavailable
         }
-        AttemptResult::Answered(_) => TargetHealth::Available,
+        AttemptResult::Answered(_) | AttemptResult::Stored { .. } => TargetHealth::Available,
         AttemptResult::Panicked => TargetHealth::Unknown,
     }
 }
@@ -449,7 +449,7 @@ mod tests {
 
     #[test]
     fn target_health_is_unknown_if_attempt_sent_no_request() {
-        for reason in [EGRESS_REJECTED, NOT_DECRYPTED] {
+        for reason in [EGRESS_REJECTED, NOT_DECRYPTED, BUS_NOT_CONFIGURED] {
             let result = AttemptResult::Unreachable(format!("{reason}: a local reason"));
             assert_eq!(target_health(&result), TargetHealth::Unknown);
         }

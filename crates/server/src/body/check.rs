@@ -9,18 +9,21 @@ use bytes::Bytes;
 use domain::limits::Limits;
 use domain::validate::{Field, Violation, violations};
 use domain::{
-    Cron, CronError, EGRESS_REJECTED, Egress, HttpTarget, RetryPolicy, ScheduleId, Secret, Spec, Target, Timestamp,
-    When, duration,
+    BusTarget, CloudEvent, CloudEventMode, Cron, CronError, EGRESS_REJECTED, Egress, HttpTarget, RetryPolicy,
+    ScheduleId, Secret, Spec, Target, Timestamp, When, duration,
 };
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
 use super::ParsedSchedule;
+use super::merge::kind_name;
 use super::pointer::Errors;
 use super::reader::{Fields, Pairs, object, pairs, text, whole};
 
 /// Default timeout of one attempt.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
+/// Default of the attribute `type` of a CloudEvent.
+const CLOUD_EVENT_TYPE: &str = "reveille.callback";
 
 #[derive(Default)]
 pub(super) struct ScheduleFields<'de> {
@@ -59,13 +62,64 @@ impl<'de> Fields<'de> for ScheduleFields<'de> {
 #[derive(Default)]
 struct TargetFields<'de> {
     http: Option<HttpFields<'de>>,
+    bus: Option<BusFields<'de>>,
 }
 
 impl<'de> Fields<'de> for TargetFields<'de> {
-    const NAMES: &'static [&'static str] = &["http"];
+    const NAMES: &'static [&'static str] = &["http", "bus"];
 
     fn read<A: MapAccess<'de>>(&mut self, name: &str, map: &mut A, errors: &mut Errors<'_>) -> Result<(), A::Error> {
-        self.http = object(map, name, errors)?;
+        match name {
+            "http" => self.http = object(map, name, errors)?,
+            "bus" => self.bus = object(map, name, errors)?,
+            other => unreachable!("{other} is not in `NAMES`"),
+        }
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct BusFields<'de> {
+    topic: Option<Cow<'de, str>>,
+    key: Option<Cow<'de, str>>,
+    headers: Option<Pairs<'de>>,
+    cloud_event: Option<CloudEventFields<'de>>,
+    timeout: Option<Cow<'de, str>>,
+}
+
+impl<'de> Fields<'de> for BusFields<'de> {
+    const NAMES: &'static [&'static str] = &["topic", "key", "headers", "cloud_event", "timeout"];
+
+    fn read<A: MapAccess<'de>>(&mut self, name: &str, map: &mut A, errors: &mut Errors<'_>) -> Result<(), A::Error> {
+        match name {
+            "topic" => self.topic = text(map, name, errors)?,
+            "key" => self.key = text(map, name, errors)?,
+            "headers" => self.headers = pairs(map, name, errors)?,
+            "cloud_event" => self.cloud_event = object(map, name, errors)?,
+            "timeout" => self.timeout = text(map, name, errors)?,
+            other => unreachable!("{other} is not in `NAMES`"),
+        }
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct CloudEventFields<'de> {
+    mode: Option<Cow<'de, str>>,
+    kind: Option<Cow<'de, str>>,
+    source: Option<Cow<'de, str>>,
+}
+
+impl<'de> Fields<'de> for CloudEventFields<'de> {
+    const NAMES: &'static [&'static str] = &["mode", "type", "source"];
+
+    fn read<A: MapAccess<'de>>(&mut self, name: &str, map: &mut A, errors: &mut Errors<'_>) -> Result<(), A::Error> {
+        match name {
+            "mode" => self.mode = text(map, name, errors)?,
+            "type" => self.kind = text(map, name, errors)?,
+            "source" => self.source = text(map, name, errors)?,
+            other => unreachable!("{other} is not in `NAMES`"),
+        }
         Ok(())
     }
 }
@@ -128,24 +182,23 @@ pub(super) fn check(
 ) -> ParsedSchedule {
     let id = check_id(fields.id.as_deref(), named, errors);
     let when = check_when(&fields, now, errors);
-    let http = required(fields.target, "target", errors, |target, errors| {
-        required(target.http, "http", errors, |http, errors| Some(check_http(http, limits, errors)))
-    });
+    let target = required(fields.target, "target", errors, |target, errors| check_target(target, limits, errors));
+    let has_target = target.is_some();
     let mut spec = Spec {
         when,
-        target: Target::Http(http.unwrap_or_else(stand_in_target)),
+        target: target.unwrap_or_else(|| Target::Http(stand_in_target())),
         payload: fields.payload.map_or_else(Bytes::new, |raw| Bytes::copy_from_slice(raw.get().as_bytes())),
         labels: fields.labels.map_or_else(BTreeMap::new, |labels| check_labels(labels, limits, errors)),
         retry: fields.retry.map_or_else(RetryPolicy::default, |retry| check_retry(&retry, &mut errors.at("retry"))),
     };
-    let Target::Http(http) = &mut spec.target;
-    http.headers.splice(0..0, headers_kept);
+    spec.target.headers_mut().splice(0..0, headers_kept);
     for violation in violations(&spec, limits, now) {
-        note_violation(&violation, errors);
+        note_violation(&violation, &spec.target, errors);
     }
-    let Target::Http(http) = &mut spec.target;
-    check_egress(&http.url, egress, errors);
-    http.headers.iter_mut().for_each(|(name, _)| name.make_ascii_lowercase());
+    if has_target {
+        check_egress(&spec.target, egress, errors);
+    }
+    spec.target.headers_mut().iter_mut().for_each(|(name, _)| name.make_ascii_lowercase());
     ParsedSchedule { id, spec }
 }
 
@@ -285,6 +338,56 @@ fn check_duration(text: &str, errors: &mut Errors<'_>) -> Option<Duration> {
     }
 }
 
+/// Checks the target, which must be of exactly one kind.
+fn check_target(fields: TargetFields<'_>, limits: &Limits, errors: &mut Errors<'_>) -> Option<Target> {
+    let http = fields.http.map(|http| check_http(http, limits, &mut errors.at("http")));
+    let bus = fields.bus.map(|bus| check_bus(bus, limits, &mut errors.at("bus")));
+    match (http, bus) {
+        (Some(http), None) => Some(Target::Http(http)),
+        (None, Some(bus)) => Some(Target::Bus(bus)),
+        (None, None) => {
+            if !["http", "bus"].iter().any(|name| errors.at(name).has_error_here()) {
+                let hint = r#"add "http": {"url": "https://example.org/hook"}, for example"#;
+                note(errors, "missing_field", "one of http and bus is required", Some(hint));
+            }
+            None
+        }
+        (Some(_), Some(_)) => {
+            let hint = "keep one of these fields, and create a separate schedule for the other target";
+            note(errors, "conflicting_fields", "http and bus exclude each other", Some(hint));
+            None
+        }
+    }
+}
+
+fn check_bus(fields: BusFields<'_>, limits: &Limits, errors: &mut Errors<'_>) -> BusTarget {
+    let timeout = fields.timeout.and_then(|timeout| check_duration(&timeout, &mut errors.at("timeout")));
+    let event = fields.cloud_event.and_then(|fields| check_cloud_event(fields, &mut errors.at("cloud_event")));
+    BusTarget {
+        topic: required(fields.topic, "topic", errors, |topic, _| Some(topic.into_owned()))
+            .unwrap_or_else(|| "topic".to_owned()),
+        key: fields.key.map(Cow::into_owned),
+        headers: (fields.headers)
+            .map_or_else(Vec::new, |headers| check_headers(headers, limits, &mut errors.at("headers"))),
+        cloud_event: event,
+        timeout: timeout.unwrap_or(TIMEOUT_DEFAULT),
+    }
+}
+
+fn check_cloud_event(fields: CloudEventFields<'_>, errors: &mut Errors<'_>) -> Option<CloudEvent> {
+    let mode = required(fields.mode, "mode", errors, |mode, errors| match &*mode {
+        "binary" => Some(CloudEventMode::Binary),
+        "structured" => Some(CloudEventMode::Structured),
+        _ => {
+            let hint = r#"use "binary" or "structured""#;
+            note(errors, "invalid_cloud_event", "the mode is neither binary nor structured", Some(hint));
+            None
+        }
+    })?;
+    let kind = fields.kind.map_or_else(|| CLOUD_EVENT_TYPE.to_owned(), Cow::into_owned);
+    Some(CloudEvent { mode, kind, source: fields.source.map(Cow::into_owned) })
+}
+
 fn check_http(fields: HttpFields<'_>, limits: &Limits, errors: &mut Errors<'_>) -> HttpTarget {
     let stand_in = stand_in_target();
     let timeout = fields.timeout.and_then(|timeout| check_duration(&timeout, &mut errors.at("timeout")));
@@ -360,16 +463,25 @@ fn check_retry(fields: &RetryFields<'_>, errors: &mut Errors<'_>) -> RetryPolicy
     }
 }
 
-/// Checks the URL against the tenant's egress policy. If the URL contains a host name, each attempt resolves the name
-/// and checks its addresses.
-fn check_egress(url: &str, egress: &Egress, errors: &mut Errors<'_>) {
-    let Ok(url) = url.parse() else { return }; // If the URL is invalid, another check reports it.
-    if let Err(rejection) = egress.check_url(&url) {
-        note_with_hint(&mut errors.at("target").at("http").at("url"), EGRESS_REJECTED, &rejection.to_string());
+/// Checks the target against the tenant's egress policy. If a URL contains a host name, each attempt resolves the name and
+/// checks its addresses.
+fn check_egress(target: &Target, egress: &Egress, errors: &mut Errors<'_>) {
+    let (kind, field, checked) = match target {
+        Target::Http(http) => ("http", "url", http.url.parse().map_or(Ok(()), |url| egress.check_url(&url))),
+        Target::Bus(bus) => ("bus", "topic", egress.check_topic(&bus.topic)),
+    };
+    let mut errors = errors.at("target");
+    let mut errors = errors.at(kind);
+    let mut errors = errors.at(field);
+    // If the URL or the topic is missing or invalid, another check has reported it.
+    if let Err(rejection) = checked
+        && !errors.has_error_here()
+    {
+        note_with_hint(&mut errors, EGRESS_REJECTED, &rejection.to_string());
     }
 }
 
-fn note_violation(violation: &Violation, errors: &mut Errors<'_>) {
+fn note_violation(violation: &Violation, target: &Target, errors: &mut Errors<'_>) {
     let code = violation_code(violation);
     let text = violation.to_string();
     let mut note_at = |path: &[&str]| match *path {
@@ -379,16 +491,22 @@ fn note_violation(violation: &Violation, errors: &mut Errors<'_>) {
         [a, b, c, d] => note_with_hint(&mut errors.at(a).at(b).at(c).at(d), code, &text),
         _ => unreachable!("the path of a field has one to four names"),
     };
+    let kind = kind_name(target);
     match violation.field() {
         Field::At => note_at(&["at"]),
         Field::Cron => note_at(&["cron"]),
         Field::Every => note_at(&["every"]),
         Field::Payload => note_at(&["payload"]),
-        Field::Url => note_at(&["target", "http", "url"]),
-        Field::Method => note_at(&["target", "http", "method"]),
-        Field::Headers => note_at(&["target", "http", "headers"]),
-        Field::Header(name) => note_at(&["target", "http", "headers", &name]),
-        Field::Timeout => note_at(&["target", "http", "timeout"]),
+        Field::Target => note_at(&["target", kind]),
+        Field::Url => note_at(&["target", kind, "url"]),
+        Field::Method => note_at(&["target", kind, "method"]),
+        Field::Topic => note_at(&["target", kind, "topic"]),
+        Field::Key => note_at(&["target", kind, "key"]),
+        Field::CloudEventType => note_at(&["target", kind, "cloud_event", "type"]),
+        Field::CloudEventSource => note_at(&["target", kind, "cloud_event", "source"]),
+        Field::Headers => note_at(&["target", kind, "headers"]),
+        Field::Header(name) => note_at(&["target", kind, "headers", &name]),
+        Field::Timeout => note_at(&["target", kind, "timeout"]),
         Field::Labels => note_at(&["labels"]),
         Field::Label(name) => note_at(&["labels", &name]),
         Field::AttemptsMax => note_at(&["retry", "attempts_max"]),
@@ -405,6 +523,10 @@ fn violation_code(violation: &Violation) -> &'static str {
         Violation::EveryLong { .. } => "interval_too_long",
         Violation::Payload { .. } => "payload_too_large",
         Violation::Url(_) => "invalid_url",
+        Violation::BusNotConfigured => "bus_not_configured",
+        Violation::Topic(_) => "invalid_topic",
+        Violation::KeyBytes { .. } => "too_long",
+        Violation::CloudEventType | Violation::CloudEventSource => "invalid_cloud_event",
         Violation::Method(_) | Violation::MethodCase(_) => "invalid_method",
         Violation::HeaderCount { .. } | Violation::LabelCount { .. } => "too_many",
         Violation::HeaderBytes { .. } | Violation::LabelBytes { .. } => "too_long",
@@ -413,6 +535,7 @@ fn violation_code(violation: &Violation) -> &'static str {
         Violation::HeaderReserved { .. } => "reserved_header",
         Violation::LabelText { .. } => "invalid_label",
         Violation::Timeout { .. }
+        | Violation::BusTimeout { .. }
         | Violation::AttemptsMax { .. }
         | Violation::BackoffMax { .. }
         | Violation::Backoff { .. } => "out_of_range",

@@ -1,7 +1,8 @@
 //! JSON Merge Patch (RFC 7396) of a stored schedule.
 //!
-//! The server reads and checks the result like the body of a PUT. Two rules differ from the RFC. A schedule has exactly
-//! one kind of timing, so a change that sets one of `at`, `cron` and `every` removes the others. HTTP header names are
+//! The server reads and checks the result like the body of a PUT. Three rules differ from the RFC. A schedule has exactly
+//! one kind of timing, so a change that sets one of `at`, `cron` and `every` removes the others. It has exactly one target,
+//! so a change that sets a target of one kind removes a target of the other kind. HTTP header names are
 //! case-insensitive, so the comparison of header names ignores case.
 //!
 //! Invariants: fields that a change does not name stay the same, byte for byte, including the fields in the payload.
@@ -14,7 +15,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use domain::{Schedule, Secret, Target, When, duration};
+use domain::{BusTarget, HttpTarget, Schedule, Secret, Target, When, duration};
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
@@ -83,19 +84,12 @@ fn stored(schedule: &Schedule, change: &Object<'_>) -> Result<String, Rejected> 
         }
         When::At(_) | When::Every { .. } => {}
     }
-    let Target::Http(http) = &spec.target;
     let retry = spec.retry;
     let mut fields: BTreeMap<&str, Box<RawValue>> = timing;
     fields.insert("labels", to_text(&spec.labels));
-    let target = api::TargetRequest {
-        http: api::TargetRequestHttp {
-            url: http.url.clone(),
-            method: Some(http.method.clone()),
-            headers: None,
-            timeout: Some(duration::format(http.timeout)),
-        },
-    };
-    fields.insert("target", to_text(&target));
+    if !names_other_kind(&spec.target, change) {
+        fields.insert("target", to_text(&stored_target(&spec.target)));
+    }
     let retry = api::RetryRequest {
         attempts_max: Some(retry.attempts_max),
         backoff: Some(duration::format(retry.backoff)),
@@ -110,25 +104,61 @@ fn stored(schedule: &Schedule, change: &Object<'_>) -> Result<String, Rejected> 
     Ok(String::from_utf8(to_json(&fields)).expect("JSON is UTF-8"))
 }
 
+/// Returns the stored target in the form of a PUT body, without headers.
+fn stored_target(target: &Target) -> api::TargetRequest {
+    let timeout = Some(duration::format(target.timeout()));
+    match target {
+        Target::Http(HttpTarget { url, method, headers: _, timeout: _ }) => {
+            let (url, method) = (url.clone(), Some(method.clone()));
+            let http = api::TargetRequestHttp { url, method, headers: None, timeout };
+            api::TargetRequest { http: Some(http), bus: None }
+        }
+        Target::Bus(BusTarget { topic, key, headers: _, cloud_event, timeout: _ }) => {
+            let (topic, key, cloud_event) = (topic.clone(), key.clone(), cloud_event.as_ref().map(wire::cloud_event));
+            let bus = api::TargetRequestBus { topic, key, headers: None, cloud_event, timeout };
+            api::TargetRequest { http: None, bus: Some(bus) }
+        }
+    }
+}
+
+/// Returns the name of the target's kind in a request.
+pub(super) fn kind_name(target: &Target) -> &'static str {
+    match target {
+        Target::Http(_) => "http",
+        Target::Bus(_) => "bus",
+    }
+}
+
+/// Returns whether `change` sets a target of another kind. A schedule has exactly one target, so such a change removes the
+/// stored target with its headers.
+fn names_other_kind(target: &Target, change: &Object<'_>) -> bool {
+    let other = if kind_name(target) == "http" { "bus" } else { "http" };
+    let named = change.last("target").and_then(Object::of).and_then(|target| target.last(other));
+    named.is_some_and(|value| value.get() != "null")
+}
+
 fn to_text(value: &impl serde::Serialize) -> Box<RawValue> {
     serde_json::value::to_raw_value(value).expect("wire types are JSON")
 }
 
 /// Returns the stored headers that `change` does not name.
 fn headers_kept(schedule: &Schedule, change: &Object<'_>) -> Vec<(String, Secret)> {
-    let Target::Http(http) = &schedule.spec.target;
+    let target = &schedule.spec.target;
+    if names_other_kind(target, change) {
+        return Vec::new();
+    }
     let mut at = Cow::Borrowed(change);
-    for name in ["target", "http", "headers"] {
+    for name in ["target", kind_name(target), "headers"] {
         match at.last(name).map(Object::of) {
-            None => return http.headers.clone(),
-            // The value of `target`, `http` or `headers` is not an object. The value `null` removes all headers, and
-            // the parser rejects any other value.
+            None => return target.headers().to_vec(),
+            // The value of `target`, of its kind or of `headers` is not an object. The value `null` removes all headers,
+            // and the parser rejects any other value.
             Some(None) => return Vec::new(),
             Some(Some(inner)) => at = Cow::Owned(inner),
         }
     }
     let is_named = |name: &str| at.0.iter().any(|(named, _)| named.eq_ignore_ascii_case(name));
-    http.headers.iter().filter(|(name, _)| !is_named(name)).cloned().collect()
+    target.headers().iter().filter(|(name, _)| !is_named(name)).cloned().collect()
 }
 
 /// Returns the nesting depth of `json`, which must be valid JSON.

@@ -238,8 +238,9 @@ impl<'de, F: Fields<'de>> Reader<'de> for ObjectReader<'_, F> {
 
 /// Fields that users often put into a wrong object, with the correct object of each field. The hint of an error names
 /// the correct object.
-const PLACES: [(&str, &[&str]); 2] = [
+const PLACES: [(&str, &[&str]); 3] = [
     (r#""target": {"http": {…}}"#, &["url", "method", "headers", "timeout"]),
+    (r#""target": {"bus": {…}}"#, &["topic", "key", "cloud_event"]),
     (r#""retry": {…}"#, &["attempts_max", "backoff", "backoff_max"]),
 ];
 

@@ -14,6 +14,7 @@ use crate::route::{Parameter, reference, schema_of};
 use super::simplify::simplify;
 
 const ID: &str = "^[A-Za-z0-9_-]+$";
+const TOPIC: &str = "^[A-Za-z0-9._-]+$";
 
 pub(super) struct Schemas {
     /// Generator for the schemas of requests. Requests may lack fields that have a default, but responses always
@@ -199,6 +200,24 @@ fn limit_schedules(schemas: &mut Map<String, Value>, limits: &Limits) {
         "timeout",
         json!({ "minLength": 2, "maxLength": 64, "examples": ["10s"] }),
     );
+    // Like the timing, a target must have exactly one of its fields.
+    schemas["TargetRequest"]["x-exactly-one-of"] = json!(["http", "bus"]);
+    schemas["Target"] = json!({
+        "type": "object",
+        "description": "Destination of a schedule's callbacks. It has exactly one of the fields.",
+        "properties": { "http": reference("HttpTarget"), "bus": reference("BusTarget") },
+        "x-exactly-one-of": ["http", "bus"],
+    });
+    let topic = json!({ "pattern": TOPIC, "minLength": 1, "maxLength": domain::topic::NAME_BYTES_MAX });
+    extend_field(schemas, "TargetRequestBus", "topic", topic);
+    extend_field(schemas, "TargetRequestBus", "key", json!({ "maxLength": domain::validate::BUS_KEY_BYTES_MAX }));
+    extend_field(schemas, "TargetRequestBus", "headers", json!({ "maxProperties": limits.headers_max }));
+    extend_field(
+        schemas,
+        "TargetRequestBus",
+        "timeout",
+        json!({ "minLength": 2, "maxLength": 64, "examples": ["10s"] }),
+    );
     extend_field(schemas, "RetryRequest", "attempts_max", json!({ "minimum": 1, "maximum": limits.attempts_max }));
     extend_field(schemas, "RetryRequest", "backoff", duration.clone());
     extend_field(schemas, "RetryRequest", "backoff_max", duration);
@@ -211,6 +230,8 @@ fn make_patch(schemas: &mut Map<String, Value>) {
         ("ScheduleRequest", "SchedulePatch"),
         ("TargetRequest", "TargetPatch"),
         ("TargetRequestHttp", "TargetPatchHttp"),
+        ("TargetRequestBus", "TargetPatchBus"),
+        ("CloudEvent", "CloudEventPatch"),
     ] {
         let mut schema = schemas[of].clone();
         if let Some(schema) = schema.as_object_mut() {
@@ -225,12 +246,16 @@ fn make_patch(schemas: &mut Map<String, Value>) {
         }
         schemas.insert(patch.to_owned(), schema);
     }
-    schemas["TargetPatchHttp"]["properties"]["headers"]["description"] = json!(
-        "Headers to set or, with `null`, to remove. The schedule keeps the other stored headers. If the change moves the \
-         target to another scheme, host or port, it must name each stored header."
-    );
+    for (of, moved) in [("TargetPatchHttp", "scheme, host or port"), ("TargetPatchBus", "topic")] {
+        schemas[of]["properties"]["headers"]["description"] = json!(format!(
+            "Headers to set or, with `null`, to remove. The schedule keeps the other stored headers. If the change moves the \
+             target to another {moved}, it must name each stored header."
+        ));
+    }
     schemas["SchedulePatch"]["properties"]["target"] = reference("TargetPatch");
     schemas["TargetPatch"]["properties"]["http"] = reference("TargetPatchHttp");
+    schemas["TargetPatch"]["properties"]["bus"] = reference("TargetPatchBus");
+    schemas["TargetPatchBus"]["properties"]["cloud_event"] = reference("CloudEventPatch");
 }
 
 fn limit_tenants(schemas: &mut Map<String, Value>) {
@@ -242,6 +267,9 @@ fn limit_tenants(schemas: &mut Map<String, Value>) {
     let networks =
         json!({ "maxItems": domain::egress::NETWORKS_MAX, "items": { "type": "string", "examples": ["10.1.0.0/16"] } });
     extend_field(schemas, "Egress", "allow_networks", networks);
+    let topics =
+        json!({ "maxItems": domain::egress::TOPICS_MAX, "items": { "type": "string", "examples": ["orders-*"] } });
+    extend_field(schemas, "Egress", "allow_topics", topics);
     // In a patch, a field of `Egress` may be `null`, which restores the field's default. The whole object may also be
     // `null`, which restores the defaults of all its fields.
     let mut patch = schemas["Egress"].clone();

@@ -74,6 +74,10 @@ fn quota_of(quota: Quota) -> api::Quota {
         Quota::InFlightPerTargetMax => api::Quota::InFlightPerTargetMax,
         Quota::CallbacksPerSecondPerTarget => api::Quota::CallbacksPerSecondPerTarget,
         Quota::StoredMibMax => api::Quota::StoredMibMax,
+        Quota::HttpInFlightMax => api::Quota::HttpInFlightMax,
+        Quota::HttpCallbacksPerSecond => api::Quota::HttpCallbacksPerSecond,
+        Quota::BusInFlightMax => api::Quota::BusInFlightMax,
+        Quota::BusCallbacksPerSecond => api::Quota::BusCallbacksPerSecond,
     }
 }
 

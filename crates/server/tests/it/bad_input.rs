@@ -15,7 +15,7 @@ async fn response_lists_all_invalid_fields() {
     let world = World::start().await;
     let wrong = r#"{
         "id": "no spaces", "at": 7, "Cron": "x", "zone": ["UTC"],
-        "target": {"http": {"url": "ftp://example.org", "methd": "POST", "headers": {"Host": "a", "x": null, "y": "a\r\nb: c"}, "timeout": "1 month"}, "bus": {}},
+        "target": {"http": {"url": "ftp://example.org", "methd": "POST", "headers": {"Host": "a", "x": null, "y": "a\r\nb: c"}, "timeout": "1 month"}, "buss": {}},
         "labels": {"a/b~c": 1},
         "retry": {"attempts_max": 1.5, "backoff": "2h"}
     }"#;
@@ -60,8 +60,8 @@ async fn response_lists_all_invalid_fields() {
             {
               "code": "unknown_field",
               "detail": "unknown field",
-              "hint": "known fields: http",
-              "pointer": "/target/bus"
+              "hint": "did you mean `bus`?",
+              "pointer": "/target/buss"
             },
             {
               "code": "wrong_type",
@@ -93,7 +93,7 @@ async fn response_lists_all_invalid_fields() {
             },
             {
               "code": "reserved_header",
-              "detail": "Reveille or the HTTP connection sets this header",
+              "detail": "Reveille or the connection sets this header",
               "hint": "leave it out",
               "pointer": "/target/http/headers/Host"
             },

@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod batch;
+mod bus_targets;
 mod changes;
 mod connections;
 mod cron;

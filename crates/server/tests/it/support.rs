@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::egress::Class;
+use domain::limits::Limits;
 use domain::{ApiKey, AttemptResult, Audit, Egress, Role, SigningSecret, Target, Tenant, TenantId, Timestamp};
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use runtime::Runtime;
@@ -42,6 +43,16 @@ impl World {
 
     pub(crate) async fn start_with(options: Options) -> World {
         World::start_on(Runtime::real(), Arc::new(DeliverByPath), options).await
+    }
+
+    /// Starts a server with a message bus. The policy of the tenant `tenant-1` lists `topics`.
+    pub(crate) async fn start_with_bus(topics: &[&str]) -> World {
+        let limits = Limits { has_bus: true, ..Limits::default() };
+        let world = World::start_with(Options { limits, ..Options::default() }).await;
+        let patch = serde_json::json!({ "egress": { "allow_topics": topics } }).to_string();
+        let patched = world.send_as(OPERATOR_KEY, "PATCH", "/v1/tenants/tenant-1", &patch).await;
+        assert_eq!(patched.status, 200, "{}", patched.body);
+        world
     }
 
     pub(crate) async fn start_on(runtime: Runtime, deliver: Arc<dyn Deliver>, options: Options) -> World {
@@ -147,14 +158,19 @@ fn tenant(number: u32, key: &str) -> Tenant {
     Tenant { keys: vec![admin(key)], egress, ..Tenant::new(TenantId(number), &format!("tenant-{number}"), 4, secret) }
 }
 
-/// Test double for targets. It responds with the status that the last segment of the target's path contains.
+/// Test double for targets. A URL responds with the status that the last segment of its path contains. A topic stores
+/// every record in the same position.
 struct DeliverByPath;
 
 impl Deliver for DeliverByPath {
     fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Option<Delivered>> {
-        let Target::Http(http) = &delivery.schedule.spec.target;
-        let status = http.url.rsplit('/').next().and_then(|part| part.parse().ok()).unwrap_or(200);
-        ready(Some(Delivered { result: AttemptResult::Answered(status), retry_after: None })).boxed()
+        let result = match &delivery.schedule.spec.target {
+            Target::Http(http) => {
+                AttemptResult::Answered(http.url.rsplit('/').next().and_then(|part| part.parse().ok()).unwrap_or(200))
+            }
+            Target::Bus(_) => AttemptResult::Stored { partition: 2, offset: 41 },
+        };
+        ready(Some(Delivered { result, retry_after: None })).boxed()
     }
 }
 

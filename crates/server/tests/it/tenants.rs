@@ -291,16 +291,17 @@ async fn operator_sets_the_egress_policy_of_a_tenant() {
     let world = World::start().await;
     let get = async || world.send("GET", TENANT, "").await.json();
     let before = get().await;
-    let some = json!({"allow": ["loopback"], "allow_networks": [], "forbid_http": false});
+    let some = json!({"allow": ["loopback"], "allow_networks": [], "allow_topics": [], "forbid_http": false});
     assert_eq!((&before["egress"], &before["version"]), (&some, &json!(1)));
 
     let patch = async |body: Value| world.send_as(OPERATOR_KEY, "PATCH", TENANT, &body.to_string()).await;
     let patched = patch(json!({"egress": {"allow_networks": ["10.1.0.0/16", "192.0.2.7"]}})).await;
-    let more = json!({"allow": ["loopback"], "allow_networks": ["10.1.0.0/16", "192.0.2.7/32"], "forbid_http": false});
+    let networks = ["10.1.0.0/16", "192.0.2.7/32"];
+    let more = json!({"allow": ["loopback"], "allow_networks": networks, "allow_topics": [], "forbid_http": false});
     assert_eq!((patched.status, &patched.json()["egress"]), (200, &more), "{}", patched.body);
     assert_eq!(patched.json(), get().await, "the response contains the new state");
     let patched = patch(json!({"egress": {"allow": null, "forbid_http": true}})).await.json();
-    let other = json!({"allow": [], "allow_networks": ["10.1.0.0/16", "192.0.2.7/32"], "forbid_http": true});
+    let other = json!({"allow": [], "allow_networks": networks, "allow_topics": [], "forbid_http": true});
     assert_eq!((&patched["egress"], &patched["version"]), (&other, &json!(3)));
     assert_eq!(patch(json!({"egress": null})).await.json()["egress"], none());
     assert_eq!(patch(json!({})).await.status, 200);
@@ -318,13 +319,14 @@ async fn operator_sets_the_egress_policy_of_a_tenant() {
 }
 
 fn none() -> Value {
-    json!({"allow": [], "allow_networks": [], "forbid_http": false})
+    json!({"allow": [], "allow_networks": [], "allow_topics": [], "forbid_http": false})
 }
 
 #[tokio::test]
 async fn rejected_setting_does_not_change_the_tenant() {
     let world = World::start().await;
     let many: Vec<String> = (0..33).map(|n| format!("10.{n}.0.0/16")).collect();
+    let many_topics: Vec<String> = (0..33).map(|n| format!("team-{n}-*")).collect();
     for wrong in [
         json!({"egres": {}}),
         json!({"egres": null}),
@@ -337,6 +339,15 @@ async fn rejected_setting_does_not_change_the_tenant() {
         json!({"egress": {"allow_networks": ["10.0.0.1/8"]}}),
         json!({"egress": {"allow_networks": ["example.org"]}}),
         json!({"egress": {"allow_networks": many}}),
+        json!({"egress": {"allow_topics": many_topics}}),
+        json!({"egress": {"allow_topics": "orders"}}),
+        json!({"egress": {"allow_topics": [7]}}),
+        json!({"egress": {"allow_topics": [""]}}),
+        json!({"egress": {"allow_topics": ["orders", "ord*ers"]}}),
+        json!({"egress": {"allow_topics": ["ordérs"]}}),
+        json!({"egress": {"allow_topics": ["__consumer_offsets"]}}),
+        json!({"egress": {"allow_topics": ["__*"]}}),
+        json!({"egress": {"allow_topics": ["orders-DEAD"]}}),
         json!({"egress": []}),
         json!({"name": "other"}),
         json!([]),
@@ -351,8 +362,10 @@ async fn rejected_setting_does_not_change_the_tenant() {
     let unknown = code(&world, OPERATOR_KEY, "PATCH", "/v1/tenants/missing", r#"{"egress":{}}"#).await;
     assert_eq!(unknown, (404, "tenant_not_found".to_owned()));
     for key in [KEY, FOREIGN_KEY] {
-        let rejected = code(&world, key, "PATCH", TENANT, r#"{"egress":{"allow":["private"]}}"#).await;
-        assert_eq!(rejected, (403, "role_forbidden".to_owned()), "an admin cannot open the operator's network");
+        for opened in [r#"{"egress":{"allow":["private"]}}"#, r#"{"egress":{"allow_topics":["orders"]}}"#] {
+            let rejected = code(&world, key, "PATCH", TENANT, opened).await;
+            assert_eq!(rejected, (403, "role_forbidden".to_owned()), "an admin cannot open the operator's network");
+        }
     }
     assert_eq!(world.send("GET", TENANT, "").await.json()["version"], 1);
     world.stop().await;

@@ -8,6 +8,8 @@
 //! members must own equal shares of the shards again. One member joins and one member leaves. At the end, the
 //! [`History`] and the `Record` of ownership check every promise.
 //!
+//! Some schedules send their callbacks to a topic of a message bus, which is away for some seconds (`topics`).
+//!
 //! Calls of the store and of the coordination engine fail or get lost. The scenario simulates no other failures of the
 //! store or of the coordination engine.
 
@@ -25,7 +27,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use domain::{DueKey, PollerId, RunState, ShardId, Status, Timestamp};
-use futures_util::future::{join_all, join3};
+use futures_util::future::{join_all, join4};
 use store::{DueBound, DueRead, Store};
 
 use crate::user::{self, Incarnations};
@@ -98,8 +100,9 @@ pub fn run(sim: &Simulation, kind: StoreKind, mutant: Option<Mutant>) -> Verdict
             let clients =
                 join_all((0..CLIENTS).map(|number| Client::new(&cluster, &incarnations, number).run(FAULT_TIME)));
             let application = Application::new(&cluster, &incarnations).run(FAULT_TIME);
-            let busy = join3(clients, application, nemesis::run(&cluster));
-            let (mut clients, application, ()) = Box::pin(with_checks(&cluster, busy)).await;
+            let outages = cluster.topics.disturb(FAULT_TIME);
+            let busy = join4(clients, application, nemesis::run(&cluster), outages);
+            let (mut clients, application, (), ()) = Box::pin(with_checks(&cluster, busy)).await;
             with_checks(&cluster, nemesis::stop(&cluster)).await;
             cluster.wait_until_balanced(BALANCING_TIME_MAX).await;
             for client in &mut clients {
@@ -180,10 +183,12 @@ async fn verify(cluster: &TestCluster, incarnations: &Incarnations) -> Verdict {
             .expect("the store without faults never fails");
         runs.into_iter().for_each(|run| cluster.history.outcome(run.occurrence, run.state));
     }
+    cluster.topics.collect().await;
     cluster.record.report_exemptions(&cluster.history);
     let verdict = cluster.history.verdict();
     cluster.record.check();
     assert!(verdict.violations.is_empty(), "{verdict}");
+    cluster.topics.check();
     let panics = cluster.sim.panics();
     assert!(panics.is_empty(), "panics: {panics:?}");
     assert_no_row_left(cluster, ended_at - IN_TRANSIT).await;

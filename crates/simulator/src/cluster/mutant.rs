@@ -29,6 +29,10 @@ pub enum Mutant {
     KeepsOwnersAfterLoss,
     /// An owner marks no missed run as a run that an earlier owner may have started.
     MarksNoMissedRun,
+    /// A member's transport to the bus ignores the deadline of an attempt, so that it sends records after the lease.
+    SendsAfterTheDeadline,
+    /// A producer of the bus sends records after the timeout of their attempts.
+    SendsAfterTheTimeout,
 }
 
 impl Mutant {
@@ -37,6 +41,8 @@ impl Mutant {
         match self {
             Mutant::ReadsClosedBeforeItsRow => Some(single_node::Mutant::ReadsClosedBeforeItsRow),
             Mutant::MarksNoMissedRun => Some(single_node::Mutant::MarksNoMissedRun),
+            Mutant::SendsAfterTheDeadline => Some(single_node::Mutant::SendsAfterTheDeadline),
+            Mutant::SendsAfterTheTimeout => Some(single_node::Mutant::SendsAfterTheTimeout),
             Mutant::HandsOverNothing
             | Mutant::ForgetsTerms
             | Mutant::RenewsWithoutCancellations

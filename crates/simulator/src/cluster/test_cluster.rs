@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use domain::{ShardId, Tenant};
+use domain::{ShardId, Target, Tenant};
 use futures_util::future::BoxFuture;
 use membership::memory::{EngineOptions, MemoryOwnership};
 use membership::{Ownership, Profile};
@@ -21,6 +21,7 @@ use super::record::{Record, is_beyond};
 use super::remote::{RemoteOwnership, RemoteStore};
 use super::{CLOCK_OFFSET_MAX, StoreKind};
 use crate::single_node::mutant::{Memory, Mutated};
+use crate::topics::{Sender, Topics};
 use crate::{Handle, History, user};
 
 /// Longest duration of a member's start. After this time, the test cluster kills the member's process and starts the
@@ -36,6 +37,7 @@ pub(super) struct TestCluster {
     pub(super) net: Net,
     pub(super) record: Record,
     pub(super) history: History,
+    pub(super) topics: Topics,
     pub(super) mutant: Option<Mutant>,
     pub(super) kind: StoreKind,
     store: MemoryStore,
@@ -83,10 +85,12 @@ impl TestCluster {
             fail_one_in: Some(100),
             ..EngineOptions::default()
         };
+        // Longest time that a write and its retries take without interruptions.
+        let history = History::new(sim, Duration::from_secs(3));
         TestCluster {
             sim: sim.clone(),
-            // Longest time that a write and its retries take without interruptions.
-            history: History::new(sim, Duration::from_secs(3)),
+            topics: Topics::new(sim, &history, mutant.and_then(Mutant::single_node)).await,
+            history,
             engine: MemoryOwnership::new(sim.outside(), engine_options),
             members: Mutex::default(),
             mutant_memory: Arc::default(),
@@ -246,6 +250,7 @@ impl TestCluster {
             mutant,
         });
         let receiver = Receiver {
+            sender: self.topics.connect(&name, &runtime),
             sim: self.sim.clone(),
             record,
             member: runtime.clone(),
@@ -401,11 +406,19 @@ struct Receiver {
     member: Runtime,
     name: String,
     history: History,
+    /// Transport to the topics of bus targets.
+    sender: Sender,
 }
 
 impl Deliver for Receiver {
     fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Option<Delivered>> {
-        if self.member.monotonic() >= delivery.deadline {
+        let is_late = self.member.monotonic() >= delivery.deadline;
+        let is_bus = matches!(delivery.schedule.spec.target, Target::Bus(_));
+        if is_late && is_bus {
+            // The transport must notice this.
+            return self.sender.deliver(delivery);
+        }
+        if is_late {
             return Box::pin(std::future::ready(None));
         }
         let shard = delivery.schedule.poller.shard();
@@ -413,6 +426,9 @@ impl Deliver for Receiver {
         self.record.check_start(&self.name, shard, delivery.occurrence.nominal);
         self.sim
             .note(&format!("{} starts {:?} attempt {} {shard:?}", self.name, delivery.occurrence, delivery.attempt));
+        if is_bus {
+            return self.sender.deliver(delivery);
+        }
         let callback = self.history.callback_began(&self.name, delivery.occurrence, delivery.attempt);
         let (sim, member, history) = (self.sim.clone(), self.member.clone(), self.history.clone());
         Box::pin(async move {

@@ -443,3 +443,60 @@ fn redriven_run_requires_an_outcome_even_after_a_cancellation() {
     fixture.succeed(again);
     fixture.holds();
 }
+
+#[test]
+fn verdict_requires_a_record_for_the_success_of_a_topic() {
+    let succeed = |is_stored: bool| {
+        let fixture = Fixture::new();
+        fixture.until(10);
+        let callback = fixture.history.attempt_to_topic_began("a", occurrence(once()), 1);
+        fixture.sim.run_for(SECOND);
+        fixture.history.callback_ended(callback, true);
+        if is_stored {
+            fixture.history.record_stored(callback, SECOND * 11);
+        }
+        fixture.history.outcome(occurrence(once()), RunState::Succeeded);
+        fixture
+    };
+    succeed(true).holds();
+    succeed(false).breaks(|found| *found == Violation::SucceededUnaccepted(occurrence(once())));
+}
+
+#[test]
+fn verdict_reports_record_after_the_end_of_its_attempt() {
+    let fail_and_store = |stored_at: Duration, crashes: bool| {
+        let fixture = Fixture::new();
+        fixture.until(10);
+        let callback = fixture.history.attempt_to_topic_began("a", occurrence(once()), 1);
+        fixture.sim.run_for(SECOND);
+        fixture.history.callback_ended(callback, false);
+        fixture.history.outcome(occurrence(once()), RunState::Failed);
+        if crashes {
+            fixture.crash();
+        }
+        fixture.history.record_stored(callback, stored_at);
+        fixture
+    };
+    fail_and_store(SECOND * 11, false).holds();
+    fail_and_store(SECOND * 12, false).breaks(|found| matches!(found, Violation::LateRecord { .. }));
+    // A pause or a crash of the member may delay its last request.
+    fail_and_store(SECOND * 12, true).holds();
+}
+
+#[test]
+fn verdict_ignores_withdrawn_callback_unless_it_has_a_record() {
+    let withdraw = |is_stored: bool| {
+        let fixture = Fixture::new();
+        fixture.until(10);
+        let callback = fixture.history.attempt_to_topic_began("a", occurrence(once()), 1);
+        fixture.history.callback_withdrawn(callback);
+        if is_stored {
+            fixture.history.record_stored(callback, SECOND * 10);
+        }
+        fixture.until(11);
+        fixture.succeed(occurrence(once()));
+        fixture
+    };
+    assert_eq!(withdraw(false).holds().callbacks, 1);
+    withdraw(true).breaks(|found| matches!(found, Violation::LateRecord { .. }));
+}

@@ -59,6 +59,11 @@ pub enum Violation {
          {observed_at:?}"
     )]
     AfterOutcome { occurrence: Occurrence, began_at: Duration, observed_at: Duration },
+    #[error(
+        "late record: the bus stored a record of attempt {attempt} of {occurrence:?} at {stored_at:?}, but the attempt \
+         could send records only from {began_at:?} to {ended_at:?}"
+    )]
+    LateRecord { occurrence: Occurrence, attempt: u16, began_at: Duration, ended_at: Duration, stored_at: Duration },
     #[error("missed and called: {0:?} is recorded as missed, but had a callback that was not interrupted")]
     MissedAndCalled(Occurrence),
     #[error("missed without a mark: {0:?} had a callback, but its record as missed says that no attempt started")]
@@ -136,6 +141,11 @@ impl MissedRange {
 }
 
 impl Entries {
+    /// Returns the callbacks that members have made.
+    pub(super) fn made(&self) -> impl Iterator<Item = &Callback> {
+        self.callbacks.iter().filter(|callback| !callback.is_withdrawn)
+    }
+
     pub(super) fn unresolved(&self) -> Vec<Occurrence> {
         Case::new(self, &|_| Vec::new()).unresolved().collect()
     }
@@ -146,7 +156,7 @@ impl Entries {
         let mut verdict = Verdict {
             violations: Vec::new(),
             expected: case.expected.len(),
-            callbacks: self.callbacks.len(),
+            callbacks: self.made().count(),
             duplicates: 0,
             missed: case.expected.iter().filter(|occurrence| case.was_missed(occurrence)).count(),
         };
@@ -157,7 +167,8 @@ impl Entries {
         case.judge_marks(found);
         case.judge_counts(found);
         case.judge_silence(epoch, found);
-        self.callbacks.iter().for_each(|callback| case.judge_start(callback, found));
+        self.made().for_each(|callback| case.judge_start(callback, found));
+        self.callbacks.iter().for_each(|callback| case.judge_records(callback, found));
         for (occurrence, callbacks) in &case.callbacks {
             case.judge_resolution(occurrence, callbacks, found);
             verdict.duplicates += case.judge_duplicates(callbacks, found);
@@ -207,7 +218,7 @@ struct Case<'a> {
 impl<'a> Case<'a> {
     fn new(entries: &'a Entries, interruptions: Interruptions<'a>) -> Self {
         let mut callbacks: BTreeMap<Occurrence, Vec<&Callback>> = BTreeMap::new();
-        for callback in &entries.callbacks {
+        for callback in entries.made() {
             callbacks.entry(callback.occurrence).or_default().push(callback);
         }
         Case { entries, interruptions, expected: entries.expected(), missed: entries.missed(), callbacks }
@@ -307,6 +318,30 @@ impl<'a> Case<'a> {
         let in_flight = end.is_none_or(|end| end.at > acknowledged_at) && began_at < acknowledged_at;
         if in_flight && !cancel.too_late && !self.is_interrupted(callback, acknowledged_at) {
             found.push(Violation::InFlightAtCancel { occurrence, began_at, acknowledged_at });
+        }
+    }
+
+    /// Checks that the bus stored no record of a callback after the end of the attempt, and no record of a withdrawn
+    /// callback. A pause of the member may delay a request to the bus, so the record of a paused member may be late.
+    fn judge_records(&self, callback: &Callback, found: &mut Vec<Violation>) {
+        let Callback { occurrence, attempt, began_at, end, is_withdrawn, .. } = callback;
+        let ended_at = match end {
+            Some(end) => end.at,
+            None if *is_withdrawn => *began_at,
+            None => return,
+        };
+        let is_late = |stored_at: &&Duration| *is_withdrawn || **stored_at > ended_at;
+        for stored_at in callback.records.iter().flatten().filter(is_late) {
+            let overlaps = |one: &RangeInclusive<Duration>| one.start() <= stored_at && one.end() >= began_at;
+            if *is_withdrawn || !(self.interruptions)(&callback.member).iter().any(overlaps) {
+                found.push(Violation::LateRecord {
+                    occurrence: *occurrence,
+                    attempt: *attempt,
+                    began_at: *began_at,
+                    ended_at,
+                    stored_at: *stored_at,
+                });
+            }
         }
     }
 
@@ -480,8 +515,11 @@ impl AcknowledgedSchedule {
 impl Callback {
     fn was_accepted(&self) -> bool {
         // A receiver may accept a callback even after the callback's member has gone down. The receiver then reports
-        // the end of the callback to the history.
-        self.end.is_some_and(|end| end.accepted)
+        // the end of the callback to the history. A topic accepts a callback when the bus stores its record.
+        match &self.records {
+            Some(records) => !records.is_empty(),
+            None => self.end.is_some_and(|end| end.accepted),
+        }
     }
 
     /// Returns true if this callback failed and `next` is a later attempt.

@@ -16,6 +16,7 @@ use store_embedded::{EmbeddedStore, IndexKind};
 use super::MEMBER;
 use super::mutant::{Memory, Mutant, Mutated, Unsynced};
 use super::receiver::Receiver;
+use crate::topics::Topics;
 use crate::{Handle, History, user};
 
 const CAPACITY_BYTES: u64 = 64 << 20;
@@ -40,6 +41,7 @@ pub(super) struct Engine {
     kind: EngineKind,
     mutant: Option<Mutant>,
     history: History,
+    topics: Topics,
     memory_store: Mutex<Option<MemoryStore>>,
     mutant_memory: Arc<Mutex<Memory>>,
     instance: Mutex<Option<Instance>>,
@@ -59,12 +61,14 @@ pub(super) fn tenant() -> Tenant {
 }
 
 impl Engine {
-    pub(super) fn new(sim: Handle, kind: EngineKind, mutant: Option<Mutant>, history: History) -> Engine {
+    pub(super) async fn new(sim: Handle, kind: EngineKind, mutant: Option<Mutant>, history: History) -> Engine {
+        let topics = Topics::new(&sim, &history, mutant).await;
         let engine = Engine {
             sim,
             kind,
             mutant,
             history,
+            topics,
             memory_store: Mutex::new(None),
             mutant_memory: Arc::default(),
             instance: Mutex::new(None),
@@ -72,6 +76,10 @@ impl Engine {
         drop(engine.sim.member(MEMBER));
         engine.empty_disk();
         engine
+    }
+
+    pub(super) fn topics(&self) -> &Topics {
+        &self.topics
     }
 
     /// Returns true if the member reports that it is well.
@@ -146,7 +154,8 @@ impl Engine {
         let (mutant, mutant_memory) = (self.mutant, self.mutant_memory.clone());
         let sim = self.sim.clone();
         let history = self.history.clone();
-        let receiver = Receiver { sim: sim.clone(), member: runtime.clone(), history: history.clone() };
+        let sender = self.topics.connect(MEMBER, &runtime);
+        let receiver = Receiver { sim: sim.clone(), member: runtime.clone(), history: history.clone(), sender };
         async move {
             let disk_world = match mutant {
                 Some(Mutant::AcknowledgesBeforeFsync) => Unsynced::runtime(&runtime),

@@ -2,9 +2,9 @@
 //!
 //! Clients create, replace, cancel and redrive schedules. Some schedules have cron expressions in time zones, and three
 //! of four simulations start some seconds before a clock change of a time zone. A receiver accepts a callback, rejects
-//! it, times out or panics. The scenario kills the member, cuts its power, pauses it, makes its clock jump, makes its
-//! disk fail, and damages due rows of the embedded store. Then all faults end, and the [`History`] checks every
-//! promise.
+//! it, times out or panics. Some schedules send their callbacks to a topic of a message bus, which is away for some
+//! seconds (`topics`). The scenario kills the member, cuts its power, pauses it, makes its clock jump, makes its disk
+//! fail, and damages due rows of the embedded store. Then all faults end, and the [`History`] checks every promise.
 
 mod client;
 mod engine;
@@ -14,7 +14,7 @@ mod receiver;
 use std::time::Duration;
 
 use domain::Timestamp;
-use futures_util::future::join_all;
+use futures_util::future::{join_all, join3};
 
 use crate::{Faults, Handle, History, Random, Simulation, Suite, Verdict};
 
@@ -66,18 +66,15 @@ pub fn run(sim: &Simulation, kind: EngineKind, mutant: Option<Mutant>) -> Verdic
         // Longest time until an outcome is durable. The slowest fsync takes 5 s, the disk is full for at most 2 s, and
         // the member halts after a failed fsync.
         let history = History::new(&sim, Duration::from_secs(10));
-        let engine = Engine::new(sim.clone(), kind, mutant, history.clone());
+        let engine = Engine::new(sim.clone(), kind, mutant, history.clone()).await;
         let clock_at_start = sim.draw(|random| if random.below(4) == 0 { far_millis(random) } else { 0 });
         sim.jump_clock(MEMBER, clock_at_start);
         engine.start().await;
         let incarnations = Incarnations::default();
         let client = |number| Client::new(&sim, &engine, &history, &incarnations, number).run(FAULT_TIME);
         let scenario = Box::pin(async {
-            futures_util::future::join(
-                join_all((0..CLIENTS).map(client)),
-                inject_faults(&sim, &engine, clock_at_start),
-            )
-            .await;
+            let clients = join_all((0..CLIENTS).map(client));
+            join3(clients, inject_faults(&sim, &engine, clock_at_start), engine.topics().disturb(FAULT_TIME)).await;
             heal(&sim, &engine).await;
             sim.outside().sleep(RECOVERY_TIME).await;
             if engine::callbacks_wait_long(sim.seed()) {
@@ -87,7 +84,10 @@ pub fn run(sim: &Simulation, kind: EngineKind, mutant: Option<Mutant>) -> Verdic
         history.observe_health(|| engine.reports_well(), scenario).await;
         engine.stop().await;
         engine.report_outcomes(&incarnations.all()).await;
-        history.check()
+        engine.topics().collect().await;
+        let verdict = history.check();
+        engine.topics().check();
+        verdict
     })
 }
 

@@ -46,6 +46,14 @@ pub enum Mutant {
     MarksNoMissedRun,
     /// The owner marks every missed run as a run that may have started.
     MarksEveryMissedRun,
+    /// A producer of the bus soon reports a record as stored, even if the bus has not acknowledged the record.
+    AcknowledgesBeforeTheBus,
+    /// A producer of the bus sends records after the timeout of their attempts.
+    SendsAfterTheTimeout,
+    /// The transport to the bus ignores the topics that the policy of the tenant lists.
+    IgnoresTheTopicPolicy,
+    /// The transport to the bus ignores the deadline of an attempt. Only clusters have deadlines.
+    SendsAfterTheDeadline,
 }
 
 /// Delay between two steps of a creator. It is so long that an owner may advance `closed` between the steps.

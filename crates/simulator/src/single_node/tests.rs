@@ -85,6 +85,24 @@ fn checkers_detect_mark_on_a_run_that_cannot_have_started() {
 }
 
 #[test]
+fn checkers_detect_record_that_counts_as_stored_before_the_bus_acknowledged_it() {
+    let mutant = Mutant::AcknowledgesBeforeTheBus;
+    // The bus may store the record after the end of its attempt, or never.
+    let symptoms = ["late record", "unaccepted success", "unstored"];
+    assert_caught(mutant, &symptoms, 0..200, |sim| drop(run(sim, EngineKind::Atomic, Some(mutant))));
+}
+
+#[test]
+fn checkers_detect_record_that_is_stored_after_the_end_of_its_attempt() {
+    assert_mutant_caught(Mutant::SendsAfterTheTimeout, EngineKind::Atomic, "late record");
+}
+
+#[test]
+fn checkers_detect_transport_that_ignores_the_topic_policy() {
+    assert_mutant_caught(Mutant::IgnoresTheTopicPolicy, EngineKind::Atomic, "the policy does not list");
+}
+
+#[test]
 fn checkers_detect_cron_that_ignores_clock_changes() {
     assert_mutant_caught(Mutant::IgnoresClockChanges, EngineKind::Atomic, "violations");
 }

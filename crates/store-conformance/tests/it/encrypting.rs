@@ -38,7 +38,9 @@ fn encrypting(runtime: &Runtime, store: Arc<dyn Store>) -> EncryptedStore {
 
 fn with_header(number: u128) -> Insert {
     let mut insert = insert(number, Some("a"));
-    let Target::Http(http) = &mut Arc::make_mut(&mut insert.schedule).spec.target;
+    let Target::Http(http) = &mut Arc::make_mut(&mut insert.schedule).spec.target else {
+        panic!("the target is an HTTP target")
+    };
     http.headers = vec![("authorization".to_owned(), "Bearer hunter2".into())];
     insert
 }
@@ -51,7 +53,7 @@ fn encrypted_store_passes_only_encrypted_secrets_to_its_engine() {
         let header = async || {
             let schedule =
                 engine.get(vec![(TENANT, insert(1, Some("a")).schedule.id.clone())]).await.unwrap().remove(0);
-            let Target::Http(http) = &schedule.unwrap().spec.target;
+            let Target::Http(http) = &schedule.unwrap().spec.target else { panic!("the target is an HTTP target") };
             http.headers[0].1.clone()
         };
         let created = with_header(1);

@@ -517,7 +517,7 @@ fn encoded_bytes_of_listings_match_golden_file_of_version_2() {
 #[test]
 fn encoded_bytes_of_new_entries_match_golden_file_of_version_3() {
     let mut schedule = a_schedule();
-    let Target::Http(http) = &mut schedule.spec.target;
+    let Target::Http(http) = &mut schedule.spec.target else { panic!("the target is an HTTP target") };
     http.headers = vec![("authorization".to_owned(), Secret::Encrypted(Bytes::from_static(&[7; 60])))];
     let poller = schedule.poller;
     let write = OwnerWrite { term: Term(77), poller, change: Change::Reencrypt(schedule.into()) };

@@ -1,3 +1,4 @@
+use domain::Target;
 use proptest::prelude::*;
 
 use super::*;
@@ -160,7 +161,7 @@ fn schedule(url: &str, headers: &[(&str, Secret)]) -> Arc<Schedule> {
 }
 
 fn headers(schedule: &Schedule) -> &[(String, Secret)] {
-    let Target::Http(http) = &schedule.spec.target;
+    let Target::Http(http) = &schedule.spec.target else { panic!("the target is an HTTP target") };
     &http.headers
 }
 
@@ -221,7 +222,7 @@ fn header_cannot_be_decrypted_for_another_origin() {
     keyring.encrypt_schedule(&real_runtime(), &mut bound);
     let order = id("order-7");
     let open = |url: &str| {
-        let origin = domain::schedule::origin(url);
+        let origin = domain::target::origin(url);
         let place = Place::Header { tenant: TenantId(7), schedule: &order, name: "authorization", origin: &origin };
         keyring.open(place, &headers(&bound)[0].1)
     };

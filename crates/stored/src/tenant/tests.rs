@@ -23,16 +23,18 @@ fn stored_egress_policy_names_the_allowed_address_classes() {
         allow: Class::ALL.into(),
         allow_networks: vec!["10.1.0.0/16".parse().unwrap(), "fd00:ec2::254".parse().unwrap()],
         forbid_http: true,
+        allow_topics: vec!["orders-*".parse().unwrap()],
     };
     let tenant = Tenant { egress, ..tenant() };
-    let stored = r#","egress":{"allow":["loopback","private","link_local","shared"],"allow_networks":["10.1.0.0/16","fd00:ec2::254/128"],"forbid_http":true}}"#;
+    let stored = r#","egress":{"allow":["loopback","private","link_local","shared"],"allow_networks":["10.1.0.0/16","fd00:ec2::254/128"],"forbid_http":true,"allow_topics":["orders-*"]}}"#;
     let stored = format!("{}{stored}", PLAIN.strip_suffix('}').unwrap());
     assert_eq!(encode(&tenant), stored.as_bytes());
     assert_eq!(decode(TenantId(7), stored.as_bytes()), Ok(tenant));
     let unknown = stored.replace("shared", "galaxy");
     assert_eq!(
         decode(TenantId(7), unknown.as_bytes()),
-        Err("tenant 7: the egress policy has an unknown address class or a malformed network".to_owned())
+        Err("tenant 7: the egress policy has an unknown address class, a malformed network or a malformed topic pattern"
+            .to_owned())
     );
 }
 

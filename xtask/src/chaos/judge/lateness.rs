@@ -90,6 +90,9 @@ fn recovery(records: &Records) -> BTreeMap<Kind, Vec<u64>> {
     for callbacks in pollers.values_mut() {
         callbacks.sort_by_key(|callback| callback.started_ms);
         for fault in &records.faults {
+            if fault.kind.needs_bus() {
+                continue; // The fault moves no shard.
+            }
             // Until the primary ends, a fail-over affects no owner.
             let start_ms = fault.lost.map_or(fault.start_ms, |lost| lost.until_ms);
             let at = callbacks.partition_point(|callback| callback.started_ms < start_ms);

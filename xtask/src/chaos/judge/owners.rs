@@ -31,6 +31,7 @@ fn judge_poller(poller: i64, callbacks: &[&Callback], failovers: &[Failover], ve
             verdict.broken.push(Violation { promise: Promise::OneOwnerAtATime, token, how });
         };
         let first = owners.entry(callback.term).or_insert(callback);
+        // If the sender of a record is unknown, all callbacks of its term are records.
         if first.from != callback.from {
             let (term, one, other) = (callback.term, &first.from, &callback.from);
             broken(format!("poller {poller}: the members {one} and {other} both sent callbacks with term {term}"));

@@ -100,9 +100,10 @@ impl Verdict {
 
 fn counts(records: &Records) -> String {
     let mut requests: BTreeMap<String, usize> = BTreeMap::new();
-    let mut callbacks = 0;
+    let (mut callbacks, mut records_in_topic) = (0, 0);
     for history in records.histories.values() {
         callbacks += history.callbacks.len();
+        records_in_topic += history.callbacks.iter().filter(|callback| callback.is_record).count();
         for request in &history.requests {
             let operation = match request.operation {
                 Operation::Create => "create",
@@ -119,7 +120,11 @@ fn counts(records: &Records) -> String {
     }
     let (schedules, faults) = (records.histories.len(), records.faults.len());
     let requests: Vec<String> = requests.into_iter().map(|(kind, count)| format!("{kind} {count}")).collect();
-    format!("\n{schedules} schedules, {callbacks} callbacks, {faults} faults\n{}\n", requests.join(", "))
+    format!(
+        "\n{schedules} schedules, {callbacks} callbacks ({records_in_topic} of them as records in the topic), {faults} \
+         faults\n{}\n",
+        requests.join(", ")
+    )
 }
 
 /// Formats the history of a schedule in chronological order.

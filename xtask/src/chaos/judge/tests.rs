@@ -52,6 +52,7 @@ pub(in super::super) fn callback(started_ms: u64, from: &str) -> Callback {
         from: from.to_owned(),
         answered_with: 200,
         answered_after_ms: 0,
+        is_record: false,
     }
 }
 
@@ -130,6 +131,30 @@ fn check_accepts_a_duplicate_only_after_an_interrupted_attempt() {
     check(vec![create()], twice(), vec![fault(Kind::KilledAndLeftDead, "b", DUE + 500, DUE + 500)], &found);
     check(vec![create()], twice(), vec![fault(Kind::Stopped, "a", DUE + 10, DUE + 500)], &found);
     check(vec![create()], twice(), vec![fault(Kind::JoinedAndLeft, "a", DUE + 10, DUE + 500)], &found);
+}
+
+#[test]
+fn only_faults_that_affect_the_bus_explain_duplicate_records() {
+    let record = |attempt, started_ms| Callback { attempt, is_record: true, ..callback(started_ms, "a") };
+    let records = || vec![record(1, DUE), record(2, DUE + 3_000)];
+    let callbacks = || vec![callback(DUE, "a"), Callback { attempt: 2, ..callback(DUE + 3_000, "a") }];
+    let found = [Promise::DuplicatesOnlyInFlight];
+    check(vec![create()], records(), vec![], &found);
+    for (kind, member) in [(Kind::BusKilled, ""), (Kind::BusPaused, ""), (Kind::CutFromBus, "a")] {
+        check(vec![create()], records(), vec![fault(kind, member, DUE + 500, DUE + 500)], &[]);
+        check(vec![create()], callbacks(), vec![fault(kind, member, DUE + 500, DUE + 500)], &found);
+    }
+    check(vec![create()], records(), vec![fault(Kind::CutFromReceiver, "a", DUE + 500, DUE + 500)], &found);
+}
+
+#[test]
+fn sender_of_a_record_is_the_owner_of_its_term() {
+    let record = |term, started_ms| Callback { is_record: true, term, run: "q".to_owned(), ..callback(started_ms, "") };
+    let callbacks = vec![callback(DUE, "a"), record(1, DUE + 5), record(2, DUE + 9)];
+    let placements = vec![Placement { token: "t".to_owned(), poller: 7 }];
+    let records = Records::new(vec![create()], callbacks, Vec::new(), placements, Vec::new());
+    let senders: Vec<&str> = records.histories["t"].callbacks.iter().map(|callback| callback.from.as_str()).collect();
+    assert_eq!(senders, ["a", "a", ""]);
 }
 
 #[test]

@@ -123,6 +123,6 @@ fn row(schedule: &Schedule) -> [String; 6] {
         (None, None, every) => every.as_ref().map_or_else(String::new, |every| format!("every {every}")),
     };
     let labels: Vec<String> = schedule.labels.iter().map(|(name, value)| format!("{name}:{value}")).collect();
-    let target = schedule.target.http().map_or_else(String::new, |http| format!("{} {}", http.method, http.url));
+    let target = super::target(&schedule.target);
     [schedule.id.clone(), word(&schedule.state), or_dash(schedule.next), when, target, labels.join(" ")]
 }

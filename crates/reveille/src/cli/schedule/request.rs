@@ -10,7 +10,9 @@ use anyhow::Context;
 use clap::Args;
 use domain::{Timestamp, duration};
 use reveille_client::ScheduleRequest;
-use reveille_client::api::{RetryRequest, TargetRequest, TargetRequestHttp};
+use reveille_client::api::{
+    CloudEvent, CloudEventMode, RetryRequest, TargetRequest, TargetRequestBus, TargetRequestHttp,
+};
 use serde_json::value::RawValue;
 
 #[derive(Args, Debug)]
@@ -35,12 +37,21 @@ pub(super) struct RequestArguments {
     #[arg(long)]
     zone: Option<String>,
     /// URL of the target
-    #[arg(long, required_unless_present = "file")]
+    #[arg(long, required_unless_present_any = ["file", "topic"], conflicts_with = "topic")]
     url: Option<String>,
     /// HTTP method of the callback [default: POST]
-    #[arg(long)]
+    #[arg(long, conflicts_with = "topic")]
     method: Option<String>,
-    /// Header of the callback; may be repeated
+    /// Topic of the server's message bus, instead of a URL
+    #[arg(long)]
+    topic: Option<String>,
+    /// Key of the records in the topic
+    #[arg(long, requires = "topic")]
+    record_key: Option<String>,
+    /// Form of the records in the topic as CloudEvents: binary or structured
+    #[arg(long, requires = "topic", value_name = "MODE", value_parser = cloud_event_mode)]
+    cloud_event: Option<CloudEventMode>,
+    /// Header of the callback or of the records; may be repeated
     #[arg(long = "header", value_name = "NAME:VALUE", value_parser = pair)]
     headers: Vec<(String, String)>,
     /// Timeout of one attempt [default: 10s]
@@ -72,6 +83,14 @@ pub(super) fn pair(text: &str) -> Result<(String, String), &'static str> {
     Ok((name.trim().to_owned(), value.trim().to_owned()))
 }
 
+fn cloud_event_mode(text: &str) -> Result<CloudEventMode, &'static str> {
+    match text {
+        "binary" => Ok(CloudEventMode::Binary),
+        "structured" => Ok(CloudEventMode::Structured),
+        _ => Err("unknown mode; use binary or structured"),
+    }
+}
+
 impl RequestArguments {
     /// Returns the request that the flags describe.
     ///
@@ -85,11 +104,18 @@ impl RequestArguments {
         };
         let RequestArguments { attempts_max, backoff, backoff_max, .. } = self;
         let sets_retry = attempts_max.is_some() || backoff.is_some() || backoff_max.is_some();
-        let http = TargetRequestHttp {
-            url: self.url.unwrap_or_default(),
-            method: self.method,
-            headers: map(self.headers),
-            timeout: self.timeout,
+        let (headers, timeout) = (map(self.headers), self.timeout);
+        let target = match self.topic {
+            Some(topic) => {
+                let event = |mode| CloudEvent { mode, kind: None, source: None };
+                let cloud_event = self.cloud_event.map(event);
+                let bus = TargetRequestBus { topic, key: self.record_key, headers, cloud_event, timeout };
+                TargetRequest { http: None, bus: Some(bus) }
+            }
+            None => {
+                let (url, method) = (self.url.unwrap_or_default(), self.method);
+                TargetRequest { http: Some(TargetRequestHttp { url, method, headers, timeout }), bus: None }
+            }
         };
         Ok(ScheduleRequest {
             id: self.id,
@@ -97,7 +123,7 @@ impl RequestArguments {
             cron: self.cron,
             every: self.every,
             zone: self.zone,
-            target: TargetRequest { http },
+            target,
             payload,
             labels: map(self.labels),
             retry: sets_retry.then_some(RetryRequest { attempts_max, backoff, backoff_max }),

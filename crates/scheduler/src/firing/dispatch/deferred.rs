@@ -67,13 +67,16 @@ impl Dispatch {
         self.checks += 1;
         let kept_seconds = period.saturating_mul(periods).as_secs();
         let mut taken = Vec::new();
-        for ((tenant, _), state) in &mut self.lanes {
+        for ((tenant, target), state) in &mut self.lanes {
+            let tenant = self.tenants.get_mut(tenant).expect("the tenant of a lane exists");
+            let kind = target.kind();
             // Keys wait long only in a lane without a turn, for example if the lane has reached its limit or its target
-            // fails. The dispatch queue starts the keys of a lane with a turn as fast as this member and the tenant's
-            // limits permit.
+            // fails, or in a lane of a kind that has reached its limit. The dispatch queue starts the keys of any other lane
+            // as fast as this member and the tenant's limits permit.
+            let may_start = state.has_turn && !tenant.kinds.is_blocked(kind, &tenant.limits);
             let waits_long =
                 state.queue.first_key_value().is_some_and(|(_, first)| self.checks - first.since > periods);
-            if state.has_turn || !waits_long {
+            if may_start || !waits_long {
                 continue;
             }
             let kept = usize::try_from(u64::from(state.per_second).saturating_mul(kept_seconds)).unwrap_or(usize::MAX);
@@ -83,7 +86,11 @@ impl Dispatch {
             taken.extend(latest.map(|(_, key)| key.entry));
             taken[before..].reverse();
             self.parked -= removed;
-            self.tenants.get_mut(tenant).expect("the tenant of a lane exists").parked -= removed;
+            tenant.parked -= removed;
+            if state.has_turn && state.queue.is_empty() {
+                state.has_turn = false;
+                tenant.kinds.of(kind).turns.retain(|turn| turn != target);
+            }
         }
         self.lanes.retain(|_, state| !state.is_idle(now));
         taken
@@ -131,7 +138,8 @@ impl Dispatch {
                     && state.in_flight < state.in_flight_max(&tenant.limits)
                     && state.queue.len() < EARLY_KEYS
             };
-            tenant.waits_until.is_none() && lanes.get(&lane).is_none_or(is_free)
+            let is_blocked = tenant.waits_until.is_some() || tenant.kinds.is_blocked(lane.1.kind(), &tenant.limits);
+            !is_blocked && lanes.get(&lane).is_none_or(is_free)
         })
     }
 }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use domain::quota::{Rate, TokenBucket};
-use domain::{Quota, Quotas};
+use domain::{Quota, Quotas, TargetKind};
 use runtime::Monotonic;
 
 use crate::options::Options;
@@ -22,11 +22,25 @@ pub(crate) struct Limits {
     pub(super) rate: Option<Rate>,
     /// Largest number of callbacks per second to one target. `None` means no limit.
     pub(super) rate_per_target: Option<Rate>,
+    /// Limits of each kind of targets, in the order of [`TargetKind::ALL`].
+    kinds: [KindLimits; TargetKind::ALL.len()],
     /// Largest number of the tenant's keys that the owner reads into memory while the tenant's rate blocks the tenant.
     pub(super) ahead: usize,
 }
 
+/// Limits of all targets of one kind together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct KindLimits {
+    pub(super) in_flight_max: usize,
+    /// Largest number of callbacks per second. `None` means no limit.
+    pub(super) rate: Option<Rate>,
+}
+
 impl Limits {
+    pub(super) fn of_kind(&self, kind: TargetKind) -> &KindLimits {
+        &self.kinds[kind as usize]
+    }
+
     /// Returns the limits of a tenant without quotas.
     pub(crate) fn of_service(options: &Options) -> Self {
         Limits::of(&Quotas::NONE, options, 1, 1)
@@ -45,13 +59,22 @@ impl Limits {
         let rate = |quota: Quota, per: Duration| {
             quotas.get(quota).map(|number| Rate::new(number, per).share(owned.min(all), all.max(1)))
         };
+        let per_second = |quota: Quota| rate(quota, Duration::from_secs(1));
+        let kinds = TargetKind::ALL.map(|kind| match kind {
+            TargetKind::Http => (Quota::HttpInFlightMax, Quota::HttpCallbacksPerSecond),
+            TargetKind::Bus => (Quota::BusInFlightMax, Quota::BusCallbacksPerSecond),
+        });
         let per_minute = rate(Quota::CallbacksPerMinute, Duration::from_secs(60));
         let ahead = per_minute.map_or(0, |rate| rate.tokens_in(options.parked_for));
         Limits {
             in_flight_max: at_once(Quota::InFlightMax, service_max),
             in_flight_per_target: at_once(Quota::InFlightPerTargetMax, options.in_flight_per_target.max(1)),
             rate: per_minute,
-            rate_per_target: rate(Quota::CallbacksPerSecondPerTarget, Duration::from_secs(1)),
+            rate_per_target: per_second(Quota::CallbacksPerSecondPerTarget),
+            kinds: kinds.map(|(in_flight, rate)| KindLimits {
+                in_flight_max: at_once(in_flight, service_max),
+                rate: per_second(rate),
+            }),
             ahead: usize::try_from(ahead).unwrap_or(usize::MAX).max(AHEAD_MIN),
         }
     }

@@ -1,3 +1,5 @@
+mod kinds;
+
 use domain::{DueKey, Incarnation, Occurrence, Quota, Quotas, Revision};
 
 use super::deferred::EARLY_KEYS;

@@ -66,7 +66,7 @@ fn check_merge(change: &str, names_timing: bool, edit: impl FnOnce(&mut Spec)) {
 }
 
 fn http(spec: &mut Spec) -> &mut HttpTarget {
-    let Target::Http(http) = &mut spec.target;
+    let Target::Http(http) = &mut spec.target else { panic!("the target is an HTTP target") };
     http
 }
 

@@ -1,6 +1,6 @@
 //! Tenant settings that operators change, and the merge of a patch into them (RFC 7396).
 
-use domain::egress::NETWORKS_MAX;
+use domain::egress::{NETWORKS_MAX, TOPICS_MAX};
 use domain::{ApiKey, Egress, Tenant};
 use serde::Deserialize;
 use serde_json::Value;
@@ -66,11 +66,12 @@ fn differences(before: &Tenant, after: &Tenant) -> String {
 }
 
 pub(super) fn egress_of(tenant: &Tenant) -> api::Egress {
-    let Egress { allow, allow_networks, forbid_http } = &tenant.egress;
+    let Egress { allow, allow_networks, forbid_http, allow_topics } = &tenant.egress;
     api::Egress {
         allow: allow.iter().map(|class| class.name().to_owned()).collect(),
         allow_networks: allow_networks.iter().map(ToString::to_string).collect(),
         forbid_http: *forbid_http,
+        allow_topics: allow_topics.iter().map(ToString::to_string).collect(),
     }
 }
 
@@ -122,11 +123,19 @@ pub(super) fn egress_from(egress: &api::Egress) -> Result<Egress, Rejected> {
             format!("egress.allow_networks exceeds the limit of {NETWORKS_MAX} networks"),
         ));
     }
+    if egress.allow_topics.len() > TOPICS_MAX {
+        return Err(reject(
+            Code::InvalidRequest,
+            format!("egress.allow_topics exceeds the limit of {TOPICS_MAX} patterns"),
+        ));
+    }
+    let topic = |text: &String| text.parse().map_err(|error| rejected("allow_topics", text, format!("{error}")));
     let class = |name: &String| name.parse().map_err(|error| rejected("allow", name, format!("{error}")));
     let network = |text: &String| text.parse().map_err(|error| rejected("allow_networks", text, format!("{error}")));
     Ok(Egress {
         allow: egress.allow.iter().map(class).collect::<Result<_, Rejected>>()?,
         allow_networks: egress.allow_networks.iter().map(network).collect::<Result<_, Rejected>>()?,
         forbid_http: egress.forbid_http,
+        allow_topics: egress.allow_topics.iter().map(topic).collect::<Result<_, Rejected>>()?,
     })
 }
