@@ -1,11 +1,13 @@
 //! Implementation of [`scheduler::Deliver`] for topics of a message bus. Each attempt sends one record.
 //!
-//! The record carries the same headers as an HTTP callback: the ids of the run and of the schedule, the attempt, the term of
-//! the owner and the signature of the value. A receiver can therefore drop duplicates and verify records in the same way.
+//! The record carries the same headers as an HTTP callback: the ids of the run and of the schedule, the attempt, the term
+//! of the owner and the signature of the value. A receiver can therefore drop duplicates and verify records in the same
+//! way.
 //!
-//! Invariants: an attempt succeeds only after all in-sync replicas have stored its record. The producer gets no record at or
-//! after the deadline of the attempt, and gives up before the timeout of the attempt. A broker that received a record before may store it later, as an HTTP target may
-//! process a request after the attempt's timeout. The result of an attempt contains no address of the bus.
+//! Invariants: an attempt succeeds only after all in-sync replicas have stored its record. The producer gets no record at
+//! or after the deadline of the attempt, and gives up before the timeout of the attempt. A broker that received a record
+//! in time may store it later, as an HTTP target may process a request after the attempt's timeout. The result of an
+//! attempt contains no address of the bus.
 //!
 //! docs/decisions/0239-batch-callbacks-to-a-bus-while-a-batch-is-in-flight.md gives the reasons for the design.
 

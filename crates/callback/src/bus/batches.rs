@@ -1,9 +1,10 @@
 //! Batches of records. One task collects the records and gives them to the producers.
 //!
-//! Each pair of a tenant and a topic has its own batches, so that the records of one tenant never wait for the outcomes of a
-//! batch of another tenant. A record leaves at once if no batch of its pair is in flight. Otherwise it waits until that batch
-//! has its outcomes, until the waiting records are large enough for a batch, or for [`BusOptions::linger_max`] (the rule of
-//! Nagle, RFC 896). A lone callback therefore never waits, and a busy topic gets large batches.
+//! The records of one tenant to one topic with one delivery timeout form a *lane*. Each lane has its own batches, so that
+//! the records of one tenant never wait for the outcomes of a batch of another tenant. A record leaves at once if no batch
+//! of its lane is in flight. Otherwise it waits until that batch has its outcomes, until the waiting records are large
+//! enough for a batch, or for [`BusOptions::linger_max`] (the rule of Nagle, RFC 896). A lone callback therefore never
+//! waits, and a busy topic gets large batches.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
@@ -24,8 +25,8 @@ use super::BusOptions;
 /// Delivery timeouts of the producers, in milliseconds. A record gets the longest one that ends in time.
 const DELIVERY_TIMEOUTS_MS: [u64; 10] = [300, 800, 1_300, 2_300, 4_800, 9_800, 14_800, 29_800, 59_800, 149_800];
 
-/// Part of an attempt's timeout that the producer does not use: the longest wait for a batch, and the time until the attempt
-/// receives the outcome.
+/// Part of an attempt's timeout that the producer does not use: the longest wait for a batch, and the time until the
+/// attempt receives the outcome.
 const MARGIN: Duration = Duration::from_millis(300);
 
 /// Number of records at which a batch leaves although an earlier batch is in flight.
@@ -40,7 +41,7 @@ pub(super) enum Sent {
     Outcome(Result<Position, BusError>),
 }
 
-/// Records of one tenant to one topic with one delivery timeout.
+/// Key of a lane.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct LaneKey {
     tenant: TenantId,
@@ -53,7 +54,8 @@ struct Waiting {
     record: NewRecord,
     /// Instant from which the producer must not get the record, because another member may own the shard.
     deadline: Monotonic,
-    /// Last instant at which the producer may get the record. The bus could store a later record after the end of the attempt.
+    /// Last instant at which the producer may get the record. The bus could store a later record after the end of the
+    /// attempt.
     send_by: Monotonic,
     sent: oneshot::Sender<Sent>,
 }
