@@ -10,6 +10,7 @@ pub mod egress;
 pub mod id;
 pub mod limits;
 pub mod occurrence;
+pub mod outline;
 pub mod quota;
 pub mod rebuild;
 pub mod recurrence;
@@ -28,6 +29,7 @@ pub use occurrence::{
     Attempt, AttemptResult, BUS_NOT_CONFIGURED, BUS_REJECTED, DueKey, NOT_RESOLVED, Occurrence, RunId, RunState,
     TLS_FAILED,
 };
+pub use outline::{RunFilter, RunOutline, RunStateKind};
 pub use quota::{Quota, Quotas};
 pub use recurrence::{Cron, CronError, When};
 pub use retry::RetryPolicy;

@@ -6,7 +6,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::id::{base32, parse_base32};
-use crate::{Incarnation, Revision, TargetKey, TenantId, Timestamp};
+use crate::{EGRESS_REJECTED, Incarnation, NOT_DECRYPTED, Revision, TargetKey, TenantId, Timestamp};
 
 /// One due instant of one schedule. Attempts, hand-overs and crashes do not change it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -26,6 +26,12 @@ pub struct Occurrence {
 pub struct RunId(String);
 
 impl Occurrence {
+    /// Returns a key for the order of occurrences by their instants, across schedules.
+    #[must_use]
+    pub fn by_time(&self) -> (Timestamp, Incarnation, Revision, u16) {
+        (self.nominal, self.incarnation, self.revision, self.replay)
+    }
+
     #[must_use]
     pub fn run_id(&self) -> RunId {
         let nominal = u128::try_from(self.nominal.as_millis()).unwrap_or(0);
@@ -143,12 +149,41 @@ pub enum AttemptResult {
 }
 
 impl AttemptResult {
+    /// Returns the class of the result: `success`, a class of HTTP statuses such as `status_5xx`, or the kind of the
+    /// failure.
+    #[must_use]
+    pub fn class(&self) -> &'static str {
+        match self {
+            AttemptResult::Answered(200..=299) | AttemptResult::Stored { .. } => "success",
+            AttemptResult::Answered(300..=399) => "status_3xx",
+            AttemptResult::Answered(400..=499) => "status_4xx",
+            AttemptResult::Answered(500..=599) => "status_5xx",
+            AttemptResult::Answered(_) => "status_other",
+            AttemptResult::Unreachable(reason) => unreachable_class(reason),
+            AttemptResult::TimedOut => "timeout",
+            AttemptResult::Panicked => "panic",
+        }
+    }
+
     /// Returns true only if the target responded with a 2xx status, as Standard Webhooks requires, or if the bus stored the
     /// record.
     #[must_use]
     pub fn is_success(&self) -> bool {
         matches!(self, AttemptResult::Answered(200..=299) | AttemptResult::Stored { .. })
     }
+}
+
+/// Returns the class of an attempt whose error has the text `reason`.
+fn unreachable_class(reason: &str) -> &'static str {
+    const CLASSES: [(&str, &str); 6] = [
+        (EGRESS_REJECTED, EGRESS_REJECTED),
+        (NOT_DECRYPTED, NOT_DECRYPTED),
+        (NOT_RESOLVED, "dns"),
+        (TLS_FAILED, "tls"),
+        (BUS_NOT_CONFIGURED, BUS_NOT_CONFIGURED),
+        (BUS_REJECTED, BUS_REJECTED),
+    ];
+    CLASSES.iter().find(|(prefix, _)| reason.starts_with(prefix)).map_or("unreachable", |(_, class)| class)
 }
 
 /// Stored run.

@@ -115,6 +115,15 @@ impl Target {
         }
     }
 
+    /// Returns the host of a URL in the form that [`canonical_host`] returns, or `None` for a topic.
+    #[must_use]
+    pub fn host(&self) -> Option<String> {
+        match self {
+            Target::Http(http) => Some(host_of(&origin(&http.url)).to_owned()),
+            Target::Bus(_) => None,
+        }
+    }
+
     /// Returns the time limit of one attempt.
     #[must_use]
     pub fn timeout(&self) -> Duration {
@@ -171,6 +180,19 @@ pub fn origin(url: &str) -> String {
     format!("{scheme}://{host}:{port}")
 }
 
+/// Returns a host name or an IP address in the form that it has in [`origin`]. An IPv6 address may lack its brackets.
+#[must_use]
+pub fn canonical_host(host: &str) -> String {
+    let brackets = if host.parse::<Ipv6Addr>().is_ok() { ["[", "]"] } else { ["", ""] };
+    host_of(&origin(&format!("http://{}{host}{}", brackets[0], brackets[1]))).to_owned()
+}
+
+/// Returns the host in an origin that [`origin`] returned.
+fn host_of(origin: &str) -> &str {
+    let (_, authority) = origin.split_once("://").unwrap_or_default();
+    authority.rsplit_once(':').map_or(authority, |(host, _)| host)
+}
+
 /// Parses an IPv4 address as `inet_aton` and browsers do: one to four numbers in decimal, in octal after `0`, or in
 /// hexadecimal after `0x`. The last number fills all remaining bytes.
 fn ipv4(host: &str) -> Option<Ipv4Addr> {
@@ -217,6 +239,21 @@ mod tests {
         assert_eq!(bus("orders").key().kind(), TargetKind::Bus);
         assert_ne!(bus("orders").key(), bus("payments").key());
         assert_eq!(bus("orders").origin(), "bus:orders");
+    }
+
+    #[test]
+    fn host_of_a_target_has_one_form() {
+        for (url, hosts) in [
+            ("https://Shop.Example.:8443/a", &["shop.example", "SHOP.EXAMPLE."][..]),
+            ("http://127.1/", &["127.0.0.1", "127.1"]),
+            ("http://[2001:DB8::1]:8080", &["2001:db8:0::1", "[2001:db8::1]"]),
+        ] {
+            for host in hosts {
+                assert_eq!(http(url).host(), Some(canonical_host(host)), "{url}");
+            }
+        }
+        assert_eq!(bus("orders").host(), None);
+        assert_ne!(http("http://a.example").host(), Some(canonical_host("b.example")));
     }
 
     #[test]

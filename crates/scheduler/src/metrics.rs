@@ -8,10 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use domain::{
-    AttemptResult, BUS_NOT_CONFIGURED, BUS_REJECTED, EGRESS_REJECTED, NOT_DECRYPTED, NOT_RESOLVED, TLS_FAILED,
-    TargetKind, Timestamp,
-};
+use domain::{AttemptResult, BUS_NOT_CONFIGURED, BUS_REJECTED, EGRESS_REJECTED, NOT_DECRYPTED, TargetKind, Timestamp};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -80,23 +77,7 @@ impl AttemptLabels {
     /// Returns the labels of an attempt's result. All HTTP statuses with the same hundreds digit get the same label.
     /// Otherwise a target could create one time series per status.
     pub(crate) fn of(kind: TargetKind, result: &AttemptResult) -> Self {
-        let result = match result {
-            AttemptResult::Answered(200..=299) | AttemptResult::Stored { .. } => "success",
-            AttemptResult::Answered(300..=399) => "status_3xx",
-            AttemptResult::Answered(400..=499) => "status_4xx",
-            AttemptResult::Answered(500..=599) => "status_5xx",
-            AttemptResult::Answered(_) => "status_other",
-            AttemptResult::Unreachable(reason) if reason.starts_with(EGRESS_REJECTED) => EGRESS_REJECTED,
-            AttemptResult::Unreachable(reason) if reason.starts_with(NOT_DECRYPTED) => NOT_DECRYPTED,
-            AttemptResult::Unreachable(reason) if reason.starts_with(NOT_RESOLVED) => "dns",
-            AttemptResult::Unreachable(reason) if reason.starts_with(TLS_FAILED) => "tls",
-            AttemptResult::Unreachable(reason) if reason.starts_with(BUS_NOT_CONFIGURED) => BUS_NOT_CONFIGURED,
-            AttemptResult::Unreachable(reason) if reason.starts_with(BUS_REJECTED) => BUS_REJECTED,
-            AttemptResult::Unreachable(_) => "unreachable",
-            AttemptResult::TimedOut => "timeout",
-            AttemptResult::Panicked => "panic",
-        };
-        AttemptLabels { protocol: protocol(kind), result }
+        AttemptLabels { protocol: protocol(kind), result: result.class() }
     }
 
     pub(crate) fn result(&self) -> &'static str {

@@ -7,7 +7,8 @@
 use std::time::Duration;
 
 use domain::occurrence::Run;
-use domain::{Attempt, AttemptResult, Occurrence, RunState, TenantId};
+use domain::outline::lateness;
+use domain::{Attempt, AttemptResult, Occurrence, RunOutline, RunState, RunStateKind, TenantId};
 
 use crate::{Malformed, Put as _, Take};
 
@@ -57,12 +58,18 @@ fn put_rest(out: &mut Vec<u8>, run: &Run) {
 /// Returns the number that represents a state in the encoding.
 #[must_use]
 pub fn state_number(state: RunState) -> u8 {
-    match state {
-        RunState::Retrying => 0,
-        RunState::Succeeded => 1,
-        RunState::Failed => 2,
-        RunState::Missed { .. } => 3,
-        RunState::Cancelled => 4,
+    kind_number(state.kind())
+}
+
+/// Returns the number that represents the states of a kind in the encoding.
+#[must_use]
+pub fn kind_number(kind: RunStateKind) -> u8 {
+    match kind {
+        RunStateKind::Retrying => 0,
+        RunStateKind::Succeeded => 1,
+        RunStateKind::Failed => 2,
+        RunStateKind::Missed => 3,
+        RunStateKind::Cancelled => 4,
     }
 }
 
@@ -106,6 +113,33 @@ pub fn decode(bytes: &[u8]) -> Result<Run, Malformed> {
 /// Returns an error if `bytes` does not start with a run.
 pub fn summary(bytes: &[u8]) -> Result<(TenantId, Occurrence, RunState), Malformed> {
     take_summary(&mut Take::new(WHAT, bytes))
+}
+
+/// Decodes the outline of a run.
+///
+/// # Errors
+/// Returns an error if `bytes` is not a run.
+pub fn outline(bytes: &[u8]) -> Result<RunOutline, Malformed> {
+    let mut take = Take::new(WHAT, bytes);
+    let (_, occurrence, state) = take_summary(&mut take)?;
+    let mut outline = RunOutline { state: state.kind(), lateness: None, statuses: Vec::new() };
+    for at in 0..take.count(ATTEMPT_LEN_MIN)? {
+        let _number = take.u16()?;
+        let started_at = take.timestamp()?;
+        if at == 0 {
+            outline.lateness = lateness(&occurrence, started_at);
+        }
+        take.skip_duration()?;
+        match take.u8()? {
+            0 => outline.add_status(take.u16()?),
+            1 => take.skip_blobs(1)?,
+            2 | 3 => {}
+            4 => drop(take.bytes(4 + 8)?),
+            _ => return Err(take.malformed()),
+        }
+    }
+    take.end()?;
+    Ok(outline)
 }
 
 /// Decodes the rest of a run, which [`encode_rest`] encoded, and returns the whole run. `state` is the

@@ -182,6 +182,7 @@ proptest! {
         let (state, rest) = (run::state_number(run.state), run::encode_rest(&run));
         let read = run::decode_rest(run.tenant, run.occurrence, state, &rest);
         prop_assert_eq!(read.as_ref(), Ok(&run));
+        prop_assert_eq!(run::outline(&bytes), Ok(domain::RunOutline::of(&run)));
         prop_assert_eq!(run::decode(&bytes), Ok(run));
     }
 
@@ -201,6 +202,7 @@ proptest! {
         prop_assert!(schedule::decode(&cut(schedule_row(&schedule).into())).is_err());
         prop_assert!(schedule::decode_spec(&cut(schedule::encode_spec(&schedule.spec))).is_err());
         prop_assert!(run::decode(&cut(encoded(|out| run::put(out, &run)))).is_err());
+        prop_assert!(run::outline(&cut(encoded(|out| run::put(out, &run)))).is_err());
         let rest = cut(run::encode_rest(&run));
         prop_assert!(run::decode_rest(run.tenant, run.occurrence, run::state_number(run.state), &rest).is_err());
         prop_assert!(hand_over::decode(&cut(hand_over::encode(&attempts))).is_err());
@@ -210,7 +212,7 @@ proptest! {
     fn decoding_arbitrary_bytes_never_panics(noise in vec(any::<u8>(), 0..80), state: u8) {
         let noise = Bytes::from(noise);
         let _any = (schedule::decode(&noise), schedule::decode_spec(&noise), schedule::labels(&noise));
-        let _any = (run::decode(&noise), run::decode_rest(TenantId(1), an_occurrence(), state, &noise));
+        let _any = (run::decode(&noise), run::outline(&noise), run::decode_rest(TenantId(1), an_occurrence(), state, &noise));
         let _any = (hand_over::decode(&noise), tenant::decode(TenantId(1), &noise), tenant::decode_audit(&noise));
         let _any = tenant::take_first(TenantId(1), Take::new("a tenant", &noise));
     }
