@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, RunState, Schedule, ScheduleId, ScheduleVersion,
-    Secret, ShardId, Status, Target, TenantId, Term, Timestamp,
+    DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, RunFilter, RunState, RunStateKind, Schedule,
+    ScheduleId, ScheduleVersion, Secret, ShardId, Status, Target, TenantId, Term, Timestamp,
 };
 use proptest::prelude::*;
 
@@ -21,8 +21,8 @@ use crate::Subject;
 use crate::fixture::{Numbers, OTHER_TENANT, TENANT, id, insert_of, minute, only, run_of};
 use store::listing::{self, By, Listing, ListingOrder};
 use store::{
-    Cancellation, Change, Cursor, DueBound, DueRead, Insert, Inserted, Order, OwnerWrite, Placed, Positions, Store,
-    Usage, Written,
+    Cancellation, Change, Cursor, DueBound, DueRead, Insert, Inserted, Order, OwnerWrite, Placed, Positions, RunRead,
+    Store, Usage, Written,
 };
 
 const LABELS: [&str; 2] = ["team", "a label"];
@@ -433,10 +433,13 @@ impl Drive {
         same(&engine.get(names.clone()).await, &model.get(names).await, context);
         let incarnations: Vec<_> = self.known.iter().map(|(incarnation, ..)| *incarnation).collect();
         same(&engine.load(incarnations.clone()).await, &model.load(incarnations.clone()).await, context);
+        let mut all_runs: BTreeMap<TenantId, Vec<Run>> = BTreeMap::new();
         for incarnation in incarnations {
             let all = model.runs(incarnation, None, usize::MAX).await;
             same(&engine.runs(incarnation, None, usize::MAX).await, &all, context);
-            let second = all.expect("the in-memory model accepts reads").first().map(|run| run.occurrence);
+            let all = all.expect("the in-memory model accepts reads");
+            let second = all.first().map(|run| run.occurrence);
+            all.into_iter().for_each(|run| all_runs.entry(run.tenant).or_default().push(run));
             same(&engine.runs(incarnation, second, 2).await, &model.runs(incarnation, second, 2).await, context);
         }
         let tenants = vec![TENANT, OTHER_TENANT];
@@ -459,6 +462,19 @@ impl Drive {
                 for order in [Order::Oldest, Order::Newest].map(ListingOrder::Created).into_iter().chain(by_id) {
                     let of_engine = listed(engine, tenant, &by, order, limit).await;
                     same(&of_engine, &listed(model, tenant, &by, order, limit).await, context);
+                }
+            }
+        }
+        for (tenant, limit) in [(TENANT, 2), (OTHER_TENANT, 100)] {
+            let mut expected = all_runs.remove(&tenant).unwrap_or_default();
+            expected.sort_by_key(|run| run.occurrence.by_time());
+            let listed = runs_by_time(engine, tenant, RunFilter::default(), Order::Oldest, limit).await;
+            same(&listed, &expected, context);
+            let by_state = RunStateKind::ALL.map(|state| RunFilter { state: Some(state), ..RunFilter::default() });
+            for filter in [RunFilter::default()].into_iter().chain(by_state) {
+                for order in [Order::Oldest, Order::Newest] {
+                    let runs = runs_by_time(model, tenant, filter, order, limit).await;
+                    same(&runs_by_time(engine, tenant, filter, order, limit).await, &runs, context);
                 }
             }
         }
@@ -504,6 +520,21 @@ impl Drive {
             cursor = next;
         }
         assert!(self.insert_log.is_empty(), "the engine's insert log lacks these rows: {:?}", self.insert_log);
+    }
+}
+
+/// Returns the runs of all pages of a listing by time.
+async fn runs_by_time(store: &dyn Store, tenant: TenantId, filter: RunFilter, order: Order, limit: usize) -> Vec<Run> {
+    let (from, until) = (Timestamp::MIN, Timestamp::MAX);
+    let mut read = RunRead { tenant, schedules: None, from, until, filter, order, after: None, limit };
+    let mut runs = Vec::new();
+    loop {
+        let list = store.list_runs(read.clone()).await.expect("the store accepts reads");
+        runs.extend(list.runs);
+        read.after = list.next;
+        if list.next.is_none() {
+            return runs;
+        }
     }
 }
 

@@ -20,6 +20,7 @@ mod listing;
 mod ownership;
 mod positions;
 mod reading;
+mod run_listing;
 
 use std::sync::Arc;
 
@@ -123,6 +124,14 @@ conformance::suite! { $ dyn Subject, conformance_tests, [$crate];
         chosen_ids_are_read_in_pages
         reused_id_is_listed_once
         listing_is_complete_during_concurrent_changes
+    }
+    run_listing {
+        runs_are_listed_by_time
+        runs_are_listed_by_state_status_and_lateness
+        retried_run_is_listed_in_its_new_state
+        runs_are_listed_by_schedule_label_and_host
+        page_of_runs_is_bounded
+        listing_of_runs_is_complete_during_changes
     }
     durable {
         data_survives_a_reopen

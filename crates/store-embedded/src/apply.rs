@@ -46,6 +46,8 @@ pub(crate) enum Response {
     Forgotten(Vec<bool>),
     /// One value for each item of the entry: true if the item wrote a due row.
     Rebuilt(Vec<bool>),
+    /// True if every run has a listing row.
+    IndexedRuns(bool),
 }
 
 /// Schedules that one entry deletes, grouped by the bucket of the listing that contains them.
@@ -96,6 +98,13 @@ impl Machine {
                     rebuilt.push(self.rebuild(at, poller, due)?);
                 }
                 Response::Rebuilt(rebuilt)
+            }
+            Kind::IndexRuns => {
+                let mut is_complete = false;
+                for at in sequences {
+                    is_complete = self.index_runs(at, reader.index_runs().map_err(malformed)?)?;
+                }
+                Response::IndexedRuns(is_complete)
             }
             Kind::Cancellation => {
                 let mut marked = Vec::with_capacity(count);

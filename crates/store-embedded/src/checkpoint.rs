@@ -11,8 +11,10 @@ use crate::file::{self, EnvelopeError};
 use crate::options::IndexKind;
 
 pub(crate) const FILE: &str = "CHECKPOINT";
-const VERSION: u8 = 2;
-/// Version of the checkpoint files of earlier builds. The index of such a build contains no listings.
+const VERSION: u8 = 3;
+/// Version of the checkpoint files of earlier builds. The index of such a build does not list runs by time.
+const VERSION_WITHOUT_RUNS: u8 = 2;
+/// Version of the checkpoint files of still earlier builds. The index of such a build contains no listings.
 const VERSION_UNLISTED: u8 = 1;
 
 /// Checkpoint of a store. The store replaces the file in one atomic step after each flush. The index contains all
@@ -33,6 +35,18 @@ pub(crate) struct Checkpoint {
     /// True if the listings contain every schedule of the index. False if an earlier build wrote the index and this
     /// build has not opened the index yet.
     pub is_listed: bool,
+    pub run_index: RunIndex,
+}
+
+/// State of the rows that list runs by time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RunIndex {
+    /// An earlier build wrote the index, and this build has not opened the index yet.
+    Missing,
+    /// This build has opened the index of an earlier build. A row of the index stores the progress.
+    Building,
+    /// The store lists each run since its creation.
+    Complete,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +71,11 @@ impl Checkpoint {
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
-        out.u8(if self.is_listed { VERSION } else { VERSION_UNLISTED });
+        out.u8(match (self.is_listed, self.run_index) {
+            (false, _) => VERSION_UNLISTED,
+            (true, RunIndex::Missing) => VERSION_WITHOUT_RUNS,
+            (true, RunIndex::Building | RunIndex::Complete) => VERSION,
+        });
         out.u8(match self.index {
             IndexKind::Lsm => 0,
             IndexKind::Map => 1,
@@ -67,14 +85,18 @@ impl Checkpoint {
         out.u128(self.journal_id.unwrap_or_default());
         out.u64(self.base);
         out.u64(self.synced);
+        if self.is_listed && self.run_index != RunIndex::Missing {
+            out.u8(u8::from(self.run_index == RunIndex::Complete));
+        }
         out
     }
 
     pub(crate) fn decode(body: &[u8]) -> Result<Self, Malformed> {
         let mut take = Take::new("a checkpoint", body);
-        let is_listed = match take.u8()? {
-            VERSION => true,
-            VERSION_UNLISTED => false,
+        let (is_listed, lists_runs) = match take.u8()? {
+            VERSION => (true, true),
+            VERSION_WITHOUT_RUNS => (true, false),
+            VERSION_UNLISTED => (false, false),
             _ => return Err(take.malformed()),
         };
         let index = match take.u8()? {
@@ -86,7 +108,12 @@ impl Checkpoint {
         let has_journal = take.u8()? == 1;
         let journal_id = has_journal.then_some(take.u128()?);
         let (base, synced) = (take.u64()?, take.u64()?);
+        let run_index = match lists_runs {
+            false => RunIndex::Missing,
+            true if take.u8()? == 1 => RunIndex::Complete,
+            true => RunIndex::Building,
+        };
         take.end()?;
-        Ok(Checkpoint { index, epoch, journal_id, base, synced, is_listed })
+        Ok(Checkpoint { index, epoch, journal_id, base, synced, is_listed, run_index })
     }
 }

@@ -38,6 +38,8 @@ mod options;
 mod read;
 mod readers;
 mod rebuild;
+mod run_index;
+mod runs_by_time;
 mod space;
 
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -54,7 +56,7 @@ use prometheus_client::registry::Registry;
 use store::{
     Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Cursor, DuePage, DueRead, HandOver,
     HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions,
-    Store, StoreError, WriteRejection, Written,
+    RunList, RunRead, Store, StoreError, WriteRejection, Written,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -379,6 +381,10 @@ impl Store for EmbeddedStore {
 
     fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> store::Answer<'_, Vec<Run>> {
         Box::pin(self.scan(move |rows| rows.runs(incarnation, after, limit)))
+    }
+
+    fn list_runs(&self, read: RunRead) -> store::Answer<'_, RunList> {
+        Box::pin(self.scan(move |rows| rows.list_runs(&read)))
     }
 
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> store::Answer<'_, Vec<Run>> {

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use domain::Term;
@@ -16,7 +17,8 @@ use tokio::sync::{mpsc, watch};
 
 use crate::apply::{self, Machine};
 use crate::background::{self, Applier, Encrypted, Shared, Ticket};
-use crate::checkpoint::{Checkpoint, CheckpointError, FILE};
+use crate::checkpoint::{Checkpoint, CheckpointError, FILE, RunIndex};
+use crate::codec::timed::Progress;
 use crate::history;
 use crate::index::lsm::{self, LsmIndex};
 use crate::index::map::{self, MapIndex};
@@ -26,6 +28,7 @@ use crate::memory::Memory;
 use crate::read::Rows;
 use crate::readers::Readers;
 use crate::rebuild;
+use crate::run_index;
 use crate::{EmbeddedStore, IndexKind, OpenError, Options};
 
 pub(crate) const JOURNAL_DIR: &str = "journal";
@@ -166,6 +169,9 @@ fn start(
     task("store history", Box::pin(history::forget(shared.clone(), memory.clone(), rows.clone(), journal.clone())));
     let rebuild = rebuild::run(shared.clone(), memory.clone(), rows.clone(), journal.clone());
     background("store rebuild", Box::pin(rebuild));
+    if !rows.are_runs_listed.load(Ordering::Acquire) {
+        background("store run index", Box::pin(run_index::build(shared.clone(), journal.clone())));
+    }
     let (readers, scanner, preloaders) = (Readers::new(), Readers::new(), Readers::new());
     for _ in 0..shared.options.readers {
         task("store reader", Box::pin(readers.clone().run(shared.closed.clone())));
@@ -222,10 +228,18 @@ impl Opening<'_> {
             checkpoint.is_listed = true;
             checkpoint.write(self.runtime, self.dir).await.map_err(|source| self.io(source))?;
         }
+        if checkpoint.run_index == RunIndex::Missing {
+            // From now on, an earlier build must not write to the store, because it would not list its runs.
+            checkpoint.run_index = RunIndex::Building;
+            checkpoint.write(self.runtime, self.dir).await.map_err(|source| self.io(source))?;
+        }
         let mut memory = Memory::new(self.options.arrivals_max);
         let from = checkpoint.synced + 1;
         let rows = Rows::new(index.clone());
         apply::load(&rows, Sequence::new(from, 0), &mut memory).map_err(|error| self.damaged(error))?;
+        let progress = rows.run_index_progress(Sequence::new(from, 0)).map_err(|error| self.damaged(error))?;
+        let are_runs_listed = checkpoint.run_index == RunIndex::Complete || progress == Some(Progress::Complete);
+        rows.are_runs_listed.store(are_runs_listed, Ordering::Release);
         let memory = Arc::new(Mutex::new(memory));
         let machine = Machine::new(rows, memory.clone(), Term::before_epoch(checkpoint.epoch));
         opened.journal.release(from - checkpoint.base);
@@ -253,6 +267,7 @@ impl Opening<'_> {
                 base: 0,
                 synced: 0,
                 is_listed: true,
+                run_index: RunIndex::Complete,
             };
             checkpoint.write(self.runtime, self.dir).await.map_err(|source| self.io(source))?;
             return Ok(checkpoint);

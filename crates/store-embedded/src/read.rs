@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use bytes::Bytes;
 use domain::occurrence::Run;
@@ -23,6 +24,8 @@ pub(crate) struct Rows {
     pub index: Arc<dyn Index>,
     pub states: Arc<States>,
     pub fresh: Arc<Fresh>,
+    /// True if every run has a row that lists it by time.
+    pub are_runs_listed: Arc<AtomicBool>,
 }
 
 /// Result of a look-up of a schedule. The schedule's spec is still encoded.
@@ -56,7 +59,7 @@ pub(crate) fn damaged(error: IndexError) -> StoreError {
 
 impl Rows {
     pub(crate) fn new(index: Arc<dyn Index>) -> Self {
-        Rows { index, states: Arc::default(), fresh: Arc::default() }
+        Rows { index, states: Arc::default(), fresh: Arc::default(), are_runs_listed: Arc::default() }
     }
 
     fn get(&self, family: Family, key: &[u8], before: Sequence) -> Result<Option<Bytes>, StoreError> {

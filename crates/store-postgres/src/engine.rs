@@ -18,7 +18,7 @@ use runtime::{Monotonic, Runtime, TaskSet};
 use store::{
     Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Closed, Cursor, DuePage, DueRead, HandOver,
     HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions,
-    Store, StoreError, Usage, WriteRejection, Written,
+    RunList, RunRead, Store, StoreError, Usage, WriteRejection, Written,
 };
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -29,6 +29,7 @@ use crate::error::{OpenError, store_error};
 use crate::history::Sweep;
 use crate::options::Options;
 use crate::read::PollerState;
+use crate::runs_by_time::RunIndex;
 use crate::{cancel, create, gather, schema, write};
 
 /// Time for which the store reports that it is full after the server rejected a write for lack of space. After this
@@ -63,6 +64,7 @@ pub(crate) struct Inner {
     /// Connection that deletes history. A deletion may take long.
     pub(crate) history_link: Link,
     pub(crate) sweep: Sweep,
+    pub(crate) run_index: RunIndex,
     pub(crate) epochs: Arc<Epochs>,
     pub(crate) full_until: FullUntil,
     /// Histogram of the durations of transactions that write, in seconds.
@@ -127,6 +129,7 @@ impl PostgresStore {
             making_partitions: Mutex::new(()),
             history_link: starter.link(),
             sweep: Sweep::default(),
+            run_index: RunIndex::default(),
             epochs,
             full_until: FullUntil::default(),
             commit_seconds: Histogram::new(COMMIT_SECONDS),
@@ -275,6 +278,10 @@ impl Store for PostgresStore {
 
     fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
         Box::pin(self.inner.runs(incarnation, after, limit))
+    }
+
+    fn list_runs(&self, read: RunRead) -> Answer<'_, RunList> {
+        Box::pin(async move { self.inner.list_runs(&read).await })
     }
 
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {

@@ -41,6 +41,7 @@ mod partition;
 mod plan;
 mod read;
 mod rows;
+mod runs_by_time;
 mod schema;
 mod write;
 

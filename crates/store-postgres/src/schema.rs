@@ -9,7 +9,7 @@ use runtime::Runtime;
 
 use crate::error::OpenError;
 use crate::options::Options;
-use crate::{epoch, inbox, listing, read};
+use crate::{epoch, inbox, listing, read, runs_by_time};
 
 const SCHEMA: Schema = Schema {
     name: "reveille",
@@ -25,6 +25,7 @@ const SCHEMA: Schema = Schema {
         include_str!("../migrations/0009-inbox.sql"),
         include_str!("../migrations/0010-epochs.sql"),
         include_str!("../migrations/0011-authorities.sql"),
+        include_str!("../migrations/0012-run-time.sql"),
     ],
     lock: "x'52657665696c6c65'::bigint",
 };
@@ -61,8 +62,9 @@ pub struct Migrated {
     pub has_client_role: bool,
 }
 
-/// Creates the schema, or migrates an older schema to this build's version, in one transaction. Changes nothing if the
-/// schema already has this build's version.
+/// Creates the schema, or migrates an older schema to this build's version, in one transaction. Then creates the
+/// missing indexes of the partitions of runs, while members use the database. Changes nothing if the schema already has
+/// this build's version and all indexes.
 ///
 /// # Errors
 /// Returns an error if the server is unreachable or rejects a statement, or if the schema has the version of a later
@@ -90,7 +92,9 @@ pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<
             let has_client_role = session.within(session.client().query_one(roles, &[])).await?.get(0);
             Ok(Migrated { from, to: SCHEMA_VERSION, cluster, has_client_role })
         };
-        SCHEMA.migrate(session, newer, finish).await
+        let migrated = SCHEMA.migrate(session, newer, finish).await?;
+        runs_by_time::index_partitions(session).await?;
+        Ok(migrated)
     })
     .await
 }
@@ -169,6 +173,7 @@ mod tests {
             SCHEMA.migrations.iter().map(|migration| domain::id::fnv1a(migration.as_bytes())).collect();
         let first = [4_224_502_875, 4_031_461_419, 3_603_038_693, 1_248_121_497, 2_406_174_216, 3_091_802_326];
         assert_eq!(digests[..6], first);
-        assert_eq!(digests[6..], [709_879_593, 3_904_843_749, 545_978_333, 1_324_711_996, 3_447_424_399]);
+        let later = [709_879_593, 3_904_843_749, 545_978_333, 1_324_711_996, 3_447_424_399, 31_849_554];
+        assert_eq!(digests[6..], later);
     }
 }

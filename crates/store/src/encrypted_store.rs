@@ -17,7 +17,7 @@ use crate::encryption::Keyring;
 use crate::{
     Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Closed, Cursor, DuePage, DueRead,
     HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed,
-    Positions, Store, Usage, WriteRejection, Written,
+    Positions, RunList, RunRead, Store, Usage, WriteRejection, Written,
 };
 
 pub struct EncryptedStore {
@@ -97,6 +97,10 @@ impl Store for EncryptedStore {
 
     fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
         self.store.runs(incarnation, after, limit)
+    }
+
+    fn list_runs(&self, read: RunRead) -> Answer<'_, RunList> {
+        self.store.list_runs(read)
     }
 
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {

@@ -41,6 +41,7 @@ pub mod encryption;
 mod error;
 pub mod inbox;
 pub mod listing;
+pub mod runs;
 
 pub mod memory;
 
@@ -57,6 +58,7 @@ pub use encrypted_store::EncryptedStore;
 pub use encryption::{Keyring, StoreKey};
 pub use error::{StoreError, WriteRejection};
 pub use inbox::{Inbox, InboxEntry, InboxRead, InboxRequest, InboxState};
+pub use runs::{RunList, RunRead};
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 
@@ -111,6 +113,14 @@ pub trait Store: Send + Sync + 'static {
     /// occurrence `after`.
     fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
 
+    /// Returns a page of the runs that match `read`, in the order of [`Occurrence::by_time`] or in the reverse order.
+    /// The module [`runs`] combines these pages with conditions on the schedules of the runs. An engine examines at
+    /// most [`runs::EXAMINED_MAX`] runs in one call.
+    ///
+    /// # Errors Returns [`StoreError::Unavailable`] if an earlier build wrote the store, and the engine has not yet
+    /// completed the index of its runs. A read of single schedules needs no index.
+    fn list_runs(&self, read: RunRead) -> Answer<'_, RunList>;
+
     /// Returns up to `limit` dead letters of a tenant, in the order of [`Occurrence`]. Their occurrences follow
     /// `after`. A dead letter is a failed run that no caller has redriven.
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
@@ -143,9 +153,9 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Returns the latest epoch of the store that this process knows. Terms of earlier epochs are void: the store has
-    /// returned to an earlier state since the owner took its shard, so the owner has lost the shard. The store learns of
-    /// an epoch at the latest in the next successful call of [`Store::cancellations`]. The call reads only memory. The
-    /// default is for an engine that never returns to an earlier state while it is open.
+    /// returned to an earlier state since the owner took its shard, so the owner has lost the shard. The store learns
+    /// of an epoch at the latest in the next successful call of [`Store::cancellations`]. The call reads only memory.
+    /// The default is for an engine that never returns to an earlier state while it is open.
     fn epoch(&self) -> u64 {
         0
     }

@@ -33,7 +33,7 @@ use self::model::{Model, Writer};
 use crate::{
     Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Closed, Cursor, DuePage, DueRead, HandOver,
     HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions,
-    Store, StoreError, Usage, WriteRejection, Written,
+    RunList, RunRead, Store, StoreError, Usage, WriteRejection, Written,
 };
 
 /// Options for the behaviour of a [`MemoryStore`]. All values are within the limits of the port.
@@ -290,6 +290,10 @@ impl Store for MemoryStore {
 
     fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
         Box::pin(self.change(Access::Read, move |model| model.runs(incarnation, after, limit)))
+    }
+
+    fn list_runs(&self, read: RunRead) -> Answer<'_, RunList> {
+        Box::pin(self.change(Access::Read, move |model| model.list_runs(&read)))
     }
 
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {

@@ -11,7 +11,7 @@ use runtime::Runtime;
 use store::{
     Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Closed, Cursor, DuePage, DueRead, HandOver,
     HandedOver, Health, Inbox, InboxEntry, InboxRead, InboxState, Insert, InsertLogEntry, Inserted, ListPage, ListRead,
-    Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Usage, WriteRejection, Written,
+    Outdated, OwnerWrite, Placed, Positions, RunList, RunRead, Store, StoreError, Usage, WriteRejection, Written,
 };
 
 use super::mutant::Mutant;
@@ -91,6 +91,10 @@ impl Store for RemoteStore {
 
     fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
         self.over(self.store.runs(incarnation, after, limit))
+    }
+
+    fn list_runs(&self, read: RunRead) -> Answer<'_, RunList> {
+        self.over(self.store.list_runs(read))
     }
 
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {

@@ -16,7 +16,7 @@ use runtime::{Disk, DiskFile, DiskLock, Monotonic, OpenMode, Place, Runtime, Tas
 use store::{
     Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Closed, Cursor, DueBound, DuePage,
     DueRead, HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite,
-    Placed, Positions, Store, StoreError, Usage, WriteRejection, Written,
+    Placed, Positions, RunList, RunRead, Store, StoreError, Usage, WriteRejection, Written,
 };
 
 use crate::History;
@@ -208,6 +208,10 @@ impl Store for Mutated {
 
     fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
         self.store.runs(incarnation, after, limit)
+    }
+
+    fn list_runs(&self, read: RunRead) -> Answer<'_, RunList> {
+        self.store.list_runs(read)
     }
 
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {

@@ -5,7 +5,9 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
 
 use domain::occurrence::Run;
-use domain::{Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term};
+use domain::{
+    Audit, DueKey, Incarnation, Occurrence, PollerId, RunFilter, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term,
+};
 use futures_util::FutureExt as _;
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::TestRunner;
@@ -15,7 +17,7 @@ use store::memory::{MemoryOptions, MemoryStore};
 use store::{
     Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Closed, Cursor, DueBound, DuePage,
     DueRead, HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListBy, ListPage, ListRead, Order,
-    Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Usage, WriteRejection, Written,
+    Outdated, OwnerWrite, Placed, Positions, RunList, RunRead, Store, StoreError, Usage, WriteRejection, Written,
 };
 use store_conformance::differential::{self, Operation};
 
@@ -55,7 +57,11 @@ enum Bug {
     PositionsAreOfAnotherPoller,
     ReopenKeepsPositions,
     ReopenedIsNotCounted,
+    RunFilterIsIgnored,
+    RunListIsAlwaysLast,
+    RunOrderIsIgnored,
     RunsAfterIsIncluded,
+    RunsUntilIsIncluded,
     TenantIsIgnored,
     TermsDoNotRise,
     WritesRunBackwards,
@@ -96,7 +102,11 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::PositionsAreOfAnotherPoller, "positions_never_decrease"),
     (Bug::ReopenKeepsPositions, "reopened_poller_keeps_its_new_rows"),
     (Bug::ReopenedIsNotCounted, "creator_observes_that_a_poller_was_reopened"),
+    (Bug::RunFilterIsIgnored, "runs_are_listed_by_state_status_and_lateness"),
+    (Bug::RunListIsAlwaysLast, "runs_are_listed_by_time"),
+    (Bug::RunOrderIsIgnored, "runs_are_listed_by_time"),
     (Bug::RunsAfterIsIncluded, "runs_are_read_in_pages"),
+    (Bug::RunsUntilIsIncluded, "runs_are_listed_by_time"),
     (Bug::TenantIsIgnored, "tenants_are_isolated"),
     (Bug::TermsDoNotRise, "every_take_of_a_shard_returns_a_higher_term"),
     (Bug::WritesRunBackwards, "items_of_a_batch_take_effect_in_order"),
@@ -131,6 +141,9 @@ const SEEN_BY_THE_MODEL: &[Bug] = &[
     Bug::PayloadIsConvertedToText,
     Bug::PositionsAreOfAnotherPoller,
     Bug::ReopenKeepsPositions,
+    Bug::RunFilterIsIgnored,
+    Bug::RunListIsAlwaysLast,
+    Bug::RunOrderIsIgnored,
     Bug::RunsAfterIsIncluded,
     Bug::TenantIsIgnored,
     Bug::TermsDoNotRise,
@@ -345,6 +358,26 @@ impl Store for Broken {
         let from = |of: Occurrence| Occurrence { nominal: of.nominal - std::time::Duration::from_millis(1), ..of };
         let after = if self.has(Bug::RunsAfterIsIncluded) { after.map(from) } else { after };
         self.store.runs(incarnation, after, limit)
+    }
+
+    fn list_runs(&self, mut read: RunRead) -> Answer<'_, RunList> {
+        if self.has(Bug::RunOrderIsIgnored) {
+            read.order = Order::Oldest;
+        }
+        if self.has(Bug::RunFilterIsIgnored) {
+            read.filter = RunFilter::default();
+        }
+        if self.has(Bug::RunsUntilIsIncluded) {
+            read.until = read.until + std::time::Duration::from_millis(1);
+        }
+        if self.has(Bug::TenantIsIgnored) {
+            read.tenant = TenantId(1);
+        }
+        Box::pin(async move {
+            let mut list = self.store.list_runs(read).await?;
+            list.next = list.next.filter(|_| !self.has(Bug::RunListIsAlwaysLast));
+            Ok(list)
+        })
     }
 
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {

@@ -160,6 +160,7 @@ impl Machine {
             return rejected(WriteRejection::NotFound);
         };
         let run_key = key::run(of);
+        let outline = run::outline(run.value).map_err(|error| self.rows.malformed_run(of, error))?;
         let before = self.rows.run_state(&run_key, at)?;
         if before.is_some_and(|(state, _)| state.is_final()) {
             return rejected(WriteRejection::Resolved);
@@ -168,6 +169,7 @@ impl Machine {
             self.write_due(at, poller, due);
         }
         self.index().put(Family::Points, &run_key, run.value, at);
+        self.list_run(at, run.tenant, of, &outline, before.is_some());
         self.memory().usages.resize(run.tenant, before.map(|(_, len)| len), Some(run.value.len()));
         if run.state == RunState::Failed {
             self.index().put(Family::Points, &key::dead_letter(run.tenant, of), &[], at);

@@ -26,6 +26,7 @@ pub(crate) enum Kind {
     ChangeTenant = 8,
     Forget = 9,
     Rebuild = 10,
+    IndexRuns = 11,
 }
 
 /// Builder of the journal entries of one call. It begins a new entry when the current entry has reached `entry_len_max`
@@ -131,6 +132,11 @@ impl Builder {
                 out.timestamp(*before);
             }
         });
+    }
+
+    /// Adds an item that writes the listing rows of up to `count` runs that an earlier build stored.
+    pub(crate) fn index_runs(&mut self, count: u32) {
+        self.item(|out| out.u32(count));
     }
 
     pub(crate) fn hand_over(&mut self, list: &HandOver) {
@@ -333,6 +339,7 @@ impl<'a> Reader<'a> {
             8 => Kind::ChangeTenant,
             9 => Kind::Forget,
             10 => Kind::Rebuild,
+            11 => Kind::IndexRuns,
             _ => return Err(take.malformed()),
         };
         let count = take.u32()?;
@@ -388,6 +395,10 @@ impl<'a> Reader<'a> {
             },
             _ => return Err(self.take.malformed()),
         })
+    }
+
+    pub(crate) fn index_runs(&mut self) -> Result<usize, Malformed> {
+        usize::try_from(self.take.u32()?).map_err(|_| self.take.malformed())
     }
 
     pub(crate) fn take(&mut self) -> Result<ShardId, Malformed> {

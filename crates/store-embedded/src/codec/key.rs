@@ -17,7 +17,7 @@ pub(crate) const HANDED_OVER: u8 = b'h';
 pub(crate) const AUDIT: u8 = b'a';
 pub(crate) const TICK: u8 = b'c';
 pub(crate) const USAGE: u8 = b'n';
-// The kind b'l' is not free: the module `super::listed` uses it for listing rows.
+// The kinds b'l', b'o' and b'x' are not free: the modules `super::listed` and `super::timed` use them.
 const LABEL: u8 = b'b';
 
 /// Returns the key of a schedule's row in `Family::Rows`.
@@ -98,8 +98,28 @@ fn parse_occurrence(take: &mut Take<'_>) -> Result<Occurrence, Malformed> {
     })
 }
 
+/// Returns the bytes of an occurrence in the order of [`Occurrence::by_time`].
+pub(super) fn occurrence_by_time(of: &Occurrence) -> [u8; 30] {
+    let mut key = [0; 30];
+    key[..8].copy_from_slice(&instant(of.nominal));
+    key[8..24].copy_from_slice(&of.incarnation.0.to_be_bytes());
+    key[24..28].copy_from_slice(&of.revision.0.to_be_bytes());
+    key[28..].copy_from_slice(&of.replay.to_be_bytes());
+    key
+}
+
+pub(super) fn parse_occurrence_by_time(take: &mut Take<'_>) -> Result<Occurrence, Malformed> {
+    let nominal = parse_instant(take)?;
+    Ok(Occurrence {
+        incarnation: Incarnation(u128::from_be_bytes(take.array()?)),
+        nominal,
+        revision: Revision(u32::from_be_bytes(take.array()?)),
+        replay: u16::from_be_bytes(take.array()?),
+    })
+}
+
 /// Returns the sortable bytes of an instant. The encoding flips the sign bit, so that instants before 1970 sort first.
-fn instant(at: Timestamp) -> [u8; 8] {
+pub(super) fn instant(at: Timestamp) -> [u8; 8] {
     (at.as_millis().cast_unsigned() ^ 1 << 63).to_be_bytes()
 }
 
@@ -199,6 +219,15 @@ pub(crate) fn run_bounds(incarnation: Incarnation) -> (Vec<u8>, Vec<u8>) {
     let mut to = from.clone();
     to.extend_from_slice(&[0xff; 15]);
     (from, to)
+}
+
+/// Returns a key that is at or below the key of each run of the schedule at or after `at`, and above the key of each
+/// earlier run.
+pub(crate) fn runs_from(incarnation: Incarnation, at: Timestamp) -> Vec<u8> {
+    let mut from = vec![RUN];
+    from.extend_from_slice(&incarnation.0.to_be_bytes());
+    from.extend_from_slice(&instant(at));
+    from
 }
 
 /// Returns the bounds of the keys of a tenant's dead letters: an inclusive lower and an exclusive upper key.

@@ -10,6 +10,7 @@ pub(crate) mod key;
 pub(crate) mod listed;
 pub(crate) mod positions;
 pub(crate) mod tenant;
+pub(crate) mod timed;
 
 #[cfg(test)]
 pub(crate) mod tests;

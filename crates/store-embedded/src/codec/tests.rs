@@ -6,8 +6,8 @@ use domain::occurrence::Run;
 use domain::retry::RetryPolicy;
 use domain::{
     ApiKey, Attempt, AttemptResult, Audit, DueKey, HttpTarget, Incarnation, LabelKey, Occurrence, PollerId,
-    Precondition, Revision, RunState, Schedule, ScheduleId, ScheduleVersion, Secret, ShardId, SigningSecret, Spec,
-    Status, Target, TargetKey, Tenant, TenantId, Term, Timestamp, When,
+    Precondition, Revision, RunFilter, RunOutline, RunState, RunStateKind, Schedule, ScheduleId, ScheduleVersion,
+    Secret, ShardId, SigningSecret, Spec, Status, Target, TargetKey, Tenant, TenantId, Term, Timestamp, When,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -19,7 +19,9 @@ use stored::{hand_over, run, schedule};
 use super::changed::Changed;
 use super::entry::{Builder, ChangeItem, InsertItem, Kind, Reader, WriteItem};
 use super::listed::Bucket;
-use super::{key, tenant};
+use super::timed::{Class, Progress};
+use super::{key, tenant, timed};
+use crate::checkpoint::RunIndex;
 use crate::read::hex;
 
 fn timestamp() -> impl Strategy<Value = Timestamp> {
@@ -455,6 +457,7 @@ fn encoded_bytes_match_golden_file_of_version_1() {
         base: 4,
         synced: 5,
         is_listed: false,
+        run_index: RunIndex::Missing,
     };
     let lines = [
         ("schedule", encoded(|out| schedule::put(out, &schedule))),
@@ -500,6 +503,7 @@ fn encoded_bytes_of_listings_match_golden_file_of_version_2() {
         base: 4,
         synced: 5,
         is_listed: true,
+        run_index: RunIndex::Missing,
     };
     let incarnation = a_schedule().incarnation;
     let (bucket, next) = (Bucket::of(TenantId(7), incarnation), Incarnation(incarnation.0 + 1));
@@ -526,6 +530,54 @@ fn encoded_bytes_of_new_entries_match_golden_file_of_version_3() {
         ("entry rebuild", one_entry(Kind::Rebuild, |builder| builder.place(poller, &a_due_key()))),
     ];
     check_stored("stored-v3.txt", &lines);
+}
+
+/// This golden file contains the forms that version 4 added for listings of runs by time.
+#[test]
+fn encoded_bytes_of_run_listings_match_golden_file_of_version_4() {
+    let checkpoint = |run_index| crate::checkpoint::Checkpoint {
+        index: crate::IndexKind::Lsm,
+        epoch: 1_800_000_000,
+        journal_id: Some(3),
+        base: 4,
+        synced: 5,
+        is_listed: true,
+        run_index,
+    };
+    let (occurrence, lateness) = (an_occurrence(), Some(Duration::from_millis(1_500)));
+    let outline = RunOutline { state: RunStateKind::Failed, lateness, statuses: vec![503, 500] };
+    let lines = [
+        ("checkpoint while the runs are indexed", crate::file::envelope(&checkpoint(RunIndex::Building).encode())),
+        ("checkpoint", crate::file::envelope(&checkpoint(RunIndex::Complete).encode())),
+        ("key listed run", Class::of(&outline).key(TenantId(7), &occurrence).to_vec()),
+        ("listed run", timed::encode(&outline)),
+        (
+            "listed run without a lateness",
+            timed::encode(&RunOutline { lateness: None, statuses: Vec::new(), ..outline }),
+        ),
+        ("progress", Progress::UpTo(key::run(&occurrence).to_vec()).encode()),
+        ("progress at the end", Progress::Complete.encode()),
+        ("entry index runs", one_entry(Kind::IndexRuns, |builder| builder.index_runs(500))),
+    ];
+    check_stored("stored-v4.txt", &lines);
+}
+
+proptest! {
+    #[test]
+    fn row_that_lists_a_run_is_decoded_and_ordered_by_time(
+        (run, other, tenant) in (run(), occurrence(), any::<u32>()),
+        late in any::<bool>(),
+    ) {
+        let mut outline = RunOutline::of(&run);
+        outline.lateness = late.then_some(Duration::from_millis(70));
+        let (class, tenant, of) = (Class::of(&outline), TenantId(tenant), run.occurrence);
+        let row = class.key(tenant, &of);
+        prop_assert_eq!(timed::decode(&row, &timed::encode(&outline)), Ok((of, outline.clone())));
+        prop_assert_eq!(row.cmp(&class.key(tenant, &other)), of.by_time().cmp(&other.by_time()));
+        prop_assert!(class.from(tenant, of.nominal)[..] <= row[..]);
+        let filter = RunFilter { state: Some(outline.state), status: outline.statuses.first().copied(), late_by: None };
+        prop_assert!(Class::matching(&filter).any(|matching| matching == class));
+    }
 }
 
 fn check_stored(file: &str, lines: &[(&str, Vec<u8>)]) {

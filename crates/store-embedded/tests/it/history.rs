@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::occurrence::Run;
-use domain::{DueKey, LabelKey, Occurrence, RunState, Schedule, Status, Term};
+use domain::{DueKey, LabelKey, Occurrence, RunFilter, RunState, Schedule, Status, Term, Timestamp};
 use runtime::Runtime;
 use simulator::{Incident, Simulation, run_seeds};
-use store::{Change, Insert, ListBy, ListRead, Order, OwnerWrite, Positions, Store, Usage};
+use store::{Change, Insert, ListBy, ListRead, Order, OwnerWrite, Positions, RunRead, Store, Usage};
 use store_embedded::{IndexKind, Options};
 
 use crate::support::{Home, POLLER, TENANT, one_shot, small};
@@ -131,6 +131,18 @@ fn history_sweep_deletes_old_schedules_and_keeps_other_schedules() {
             assert_eq!(owned.run(gone.due.occurrence).await, None);
         }
         assert_eq!(owned.home.store.dead_letters(TENANT, None, 10).await.unwrap(), []);
+        let read = RunRead {
+            tenant: TENANT,
+            schedules: None,
+            from: Timestamp::MIN,
+            until: Timestamp::MAX,
+            filter: RunFilter::default(),
+            order: Order::Oldest,
+            after: None,
+            limit: 10,
+        };
+        let runs = owned.home.store.list_runs(read).await.unwrap();
+        assert_eq!((runs.runs.len(), runs.examined), (2, 2), "the sweep deletes the rows that list deleted runs");
         assert_eq!(owned.listed(ListBy::All).await, [4, 5, 6], "deleted schedules are not listed");
         assert_eq!(owned.listed(ListBy::Label(LabelKey::of("team", "a"))).await, [4, 5, 6]);
         for stays in [&retrying, &waiting, &late] {

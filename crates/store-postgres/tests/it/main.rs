@@ -13,4 +13,5 @@ mod insert_log;
 mod listing;
 mod partitions;
 mod rejections;
+mod runs_by_time;
 mod support;

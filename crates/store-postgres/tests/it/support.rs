@@ -43,7 +43,8 @@ pub(crate) fn migrated(server: &Postgres) -> String {
 }
 
 /// Statements that revert migrations, from the newest one to the oldest one, each with the version before it.
-const UNDO: [(i32, &str); 5] = [
+const UNDO: [(i32, &str); 6] = [
+    (11, "drop index reveille.run_time;"),
     (10, "drop table reveille.authority;"),
     (
         9,

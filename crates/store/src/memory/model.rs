@@ -8,15 +8,15 @@ use std::time::Duration;
 use domain::id::SHARDS;
 use domain::occurrence::Run;
 use domain::{
-    Audit, DueKey, Incarnation, LabelKey, Occurrence, PollerId, RunState, Schedule, ScheduleId, ShardId, Status,
-    TargetKey, Tenant, TenantId, Term, Timestamp,
+    Audit, DueKey, Incarnation, LabelKey, Occurrence, PollerId, RunOutline, RunState, Schedule, ScheduleId, ShardId,
+    Status, TargetKey, Tenant, TenantId, Term, Timestamp,
 };
 
 use super::TermsAfterLoss;
 use super::inbox::Rows;
 use crate::{
     ChosenIdPage, ChosenIdRead, Closed, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health,
-    InsertLogEntry, ListBy, ListPage, ListRead, Order, Outdated, Positions, Usage, WriteRejection,
+    InsertLogEntry, ListBy, ListPage, ListRead, Order, Outdated, Positions, RunList, RunRead, Usage, WriteRejection,
 };
 
 /// Number of bytes that [`Usage::bytes`] counts for each schedule and each run in addition to the payload.
@@ -333,6 +333,26 @@ impl Model {
     pub(super) fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Vec<Run> {
         let of = self.runs_after(after.into_iter().chain([before_every_run(incarnation)]).max());
         of.take_while(|run| run.occurrence.incarnation == incarnation).take(limit).cloned().collect()
+    }
+
+    /// Returns a page of runs. The model behaves like an engine that examines `limit` runs and then filters them.
+    pub(super) fn list_runs(&self, read: &RunRead) -> RunList {
+        let is_wanted = |run: &&Run| {
+            let incarnation = &run.occurrence.incarnation;
+            let is_of_schedule = read.schedules.as_ref().is_none_or(|schedules| schedules.contains(incarnation));
+            run.tenant == read.tenant && is_of_schedule && read.contains(&run.occurrence)
+        };
+        let mut in_range: Vec<&Run> = self.runs.values().filter(is_wanted).collect();
+        in_range.sort_by_key(|run| run.occurrence.by_time());
+        if read.order == Order::Newest {
+            in_range.reverse();
+        }
+        let has_more = in_range.len() > read.limit;
+        in_range.truncate(read.limit);
+        let next = in_range.last().map(|run| run.occurrence).filter(|_| has_more);
+        let examined = in_range.len();
+        in_range.retain(|run| read.filter.matches(&RunOutline::of(run)));
+        RunList { runs: in_range.into_iter().cloned().collect(), next, examined }
     }
 
     pub(super) fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Vec<Run> {
