@@ -88,6 +88,10 @@ pub struct Attempt {
     /// Offset of the stored record in its partition.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offset: Option<u64>,
+    /// Class of the failure: `status_3xx`, `status_4xx`, `status_5xx`, `status_other`, `dns`, `tls`, `unreachable`,
+    /// `timeout`, `panic` or the first word of `error`. The field is absent if the attempt succeeded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error_class: Option<String>,
     /// Reason why no response arrived: `timed out`, or a short text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,

@@ -10,6 +10,7 @@ use membership::{MemberId, Outage};
 use prometheus_client::registry::Registry;
 use runtime::{Runtime, TaskSet};
 use store::listing::{self, Listing};
+use store::runs::{self, RunListing, RunPage};
 use store::{Answer, Health, Inbox, Store, StoreError};
 use tokio_util::sync::CancellationToken;
 
@@ -387,6 +388,15 @@ impl Scheduler {
     ) -> Result<Vec<Run>, StoreError> {
         let read = |after, limit| self.shared.store.dead_letters(tenant, after, limit);
         self.read_in_parts(tenant, after, limit, read).await
+    }
+
+    /// Returns a page of a tenant's runs by time, as [`runs::page`] does.
+    ///
+    /// # Errors
+    /// Returns an error if the store fails.
+    pub async fn list_runs(&self, listing: &RunListing<'_>) -> Result<RunPage, StoreError> {
+        let clock = || self.shared.runtime.monotonic();
+        runs::page(&*self.shared.store, listing, clock, || self.shared.turns.take(listing.tenant)).await
     }
 
     /// Returns the ids of the schedules with these incarnations. The id is `None` if the schedule does not exist.

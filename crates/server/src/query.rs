@@ -1,8 +1,12 @@
 //! Query parameters. The server rejects an unknown parameter, because the sender of the parameter expects an effect.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
 use api::FieldError;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
+use percent_encoding::percent_decode_str;
 
 use crate::rejection::{Code, Rejected, reject_fields};
 
@@ -57,6 +61,42 @@ fn is_dry_run(query: Option<&str>) -> Result<bool, Rejected> {
     Ok(value.unwrap_or(false))
 }
 
+/// Splits a query into its parameters, and decodes their values. Adds an error for each parameter that is not in
+/// `names`, occurs more than once, or is not valid UTF-8.
+pub(crate) fn decoded_parameters<'a>(
+    query: &'a str,
+    names: &[&'static str],
+    errors: &mut Vec<FieldError>,
+) -> BTreeMap<&'static str, Cow<'a, str>> {
+    let mut parameters = BTreeMap::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let Some(known) = names.iter().find(|known| **known == name).copied() else {
+            errors.push(unknown_parameter(name, &format!("the parameters of this route are {}", names.join(", "))));
+            continue;
+        };
+        let Some(value) = decoded(value) else {
+            errors.push(parameter_error(known, "wrong_type", "the decoded value is not valid UTF-8".to_owned()));
+            continue;
+        };
+        if parameters.insert(known, value).is_some() {
+            let detail = "the query contains the parameter more than once".to_owned();
+            errors.push(parameter_error(known, "conflicting_parameters", detail));
+        }
+    }
+    parameters
+}
+
+/// Decodes a value in the encoding of HTML forms, in which `+` means a space.
+pub(crate) fn decoded(value: &str) -> Option<Cow<'_, str>> {
+    if !value.contains(['%', '+']) {
+        return Some(Cow::Borrowed(value));
+    }
+    let spaced = value.replace('+', " ");
+    let decoded = percent_decode_str(&spaced).decode_utf8().ok()?;
+    Some(Cow::Owned(decoded.into_owned()))
+}
+
 /// Page that a query requests.
 pub(crate) struct Page<T> {
     pub(crate) limit: usize,
@@ -95,12 +135,16 @@ impl<T> Page<T> {
                 ("dead_letter", "true") if is_dead_letters => has_dead_letter = true,
                 ("dead_letter", _) if is_dead_letters => {}
                 (name, _) => {
-                    errors.push(unknown_parameter(name, "the parameters of this route are limit and page_token"));
+                    let known = match is_dead_letters {
+                        true => "a listing with dead_letter has only the parameters limit and page_token",
+                        false => "the parameters of this route are limit and page_token",
+                    };
+                    errors.push(unknown_parameter(name, known));
                 }
             }
         }
         if is_dead_letters && !has_dead_letter {
-            let detail = "this route lists dead letters only; send dead_letter=true";
+            let detail = "the only value of this parameter is true; send dead_letter=true, or omit the parameter";
             errors.push(parameter_error("dead_letter", "missing_parameter", detail.to_owned()));
         }
         if errors.is_empty() {

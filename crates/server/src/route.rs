@@ -34,14 +34,22 @@ pub(crate) enum Parameter {
     DryRun,
     DueFrom,
     DueUntil,
+    From,
+    Host,
     IdempotencyKey,
     IfMatch,
     IfNoneMatch,
     Label,
+    LateBy,
     Limit,
     Order,
     PageToken,
+    RunOrder,
+    RunState,
+    Schedule,
     State,
+    Status,
+    Until,
 }
 
 impl Parameter {

@@ -14,6 +14,7 @@ mod once;
 mod operations;
 mod page;
 mod quotas;
+mod run_listing;
 mod runs;
 mod schedules;
 mod tenants;
@@ -53,6 +54,20 @@ const PAGE: &[Parameter] = &[Limit, PageToken];
 /// Parameters of the routes that support preconditions.
 const CONDITIONS: &[Parameter] = &[IfMatch, IfNoneMatch];
 const CHANGE_PARAMETERS: &[Parameter] = &[IfMatch, IfNoneMatch, DryRun];
+const RUN_PARAMETERS: &[Parameter] = &[
+    Parameter::From,
+    Parameter::Until,
+    Parameter::RunState,
+    Parameter::Schedule,
+    Label,
+    Parameter::Host,
+    Parameter::Status,
+    Parameter::LateBy,
+    Parameter::RunOrder,
+    DeadLetter,
+    Limit,
+    PageToken,
+];
 const TAG: &[&str] = &["ETag"];
 const TAG_AND_LOCATION: &[&str] = &["ETag", "Location"];
 
@@ -226,13 +241,17 @@ fn schedule_routes(routes: Routes) -> Routes {
         .add(
             schedules_route(
                 "GET /v1/runs",
-                "listDeadLetters",
+                "listRuns",
                 Reader,
-                "List dead letters",
-                ok("A page", schema_of::<api::RunPage>),
+                "List runs by time, with filters; a range of time or a schedule is required",
+                ok(
+                    "One page, which may have fewer results than `limit` although more pages follow",
+                    schema_of::<api::RunPage>,
+                ),
             )
-            .with(&[DeadLetter, Limit, PageToken]),
-            runs::dead_letters,
+            .with(RUN_PARAMETERS)
+            .rejecting(&[Code::ScheduleNotFound]),
+            run_listing::list,
         )
         .add(
             schedules_route(

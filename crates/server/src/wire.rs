@@ -130,6 +130,7 @@ fn attempt(attempt: &domain::Attempt) -> api::Attempt {
         status: None,
         partition: None,
         offset: None,
+        error_class: (!attempt.result.is_success()).then(|| attempt.result.class().to_owned()),
         error: None,
     };
     match &attempt.result {

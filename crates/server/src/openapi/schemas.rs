@@ -61,7 +61,7 @@ impl Schemas {
         let (name, description, schema) = match parameter {
             Parameter::DeadLetter => (
                 "dead_letter",
-                "The value must be `true`, because the route lists only dead letters",
+                "If present, the route lists only the dead letters; other filters, ranges and orders are then not allowed",
                 json!({ "type": "string", "enum": ["true"] }),
             ),
             Parameter::DryRun => {
@@ -77,6 +77,36 @@ impl Schemas {
             Parameter::DueFrom => ("due_from", "Start of the due range, inclusive", instant()),
             Parameter::DueUntil => {
                 ("due_until", "End of the due range, exclusive; at most 24 hours after the start", instant())
+            }
+            Parameter::From => {
+                ("from", "Earliest due instant, inclusive. The parameter is required without `schedule`", instant())
+            }
+            Parameter::Until => ("until", "End of the range of due instants, exclusive", instant()),
+            Parameter::Host => {
+                let schema = json!({ "type": "string", "minLength": 1, "maxLength": 253 });
+                ("host", "Host of the present target of the run's schedule, without scheme and port", schema)
+            }
+            Parameter::LateBy => (
+                "late_by",
+                "Minimum duration from the due instant to the start of the first attempt, for example `5s`",
+                json!({ "type": "string" }),
+            ),
+            Parameter::RunOrder => {
+                let schema = json!({ "type": "string", "enum": ["oldest", "newest"], "default": "newest" });
+                ("order", "Order of the results by their due instants", schema)
+            }
+            Parameter::RunState => {
+                let states = ["retrying", "succeeded", "failed", "missed", "cancelled"];
+                ("state", "State of the runs to list", json!({ "type": "string", "enum": states }))
+            }
+            Parameter::Schedule => {
+                let schema =
+                    json!({ "type": "string", "pattern": ID, "minLength": 1, "maxLength": ScheduleId::LEN_MAX });
+                ("schedule", "Id of the schedule whose runs to list", schema)
+            }
+            Parameter::Status => {
+                let schema = json!({ "type": "integer", "minimum": 100, "maximum": 999 });
+                ("status", "HTTP status of at least one attempt of the run", schema)
             }
             Parameter::IfMatch => (
                 "If-Match",
@@ -111,9 +141,8 @@ impl Schemas {
                 ("state", "State of the schedules to list", schema)
             }
         };
-        let required = parameter == Parameter::DeadLetter;
         let place = if parameter.is_header() { "header" } else { "query" };
-        json!({ "name": name, "in": place, "required": required, "description": description, "schema": schema })
+        json!({ "name": name, "in": place, "required": false, "description": description, "schema": schema })
     }
 
     /// Returns all schemas by name. `codes` are the problem codes.

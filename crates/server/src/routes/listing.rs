@@ -10,13 +10,12 @@ use axum::http::StatusCode;
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, ScheduleId, Status, TargetKey, Timestamp};
-use percent_encoding::percent_decode_str;
 use scheduler::Tenants;
 use store::listing::{By, Listing, ListingOrder, Place};
 use store::{Order, Usage};
 
 use crate::auth::Caller;
-use crate::query::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, parameter_error, unknown_parameter};
+use crate::query::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, decoded, parameter_error, unknown_parameter};
 use crate::rejection::{Code, HandlerResult, Rejected, reject, reject_fields};
 use crate::state::App;
 use crate::wire;
@@ -119,16 +118,6 @@ impl<'a> Parameters<'a> {
         }
         parameters
     }
-}
-
-/// Decodes a value in the encoding of HTML forms, in which `+` means a space.
-fn decoded(value: &str) -> Option<Cow<'_, str>> {
-    if !value.contains(['%', '+']) {
-        return Some(Cow::Borrowed(value));
-    }
-    let spaced = value.replace('+', " ");
-    let decoded = percent_decode_str(&spaced).decode_utf8().ok()?;
-    Some(Cow::Owned(decoded.into_owned()))
 }
 
 impl ListQuery {
@@ -349,7 +338,7 @@ fn take_instant(bytes: &mut &[u8]) -> Option<Timestamp> {
     (Timestamp::MIN..=Timestamp::MAX).contains(&instant).then_some(instant)
 }
 
-fn array<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+pub(super) fn array<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
     let (taken, rest) = bytes.split_first_chunk::<N>()?;
     *bytes = rest;
     Some(*taken)

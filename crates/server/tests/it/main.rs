@@ -16,6 +16,7 @@ mod once;
 mod openapi;
 mod operations;
 mod quotas;
+mod run_listing;
 mod runs;
 mod schedules;
 mod set_clock;

@@ -185,12 +185,12 @@ async fn response_to_invalid_run_query_lists_all_errors() {
             },
             {
               "code": "unknown_parameter",
-              "detail": "unknown parameter \"sort\"; the parameters of this route are limit and page_token",
+              "detail": "unknown parameter \"sort\"; a listing with dead_letter has only the parameters limit and page_token",
               "parameter": "sort"
             },
             {
               "code": "missing_parameter",
-              "detail": "this route lists dead letters only; send dead_letter=true",
+              "detail": "the only value of this parameter is true; send dead_letter=true, or omit the parameter",
               "parameter": "dead_letter"
             }
           ],
@@ -200,7 +200,7 @@ async fn response_to_invalid_run_query_lists_all_errors() {
           "type": "urn:reveille:problem:invalid_parameter"
         }
     "#]]
-    .assert_eq(&world.send("GET", "/v1/runs?limit=0&page_token=x&sort=up", "").await.shown());
+    .assert_eq(&world.send("GET", "/v1/runs?dead_letter=yes&limit=0&page_token=x&sort=up", "").await.shown());
     let response = world.send("GET", "/v1/runs/nothing/redrive", "").await;
     assert_eq!((response.status, response.header("allow")), (405, Some("POST")));
     assert_eq!(world.send("POST", "/v1/runs/nothing/redrive", "").await.text("/code"), "run_not_found");

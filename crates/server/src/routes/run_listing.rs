@@ -1,0 +1,291 @@
+//! `GET /v1/runs`: pages of a tenant's runs by time, with filters. With `dead_letter=true`, the route lists the dead
+//! letters instead.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{FieldError, RunPage};
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use domain::target::canonical_host;
+use domain::{Incarnation, Occurrence, Revision, RunFilter, RunStateKind, ScheduleId, Timestamp, duration};
+use store::Order;
+use store::runs::RunListing;
+
+use super::listing::array;
+use super::runs::dead_letters;
+use crate::auth::Caller;
+use crate::extract::schedule_not_found;
+use crate::query::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, decoded_parameters, parameter_error};
+use crate::rejection::{Code, HandlerResult, Rejected, reject_fields};
+use crate::state::AppState;
+use crate::wire;
+
+/// Maximum length of a host name in bytes (RFC 1035).
+const HOST_BYTES_MAX: usize = 253;
+const NAMES: [&str; 11] =
+    ["state", "schedule", "label", "host", "status", "late_by", "from", "until", "order", "limit", "page_token"];
+
+pub(super) async fn list(app: State<Arc<AppState>>, caller: Caller, RawQuery(query): RawQuery) -> HandlerResult {
+    let text = query.as_deref().unwrap_or_default();
+    let is_dead_letters = text.split('&').any(|pair| pair.split('=').next() == Some("dead_letter"));
+    if is_dead_letters {
+        return dead_letters(app, caller, RawQuery(query)).await;
+    }
+    let (State(app), Caller { tenant, .. }) = (app, caller);
+    let query = RunQuery::parse(text)?;
+    let schedule = match &query.schedule {
+        Some(id) => {
+            let found = app.scheduler.get(tenant.id, id.clone()).await?.ok_or_else(schedule_not_found)?;
+            Some(found.incarnation)
+        }
+        None => None,
+    };
+    let RunQuery { filter, from, until, order, after, limit, .. } = query;
+    let label = query.label.as_ref().map(|(name, value)| (name.as_str(), value.as_str()));
+    let host = query.host.as_deref();
+    let listing = RunListing { tenant: tenant.id, schedule, label, host, filter, from, until, order, after, limit };
+    let page = app.scheduler.list_runs(&listing).await?;
+    let next_page_token = page.next.map(|next| query.token(&next));
+    let runs = page.runs.iter().map(|(run, id)| wire::run(run, id.as_ref())).collect();
+    Ok(wire::json(StatusCode::OK, &RunPage { runs, next_page_token }))
+}
+
+struct RunQuery {
+    schedule: Option<ScheduleId>,
+    label: Option<(String, String)>,
+    host: Option<String>,
+    filter: RunFilter,
+    from: Timestamp,
+    until: Timestamp,
+    order: Order,
+    after: Option<Occurrence>,
+    limit: usize,
+}
+
+impl RunQuery {
+    fn parse(query: &str) -> Result<Self, Rejected> {
+        let mut parser = Parser { values: BTreeMap::new(), errors: Vec::new() };
+        parser.values = decoded_parameters(query, &NAMES, &mut parser.errors);
+        let (from, until) = parser.range();
+        let mut parsed = RunQuery {
+            schedule: parser.schedule(),
+            label: parser.label(),
+            host: parser.host(),
+            filter: RunFilter { state: parser.state(), status: parser.status(), late_by: parser.late_by() },
+            from,
+            until,
+            order: parser.order(),
+            after: None,
+            limit: parser.limit(),
+        };
+        if let Some(text) = parser.values.get("page_token") {
+            parsed.after = parsed.parse_token(text);
+            if parsed.after.is_none() {
+                let detail = "the value is not a next_page_token of a listing with the same filter, range and order; \
+                              send the parameters of the request that returned the token, or omit page_token";
+                parser.reject("page_token", "invalid_token", detail.to_owned());
+            }
+        }
+        if parser.errors.is_empty() {
+            return Ok(parsed);
+        }
+        parser.errors.truncate(32);
+        Err(reject_fields(Code::InvalidParameter, "the query is invalid; see the field `errors`", parser.errors))
+    }
+
+    /// Returns a hash of all parameters that select runs, and of the order. A page token contains this hash, because
+    /// the token is valid only for the same listing.
+    fn fingerprint(&self) -> u32 {
+        let RunQuery { schedule, label, host, filter, from, until, order, after: _, limit: _ } = self;
+        let text = format!("runs {schedule:?} {label:?} {host:?} {filter:?} {from:?} {until:?} {order:?}");
+        domain::id::fnv1a(text.as_bytes())
+    }
+
+    /// Encodes a page token. The token contains no tenant, because the API key of a request determines the tenant.
+    fn token(&self, place: &Occurrence) -> String {
+        let mut bytes = vec![TOKEN_VERSION];
+        bytes.extend(self.fingerprint().to_be_bytes());
+        bytes.extend(place.nominal.as_millis().to_be_bytes());
+        bytes.extend(place.incarnation.0.to_be_bytes());
+        bytes.extend(place.revision.0.to_be_bytes());
+        bytes.extend(place.replay.to_be_bytes());
+        BASE64_URL_SAFE_NO_PAD.encode(bytes)
+    }
+
+    fn parse_token(&self, text: &str) -> Option<Occurrence> {
+        let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
+        let mut bytes = bytes.as_slice();
+        if array(&mut bytes)? != [TOKEN_VERSION] || u32::from_be_bytes(array(&mut bytes)?) != self.fingerprint() {
+            return None;
+        }
+        let nominal = Timestamp::from_millis(i64::from_be_bytes(array(&mut bytes)?));
+        let place = Occurrence {
+            nominal,
+            incarnation: Incarnation(u128::from_be_bytes(array(&mut bytes)?)),
+            revision: Revision(u32::from_be_bytes(array(&mut bytes)?)),
+            replay: u16::from_be_bytes(array(&mut bytes)?),
+        };
+        let is_possible = (Timestamp::MIN..=Timestamp::MAX).contains(&nominal);
+        (bytes.is_empty() && is_possible).then_some(place)
+    }
+}
+
+const TOKEN_VERSION: u8 = 1;
+
+/// Parser of the parameters. It collects the errors of all parameters.
+struct Parser<'a> {
+    values: BTreeMap<&'static str, Cow<'a, str>>,
+    errors: Vec<FieldError>,
+}
+
+impl Parser<'_> {
+    fn reject(&mut self, name: &'static str, code: &'static str, detail: String) {
+        self.errors.push(parameter_error(name, code, detail));
+    }
+
+    /// Parses the parameter `name`. `parse` returns `None` if the value is invalid.
+    fn parse<T>(
+        &mut self,
+        name: &'static str,
+        parse: impl FnOnce(&str) -> Option<T>,
+        code: &'static str,
+        detail: &str,
+    ) -> Option<T> {
+        let parsed = parse(self.values.get(name)?);
+        if parsed.is_none() {
+            self.reject(name, code, detail.to_owned());
+        }
+        parsed
+    }
+
+    fn state(&mut self) -> Option<RunStateKind> {
+        let state = |text: &str| match text {
+            "retrying" => Some(RunStateKind::Retrying),
+            "succeeded" => Some(RunStateKind::Succeeded),
+            "failed" => Some(RunStateKind::Failed),
+            "missed" => Some(RunStateKind::Missed),
+            "cancelled" => Some(RunStateKind::Cancelled),
+            _ => None,
+        };
+        let detail = "the value must be `retrying`, `succeeded`, `failed`, `missed` or `cancelled`";
+        self.parse("state", state, "out_of_range", detail)
+    }
+
+    fn schedule(&mut self) -> Option<ScheduleId> {
+        let detail = "the value must be the id of a schedule: 1 to 128 of the characters A-Z, a-z, 0-9, _ and -";
+        self.parse("schedule", |text| ScheduleId::new(text).ok(), "invalid_id", detail)
+    }
+
+    fn label(&mut self) -> Option<(String, String)> {
+        let label = |text: &str| {
+            let (name, value) = text.split_once('=').filter(|(name, _)| !name.is_empty())?;
+            Some((name.to_owned(), value.to_owned()))
+        };
+        self.parse("label", label, "invalid_label", "the value must be a label's name, `=` and its value")
+    }
+
+    fn host(&mut self) -> Option<String> {
+        let host = |text: &str| {
+            let is_address = text.trim_start_matches('[').trim_end_matches(']').parse::<std::net::Ipv6Addr>().is_ok();
+            let is_of_host = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+            let is_host = is_address || !text.is_empty() && text.chars().all(is_of_host);
+            (is_host && text.len() <= HOST_BYTES_MAX).then(|| canonical_host(text))
+        };
+        let detail = "the value must be a host name or an IP address of at most 253 bytes, without a scheme, a port and a \
+                      path";
+        self.parse("host", host, "invalid_host", detail)
+    }
+
+    fn status(&mut self) -> Option<u16> {
+        let status = |text: &str| text.parse().ok().filter(|status| (100..=999).contains(status));
+        self.parse("status", status, "out_of_range", "the value must be an HTTP status from 100 to 999")
+    }
+
+    fn late_by(&mut self) -> Option<Duration> {
+        let detail = "the value must be a duration, for example `500ms`, `5s` or `1h30m`";
+        self.parse("late_by", |text| duration::parse(text).ok(), "invalid_duration", detail)
+    }
+
+    /// Parses the range of nominal instants.
+    fn range(&mut self) -> (Timestamp, Timestamp) {
+        let instant = |text: &str| {
+            let parsed: jiff::Timestamp = text.parse().ok()?;
+            let instant = Timestamp::from_millis(parsed.as_millisecond());
+            (Timestamp::MIN..=Timestamp::MAX).contains(&instant).then_some(instant)
+        };
+        let detail = "the value must be an RFC 3339 instant with a UTC offset, and not before 1970";
+        let from = self.parse("from", instant, "invalid_time", detail);
+        let until = self.parse("until", instant, "invalid_time", detail);
+        if !self.values.contains_key("from") && !self.values.contains_key("schedule") {
+            let detail = "a listing without `schedule` needs a range of time; send `from`, and `until` for the end of the \
+                          range";
+            self.reject("from", "missing_parameter", detail.to_owned());
+        }
+        if from > until && until.is_some() {
+            let detail = "until must be at or after from; exchange the two instants";
+            self.reject("until", "out_of_range", detail.to_owned());
+        }
+        (from.unwrap_or(Timestamp::MIN), until.unwrap_or(Timestamp::from_millis(Timestamp::MAX.as_millis() + 1)))
+    }
+
+    fn order(&mut self) -> Order {
+        let order = |text: &str| match text {
+            "oldest" => Some(Order::Oldest),
+            "newest" => Some(Order::Newest),
+            _ => None,
+        };
+        let order = self.parse("order", order, "out_of_range", "the value must be `oldest` or `newest`");
+        order.unwrap_or(Order::Newest)
+    }
+
+    fn limit(&mut self) -> usize {
+        let limit = |text: &str| text.parse().ok().filter(|limit| (1..=PAGE_LIMIT_MAX).contains(limit));
+        let detail = format!("the value must be a whole number from 1 to {PAGE_LIMIT_MAX}");
+        self.parse("limit", limit, "out_of_range", &detail).unwrap_or(PAGE_LIMIT_DEFAULT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const RANGE: &str = "from=2030-01-01T00:00:00Z";
+
+    proptest! {
+        #[test]
+        fn page_token_is_valid_only_for_the_same_listing(
+            (incarnation, nominal, revision, replay) in (any::<u128>(), 0..1_i64 << 40, any::<u32>(), any::<u16>()),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let nominal = Timestamp::from_millis(nominal);
+            let place = Occurrence { incarnation: Incarnation(incarnation), nominal, revision: Revision(revision), replay };
+            let filters = [
+                "", "&state=failed", "&schedule=a", "&label=a=b", "&host=a.example", "&status=503", "&late_by=5s",
+                "&until=2030-01-02T00:00:00Z", "&order=oldest",
+            ];
+            for filter in filters {
+                let query = format!("{RANGE}{filter}");
+                let token = RunQuery::parse(&query).ok().unwrap().token(&place);
+                for other in filters {
+                    let again = RunQuery::parse(&format!("{RANGE}{other}&limit=7&page_token={token}"));
+                    let expected = (other == filter).then_some(Some(place));
+                    prop_assert_eq!(again.ok().map(|again| again.after), expected, "{} {}", filter, other);
+                }
+                let cut = &token[..cut.index(token.len())];
+                prop_assert!(RunQuery::parse(&format!("{query}&page_token={cut}")).is_err());
+            }
+        }
+
+        #[test]
+        fn run_query_parser_never_panics_on_any_text(query in "[a-z_=&%+0-9:TZ.-]{0,60}") {
+            let _any = RunQuery::parse(&query);
+        }
+    }
+}
