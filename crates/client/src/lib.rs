@@ -53,6 +53,7 @@ pub use error::{Error, Rejection};
 pub use futures_util::{Stream, StreamExt, TryStreamExt};
 pub use idempotency::{Created, IdempotencyKey, IdempotencyKeyError};
 pub use options::{Options, SetupError};
+pub use runs::{RunOrder, RunQuery};
 pub use rustls::pki_types::CertificateDer;
 pub use schedules::{ListBy, Order, Put};
 pub use tag::{Tag, TagError};

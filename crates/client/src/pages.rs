@@ -55,7 +55,11 @@ impl Page for api::AuditPage {
 impl Client {
     /// Fetches one page of a list. If the list has query parameters, `path` already contains them.
     pub(crate) async fn page<P: Page>(&self, path: &str, limit: u16, token: Option<&str>) -> Result<P, Error> {
-        let separator = if path.contains('?') { '&' } else { '?' };
+        let separator = match path.split_once('?') {
+            Some((_, "")) => "",
+            Some(_) => "&",
+            None => "?",
+        };
         let token = token.map(|token| format!("&page_token={}", escape(token))).unwrap_or_default();
         self.0.call(&Call::get(format!("{path}{separator}limit={limit}{token}"))).await?.read()
     }

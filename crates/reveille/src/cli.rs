@@ -40,7 +40,7 @@ pub(crate) enum Command {
     /// Create, show, change and cancel schedules
     #[command(subcommand)]
     Schedule(schedule::Command),
-    /// List runs that failed after their last attempt (dead letters), and run them again
+    /// Show and list runs, and run those again that failed after their last attempt (dead letters)
     #[command(subcommand)]
     Run(run::Command),
     /// Create and show tenants; requires an operator's key

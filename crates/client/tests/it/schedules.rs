@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use reveille_client::api::{self, CancelResult};
-use reveille_client::{Error, ListBy, Order, SchedulePatch, ScheduleRequest, ScheduleState, Time, TryStreamExt as _};
+use reveille_client::{
+    Error, ListBy, Order, RunQuery, SchedulePatch, ScheduleRequest, ScheduleState, Time, TryStreamExt as _,
+};
 use serde_json::json;
 
 use crate::support::{ADMIN_KEY, World, client, later, on_real};
@@ -176,6 +178,17 @@ fn client_lists_dead_letters_in_pages_and_redrives_each_only_once() {
         let next = client.dead_letters_page(2, page.next_page_token.as_deref()).await.unwrap();
         let ids: Vec<_> = page.runs.iter().chain(&next.runs).map(|run| &run.id).collect();
         assert_eq!(ids, dead.iter().take(4).map(|run| &run.id).collect::<Vec<_>>());
+
+        let query = RunQuery { from: Some(at), state: Some(api::RunState::Failed), ..RunQuery::default() };
+        let listed: Vec<_> = client.list_runs(&query).try_collect().await.unwrap();
+        let ids = |runs: &[api::Run]| runs.iter().map(|run| run.id.clone()).collect::<std::collections::BTreeSet<_>>();
+        assert_eq!((listed.len(), ids(&listed)), (5, ids(&dead)));
+        let page = client.list_runs_page(&query, 2, None).await.unwrap();
+        assert_eq!(page.runs, listed[..2]);
+        let late = RunQuery { late_by: Some(Duration::from_secs(3_600)), ..query };
+        assert_eq!(client.list_runs_page(&late, 2, None).await.unwrap().runs, []);
+        let no_range = client.list_runs_page(&RunQuery::default(), 2, None).await.unwrap_err();
+        assert_eq!(no_range.code(), Some("invalid_parameter"));
 
         let run = client.runs("doomed-3").try_next().await.unwrap().unwrap();
         assert_eq!((run.state, run.attempts.len()), (api::RunState::Failed, 1));

@@ -143,8 +143,7 @@ fn next_step(client: &Client, error: &Error) -> Option<String> {
         }
         (_, Some("schedule_not_found")) => "`reveille schedule list` shows the schedules and their ids",
         (_, Some("run_not_found")) => {
-            "the id of a run is the `webhook-id` of its callbacks; `reveille schedule runs` and `reveille run \
-             dead-letters` show runs"
+            "the id of a run is the `webhook-id` of its callbacks; `reveille run list` shows runs"
         }
         (_, Some("not_dead_letter")) => "`reveille run dead-letters` shows the dead letters",
         (_, Some("tenant_not_found")) => "`reveille tenant list` shows the tenants; use --tenant to name one of them",

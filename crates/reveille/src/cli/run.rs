@@ -1,4 +1,6 @@
-//! Commands `reveille run`, which show a run, and list and redrive dead letters.
+//! Commands `reveille run`, which show a run, list runs, and list and redrive dead letters.
+
+mod list;
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
@@ -18,6 +20,12 @@ use crate::progress::Progress;
 pub(crate) enum Command {
     /// Show a run with its attempts
     Get(Get),
+    /// List runs by time, with filters
+    #[command(
+        after_help = "Examples:\n  reveille run list --state failed --last 24h\n  reveille run list --schedule report\n  \
+                      reveille run list --status 503 --host shop.example --follow"
+    )]
+    List(Box<list::List>),
     /// List the dead letters: runs that failed after their last attempt and are not redriven
     DeadLetters(DeadLetters),
     /// Run dead letters again immediately
@@ -81,6 +89,7 @@ const REQUESTS_MAX: usize = 3;
 pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
     match command {
         Command::Get(arguments) => get(arguments).await,
+        Command::List(arguments) => list::list(runtime, *arguments).await,
         Command::DeadLetters(arguments) => dead_letters(arguments).await,
         Command::Redrive(arguments) => redrive(runtime, arguments).await,
     }

@@ -1,7 +1,7 @@
 //! Commands `reveille schedule`, which create, show, change and cancel schedules.
 
 mod file;
-mod list;
+pub(super) mod list;
 mod request;
 mod reschedule;
 

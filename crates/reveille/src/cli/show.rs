@@ -40,6 +40,14 @@ pub(crate) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> a
     Ok(console::line(text_of(heads, rows).trim_end())?)
 }
 
+/// Prints one row of a table whose other rows are not known yet. A cell that is longer than its width moves the later
+/// cells of the row.
+pub(crate) fn open_row<const N: usize>(cells: &[String; N], widths: [usize; N]) -> anyhow::Result<()> {
+    let cells: Vec<String> =
+        cells.iter().zip(widths).map(|(cell, width)| format!("{:<width$}", escaped(cell))).collect();
+    Ok(console::line(cells.join("  ").trim_end())?)
+}
+
 /// Prints one object with one field per line. The function omits fields without a value.
 pub(crate) fn fields(fields: &[(&str, Option<String>)]) -> anyhow::Result<()> {
     let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);

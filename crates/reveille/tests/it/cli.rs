@@ -1,6 +1,6 @@
 //! Tests of the commands that act as clients of a server.
 
-use std::io::Write;
+use std::io::{BufRead as _, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -200,6 +200,61 @@ fn cli_lists_dead_letters_and_redrives_one_or_all_of_them() {
     assert!(text.contains("is not redriven") && text.contains("reveille run dead-letters"), "{text}");
     while dead().len() < 3 {}
     assert_eq!(run(&data, &["run", "redrive", "--all"]).done(), "3 redriven\n");
+    assert!(server.stop().success());
+}
+
+#[test]
+fn cli_lists_runs_with_filters_and_follows_new_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let server = Server::start(&data);
+    let create = |id: &str, label: &str| {
+        let once = ["--in", "0s", "--url", URL, "--attempts-max", "1", "--label", label];
+        run(&data, &[&["schedule", "create", "--id", id][..], &once].concat()).done();
+    };
+    create("a", "team:red");
+    create("b", "team:blue");
+    let listed = |more: &[&str]| {
+        let page = json(&data, &[&["run", "list"], more].concat());
+        let runs = page["runs"].as_array().unwrap().clone();
+        runs.iter().map(|run| run["schedule_id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    while listed(&[]).len() < 2 {}
+    let oldest = listed(&["--order", "oldest", "--last", "10m"]);
+    assert_eq!(oldest.iter().rev().cloned().collect::<Vec<_>>(), listed(&["--state", "failed", "--host", "127.0.0.1"]));
+    assert_eq!(listed(&["--label", "team:red"]), ["a"]);
+    assert_eq!(listed(&["--schedule", "b"]), ["b"]);
+    assert_eq!(listed(&["--late-by", "1h"]), [""; 0]);
+    assert_eq!(listed(&["--status", "503"]), [""; 0]);
+    assert_eq!(listed(&["--from", "2020-01-01T00:00:00Z", "--until", "2021-01-01T00:00:00Z"]), [""; 0]);
+    let page = json(&data, &["run", "list", "--limit", "1"]);
+    let token = page["next_page_token"].as_str().unwrap();
+    let from = page["runs"][0]["scheduled_at"].as_str().unwrap();
+    let text = run(&data, &["run", "list"]).done();
+    assert!(text.starts_with("RUN") && text.contains("connection refused"), "{text}");
+    let rejected = run(&data, &["run", "list", "--from", from, "--page-token", token]).failed(1);
+    assert!(rejected.contains("--page-token") && rejected.contains("same filter"), "{rejected}");
+    let rejected = run(&data, &["run", "list", "--from", from, "--until", "2020-01-01T00:00:00Z"]).failed(1);
+    assert!(rejected.contains("--until"), "{rejected}");
+    assert!(run(&data, &["run", "list", "--state", "dead"]).failed(2).contains("failed"));
+    assert!(run(&data, &["run", "list", "--limit", "0"]).failed(2).contains("1..=1000"));
+    assert!(run(&data, &["run", "list", "--schedule", "missing"]).failed(1).contains("reveille schedule list"));
+    assert!(run(&data, &["run", "list", "--follow", "--limit", "3"]).failed(2).contains("--limit"));
+
+    let follow = ["run", "list", "--follow", "--last", "10m", "--window", "10m", "--json"];
+    let mut child = command(&data, &follow).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut next = || {
+        let run: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        run["schedule_id"].as_str().unwrap().to_owned()
+    };
+    assert_eq!([next(), next()].to_vec(), oldest);
+    for id in ["c", "d"] {
+        create(id, "team:red");
+        assert_eq!(next(), id, "the command prints each run once");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
     assert!(server.stop().success());
 }
 

@@ -55,13 +55,13 @@ enum ListOrder {
     Id,
 }
 
-fn label(text: &str) -> anyhow::Result<(String, String)> {
+pub(in crate::cli) fn label(text: &str) -> anyhow::Result<(String, String)> {
     let (name, value) = text.split_once(':').context("the value is not a label; write a label as NAME:VALUE")?;
     ensure!(!name.contains('='), "cannot list by a label with `=` in its name; the form of a label is NAME:VALUE");
     Ok((name.trim().to_owned(), value.trim().to_owned()))
 }
 
-fn instant(text: &str) -> anyhow::Result<Time> {
+pub(in crate::cli) fn instant(text: &str) -> anyhow::Result<Time> {
     Time::deserialize(IntoDeserializer::<Error>::into_deserializer(text))
         .context("the value is not an instant; write an instant such as 2030-01-02T03:04:05Z")
 }
