@@ -150,16 +150,14 @@ pub(super) async fn runs_are_listed_by_state_status_and_lateness(subject: &dyn S
         (0_u32..).zip(states.iter().flat_map(|state| results.iter().map(move |it| (state, it))))
     {
         let replay = u16::from(number.is_multiple_of(9));
-        let occurrence = Occurrence { replay, ..due_of(&schedule, minute(i64::from(number % 8))).occurrence };
+        let occurrence = Occurrence { replay, ..due_of(&schedule, minute(i64::from(number))).occurrence };
         let attempts = (1_u16..).zip(results).map(|(attempt, result)| Attempt {
             number: attempt,
             started_at: occurrence.nominal + number * Duration::from_millis(100),
             duration: Duration::from_millis(7),
             result: result.clone(),
         });
-        let mut run = Run { tenant: TENANT, occurrence, state: *state, attempts: attempts.collect() };
-        // Several runs have the same instant, so their revisions differ.
-        run.occurrence.revision.0 = number;
+        let run = Run { tenant: TENANT, occurrence, state: *state, attempts: attempts.collect() };
         write(&fixture, &schedule, run).await;
     }
     let schedules = [schedule.clone()];
@@ -285,7 +283,7 @@ pub(super) async fn page_of_runs_is_bounded(subject: &dyn Subject) {
         loop {
             let list = fixture.store.list_runs(read.clone()).await.expect("the store accepts reads");
             assert_eq!(list.runs, [], "no run is an hour late");
-            assert!((1..=EXAMINED_MAX + 250).contains(&list.examined), "{} runs", list.examined);
+            assert!((1..=EXAMINED_MAX).contains(&list.examined), "{} runs", list.examined);
             examined += list.examined;
             read.after = list.next;
             if list.next.is_none() {

@@ -30,6 +30,7 @@ use crate::codec::{key, tenant};
 use crate::index::{Family, Index, IndexError, Sequence};
 use crate::memory::Memory;
 use crate::read::{Rows, damaged};
+use crate::runs_by_time::IndexStep;
 
 /// Response to the caller that appended an entry.
 #[derive(Debug)]
@@ -46,8 +47,7 @@ pub(crate) enum Response {
     Forgotten(Vec<bool>),
     /// One value for each item of the entry: true if the item wrote a due row.
     Rebuilt(Vec<bool>),
-    /// True if every run has a listing row.
-    IndexedRuns(bool),
+    IndexedRuns(IndexStep),
 }
 
 /// Schedules that one entry deletes, grouped by the bucket of the listing that contains them.
@@ -100,11 +100,11 @@ impl Machine {
                 Response::Rebuilt(rebuilt)
             }
             Kind::IndexRuns => {
-                let mut is_complete = false;
+                let mut step = IndexStep::Incomplete;
                 for at in sequences {
-                    is_complete = self.index_runs(at, reader.index_runs().map_err(malformed)?)?;
+                    step = self.index_runs(at, reader.index_runs().map_err(malformed)?)?;
                 }
-                Response::IndexedRuns(is_complete)
+                Response::IndexedRuns(step)
             }
             Kind::Cancellation => {
                 let mut marked = Vec::with_capacity(count);

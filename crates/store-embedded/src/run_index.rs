@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 use crate::apply::Response;
 use crate::background::{Shared, Ticket};
 use crate::codec::entry::{Builder, Kind};
+use crate::runs_by_time::IndexStep;
 
 /// Number of runs whose rows one journal entry writes. Other entries wait for some milliseconds while the applying task
 /// applies such an entry.
@@ -26,9 +27,16 @@ pub(crate) async fn build(shared: Arc<Shared>, journal: Journal<Ticket>) {
     tracing::info!("index of the runs that an earlier build stored is being built");
     loop {
         match step(&shared, &journal).await {
-            Ok(false) => {}
-            Ok(true) => {
+            Ok(IndexStep::Incomplete) => {}
+            Ok(IndexStep::Complete) => {
                 tracing::info!("index of runs completed");
+                return;
+            }
+            Ok(IndexStep::Damaged) => {
+                tracing::error!(
+                    "index of runs is incomplete because a stored run is damaged; listings of runs by time stay \
+                     unavailable; restore a backup"
+                );
                 return;
             }
             Err(_) if shared.closed.is_cancelled() => return,
@@ -42,8 +50,8 @@ pub(crate) async fn build(shared: Arc<Shared>, journal: Journal<Ticket>) {
     }
 }
 
-/// Appends one journal entry and waits for its result. Returns true if the index is complete.
-async fn step(shared: &Shared, journal: &Journal<Ticket>) -> Result<bool, StoreError> {
+/// Appends one journal entry and waits for its result.
+async fn step(shared: &Shared, journal: &Journal<Ticket>) -> Result<IndexStep, StoreError> {
     let closed = || StoreError::Unavailable("the store is closed".to_owned());
     shared.wait_for_capacity().await;
     if shared.closed.is_cancelled() {
@@ -55,9 +63,9 @@ async fn step(shared: &Shared, journal: &Journal<Ticket>) -> Result<bool, StoreE
         let (ticket, receiver) = oneshot::channel();
         journal.append(entry.into(), ticket).await.map_err(|error| shared.append_error(&error))?;
         match receiver.await.map_err(|_| closed())?? {
-            Response::IndexedRuns(is_complete) => return Ok(is_complete),
+            Response::IndexedRuns(step) => return Ok(step),
             other => unreachable!("the response must have the kind of its journal entry, but it is {other:?}"),
         }
     }
-    Ok(false)
+    Ok(IndexStep::Incomplete)
 }

@@ -28,6 +28,12 @@ use crate::read::{Rows, damaged, just_after};
 /// Maximum number of rows that one scan of a class or of a schedule examines.
 const SCANNED_MAX: usize = 250;
 
+/// Returns the number of rows that each of `parts` scans may examine. All scans together examine at most
+/// [`EXAMINED_MAX`] rows.
+fn share_of(parts: usize) -> usize {
+    (EXAMINED_MAX / parts.max(1)).clamp(1, SCANNED_MAX)
+}
+
 impl Machine {
     /// Writes the row that lists a run. `is_retry` is true if the run had a record before.
     pub(crate) fn list_run(
@@ -49,10 +55,19 @@ impl Machine {
         self.index().remove(Family::Points, &Class::of(outline).key(tenant, of), at);
     }
 
-    /// Writes the rows of up to `count` runs that an earlier build stored. Returns true if all runs have rows.
-    pub(crate) fn index_runs(&self, at: Sequence, count: usize) -> Result<bool, StoreError> {
+    /// Writes the rows of up to `count` runs that an earlier build stored. A damaged run is no error: no replay must fail
+    /// because of a run that no caller needs.
+    pub(crate) fn index_runs(&self, at: Sequence, count: usize) -> Result<IndexStep, StoreError> {
+        match self.try_index_runs(at, count) {
+            Err(StoreError::Damaged(_)) => Ok(IndexStep::Damaged),
+            step => step,
+        }
+    }
+
+    /// Makes no change if it returns an error.
+    fn try_index_runs(&self, at: Sequence, count: usize) -> Result<IndexStep, StoreError> {
         let mut from = match self.rows.run_index_progress(at)? {
-            Some(Progress::Complete) => return Ok(true),
+            Some(Progress::Complete) => return Ok(IndexStep::Complete),
             Some(Progress::UpTo(key)) => just_after(&key),
             None => vec![key::RUN],
         };
@@ -63,20 +78,33 @@ impl Machine {
         };
         self.index().scan(Family::Points, &from, &[key::RUN + 1], at, &mut collect).map_err(damaged)?;
         let is_complete = runs.len() < count;
-        for (key, value) in runs {
-            let malformed = |error| self.rows.malformed_point(&key, error);
-            let (tenant, of, _) = run::summary(&value).map_err(malformed)?;
-            let outline = run::outline(&value).map_err(malformed)?;
-            self.list_run(at, tenant, &of, &outline, false);
-            from = key;
+        let decode = |(key, value): &(Vec<u8>, Bytes)| {
+            let malformed = |error| self.rows.malformed_point(key, error);
+            let (tenant, of, _) = run::summary(value).map_err(malformed)?;
+            Ok((tenant, of, run::outline(value).map_err(malformed)?))
+        };
+        let decoded = runs.iter().map(decode).collect::<Result<Vec<_>, StoreError>>()?;
+        decoded.iter().for_each(|(tenant, of, outline)| self.list_run(at, *tenant, of, outline, false));
+        if let Some((last, _)) = runs.pop() {
+            from = last;
         }
         let progress = if is_complete { Progress::Complete } else { Progress::UpTo(from) };
         self.index().put(Family::Points, &Progress::KEY, &progress.encode(), at);
         if is_complete {
             self.rows.are_runs_listed.store(true, atomic::Ordering::Release);
         }
-        Ok(is_complete)
+        Ok(if is_complete { IndexStep::Complete } else { IndexStep::Incomplete })
     }
+}
+
+/// Result of a journal entry that indexes runs of an earlier build.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum IndexStep {
+    /// More runs may have no row.
+    Incomplete,
+    Complete,
+    /// The entry had no effect, because a run is damaged.
+    Damaged,
 }
 
 /// Result of one scan.
@@ -108,6 +136,7 @@ impl Rows {
                 Some(schedules) => self.parts_of_schedules(&read, schedules)?,
                 None => self.parts_of_classes(&read)?,
             };
+            let examined_max = parts.len() * share_of(parts.len());
             list.examined += parts.iter().map(|part| part.examined).sum::<usize>();
             let order = |a: &Occurrence, b: &Occurrence| in_order(read.order, a, b);
             // A scan that stopped early did not examine the runs after its end. The page therefore ends at the first of
@@ -130,7 +159,7 @@ impl Rows {
                     return Ok(list);
                 }
             }
-            if list.next.is_none() || list.examined >= EXAMINED_MAX {
+            if list.next.is_none() || list.examined + examined_max > EXAMINED_MAX {
                 return Ok(list);
             }
             read.after = list.next;
@@ -140,8 +169,10 @@ impl Rows {
     /// Scans each class that can contain matching runs.
     fn parts_of_classes(&self, read: &RunRead) -> Result<Vec<Part>, StoreError> {
         let is_by_class = read.filter.status.is_none() && read.filter.late_by.is_none();
-        let rows_max = if is_by_class { read.limit.min(SCANNED_MAX) } else { SCANNED_MAX };
-        let scan = |class: Class| {
+        let classes: Vec<Class> = Class::matching(&read.filter).collect();
+        let share = share_of(classes.len());
+        let rows_max = if is_by_class { read.limit.min(share) } else { share };
+        let scan = |class: &Class| {
             let (mut from, mut to) = (class.from(read.tenant, read.from), class.from(read.tenant, read.until));
             match (read.order, read.after) {
                 (Order::Oldest, Some(after)) => from = from.max(just_after(&class.key(read.tenant, &after))),
@@ -150,12 +181,12 @@ impl Rows {
             }
             self.part(read, &from, &to, rows_max, timed::decode)
         };
-        Class::matching(&read.filter).map(scan).collect()
+        classes.iter().map(scan).collect()
     }
 
     /// Scans the runs of each schedule.
     fn parts_of_schedules(&self, read: &RunRead, schedules: &[Incarnation]) -> Result<Vec<Part>, StoreError> {
-        let share = (EXAMINED_MAX / schedules.len().max(1)).clamp(1, SCANNED_MAX);
+        let share = share_of(schedules.len());
         let rows_max = if read.filter == RunFilter::default() { read.limit.min(share) } else { share };
         let (mut from, mut until) = (read.from, read.until);
         match (read.order, read.after) {

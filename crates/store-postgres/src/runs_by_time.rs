@@ -24,7 +24,7 @@ use crate::rows::{OccurrenceColumns, limit_number, run_of, uuid};
 struct Statements {
     /// Reads one page for each of the states $2, in the order of the index, and merges the pages.
     of_tenant: &'static str,
-    /// Reads one page for each of the schedules $9, in the order of the primary key, and merges the pages.
+    /// Reads one page for each of the schedules $2, in the order of the primary key, and merges the pages.
     of_schedules: &'static str,
 }
 
@@ -35,8 +35,8 @@ macro_rules! statements {
         Statements {
             of_tenant: statements!("unnest($2::smallint[]) as s (state)", "r.state = s.state", $after, $direction),
             of_schedules: statements!(
-                "unnest($9::uuid[]) as s (incarnation)",
-                "r.incarnation = s.incarnation and r.state = any($2::smallint[])",
+                "unnest($2::uuid[]) as s (incarnation)",
+                "r.incarnation = s.incarnation",
                 $after,
                 $direction
             ),
@@ -98,22 +98,20 @@ impl Inner {
         let states: Vec<i16> = kinds.map(|kind| i16::from(kind_number(kind))).collect();
         let (from, until) = (read.from.as_millis(), read.until.as_millis());
         let (nominal, incarnation, version) = start_of(read);
-        // The statements select by the state. This method compares the other conditions with the decoded run.
+        // This method compares the conditions that the statement does not contain with the decoded runs.
         let is_by_state = read.filter.status.is_none() && read.filter.late_by.is_none();
-        let examined_max = if is_by_state { read.limit.min(EXAMINED_MAX) } else { EXAMINED_MAX };
+        let is_exact = is_by_state && (read.schedules.is_none() || read.filter.state.is_none());
+        let examined_max = if is_exact { read.limit.min(EXAMINED_MAX) } else { EXAMINED_MAX };
         // The statement reads one extra row to find out whether more rows follow the page.
         let rows_max = limit_number(examined_max) + 1;
-        let mut parameters: Vec<&(dyn ToSql + Sync)> =
-            vec![&tenant, &states, &from, &until, &nominal, &incarnation, &version, &rows_max];
-        let schedules = read.schedules.iter().flatten().copied().map(uuid).collect::<Vec<Uuid>>();
-        let statement = match read.schedules {
-            None => statements.of_tenant,
-            Some(_) => {
-                parameters.push(&schedules);
-                statements.of_schedules
-            }
+        let schedules: Vec<Uuid> = read.schedules.iter().flatten().copied().map(uuid).collect();
+        let (statement, selected): (_, &(dyn ToSql + Sync)) = match read.schedules {
+            None => (statements.of_tenant, &states),
+            Some(_) => (statements.of_schedules, &schedules),
         };
-        let rows = self.readers.query(statement, &parameters).await;
+        let parameters: &[&(dyn ToSql + Sync)] =
+            &[&tenant, selected, &from, &until, &nominal, &incarnation, &version, &rows_max];
+        let rows = self.readers.query(statement, parameters).await;
         let rows = rows.map_err(store_error)?;
         let has_more = rows.len() > examined_max;
         let mut runs = rows.iter().take(examined_max).map(run_of).collect::<Result<Vec<Run>, StoreError>>()?;

@@ -152,7 +152,7 @@ pub async fn page<T, Turn: Future<Output = T>>(
             }
         }
         after = list.next;
-        let is_over = examined >= PAGE_EXAMINED_MAX || clock() >= slice_end;
+        let is_over = examined + EXAMINED_MAX > PAGE_EXAMINED_MAX || clock() >= slice_end;
         if after.is_none() || is_over || filling.is_full() {
             filling.page.next = after;
             return Ok(filling.page);
