@@ -4,12 +4,14 @@
 //! docs/decisions/0240-list-runs-by-time.md gives the reasons for the design.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{RunOutline, RunStateKind};
 use postgres_client::tokio_postgres::error::SqlState;
 use postgres_client::tokio_postgres::types::ToSql;
 use postgres_client::{Failure, Session};
+use runtime::Runtime;
 use store::runs::EXAMINED_MAX;
 use store::{Order, RunList, RunRead, StoreError};
 use stored::run::kind_number;
@@ -77,6 +79,10 @@ const WITHOUT_INDEX: &str = "select c.relname::text from pg_inherits i join pg_c
         select from pg_index x join pg_inherits p on p.inhrelid = x.indexrelid
         where x.indrelid = c.oid and p.inhparent = 'reveille.run_time'::regclass)
     order by c.relname limit 1";
+
+/// Takes the lock that excludes other processes from the creation of indexes.
+const TRY_LOCK: &str = "select pg_try_advisory_lock(5937281861690354791)";
+const LOCK_PERIOD: Duration = Duration::from_millis(100);
 
 /// Knowledge of this process about the index `run_time`.
 #[derive(Default)]
@@ -156,16 +162,30 @@ fn start_of(read: &RunRead) -> (i64, Uuid, i64) {
 
 /// Creates the index of each partition that lacks one. Members can read and write runs during this call. A repeated
 /// call continues after a failure.
-pub(crate) async fn index_partitions(session: &Session) -> Result<(), Failure> {
+pub(crate) async fn index_partitions(runtime: &Runtime, session: &Session) -> Result<(), Failure> {
+    let mut is_alone = false;
     loop {
         let rows = query(session, WITHOUT_INDEX, &[]).await?;
-        let Some(partition) = rows.first().map(|row| row.get::<_, String>(0)) else { return Ok(()) };
+        let Some(partition) = rows.first().map(|row| row.get::<_, String>(0)) else { break };
+        if !is_alone {
+            // A session that waits for the lock within a statement would delay the creation of an index. This function
+            // therefore asks for the lock repeatedly.
+            is_alone = query(session, TRY_LOCK, &[]).await?.first().is_some_and(|row| row.get(0));
+            if !is_alone {
+                runtime.sleep(LOCK_PERIOD).await;
+            }
+            continue;
+        }
         match index_partition(session, &partition).await {
             // A member dropped the partition, because its history is old.
             Err(failure) if failure.code() == Some(SqlState::UNDEFINED_TABLE) => {}
             created => created?,
         }
     }
+    if is_alone {
+        session.run("select pg_advisory_unlock(5937281861690354791)").await?;
+    }
+    Ok(())
 }
 
 async fn index_partition(session: &Session, partition: &str) -> Result<(), Failure> {

@@ -93,7 +93,7 @@ pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<
             Ok(Migrated { from, to: SCHEMA_VERSION, cluster, has_client_role })
         };
         let migrated = SCHEMA.migrate(session, newer, finish).await?;
-        runs_by_time::index_partitions(session).await?;
+        runs_by_time::index_partitions(runtime, session).await?;
         Ok(migrated)
     })
     .await
