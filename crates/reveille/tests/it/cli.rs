@@ -230,8 +230,12 @@ fn cli_lists_runs_with_filters_and_follows_new_runs() {
     let page = json(&data, &["run", "list", "--limit", "1"]);
     let token = page["next_page_token"].as_str().unwrap();
     let from = page["runs"][0]["scheduled_at"].as_str().unwrap();
-    let text = run(&data, &["run", "list"]).done();
+    let text = run(&data, &["run", "list", "--limit", "1"]).done();
     assert!(text.starts_with("RUN") && text.contains("connection refused"), "{text}");
+    let (_, more) = text.split_once("\nmore: ").unwrap();
+    let next = listed(&more.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(next, [oldest[0].clone()], "the printed options continue the list");
+    assert!(run(&data, &["run", "list", "--page-token", token]).failed(1).contains("--from"));
     let rejected = run(&data, &["run", "list", "--from", from, "--page-token", token]).failed(1);
     assert!(rejected.contains("--page-token") && rejected.contains("same filter"), "{rejected}");
     let rejected = run(&data, &["run", "list", "--from", from, "--until", "2020-01-01T00:00:00Z"]).failed(1);

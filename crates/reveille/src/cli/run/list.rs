@@ -139,8 +139,14 @@ pub(super) async fn list(runtime: &Runtime, arguments: List) -> anyhow::Result<(
         return follow(runtime, &client, query, window, arguments.output).await;
     }
     let Page { limit, page_token } = &arguments.page;
+    let is_fixed = arguments.from.is_some() || query.from.is_none();
+    ensure!(
+        is_fixed || page_token.is_none(),
+        "--page-token needs the range of the previous page: use the --from that the command printed with the token"
+    );
     let page = whole_page(runtime, &client, &query, *limit, page_token.as_deref()).await;
-    show_page(&page.map_err(|error| explain(&client, &error))?, arguments.output)
+    let more = query.from.filter(|_| !is_fixed).map(|from| format!("--from {from} ")).unwrap_or_default();
+    show_page(&page.map_err(|error| explain(&client, &error))?, &more, arguments.output)
 }
 
 /// Returns a page with `limit` runs, or with all remaining runs. The server may divide these runs into several pages,
