@@ -41,8 +41,9 @@ impl RunState {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RunOutline {
     pub state: RunStateKind,
-    /// Duration from the nominal instant to the start of the first stored attempt. `None` if the run has no attempt, or
-    /// if it is the run of a redriven dead letter, because a user chose its start.
+    /// Duration from the nominal instant to the start of the first attempt. `None` if the run has no attempt, if the
+    /// record of a long run no longer contains its first attempt, or if the run is that of a redriven dead letter,
+    /// because a user chose its start.
     pub lateness: Option<Duration>,
     /// HTTP statuses of the stored attempts, without repetitions.
     pub statuses: Vec<u16>,
@@ -52,7 +53,7 @@ impl RunOutline {
     #[must_use]
     pub fn of(run: &Run) -> Self {
         let mut outline = RunOutline { state: run.state.kind(), lateness: None, statuses: Vec::new() };
-        outline.lateness = run.attempts.first().and_then(|first| lateness(&run.occurrence, first.started_at));
+        outline.lateness = run.attempts.first().and_then(|first| lateness(&run.occurrence, first.number, first.started_at));
         for attempt in &run.attempts {
             if let AttemptResult::Answered(status) = attempt.result {
                 outline.add_status(status);
@@ -69,10 +70,10 @@ impl RunOutline {
     }
 }
 
-/// Returns the lateness of a run whose first stored attempt started at `started_at`.
+/// Returns the lateness of a run whose first stored attempt has this number and started at `started_at`.
 #[must_use]
-pub fn lateness(of: &Occurrence, started_at: crate::Timestamp) -> Option<Duration> {
-    (of.replay == 0).then(|| started_at.since(of.nominal))
+pub fn lateness(of: &Occurrence, number: u16, started_at: crate::Timestamp) -> Option<Duration> {
+    (of.replay == 0 && number == 1).then(|| started_at.since(of.nominal))
 }
 
 /// Filter of a listing of runs. A run matches if it meets all conditions that are not `None`.
@@ -129,5 +130,8 @@ mod tests {
     fn run_without_a_due_start_has_no_lateness() {
         assert_eq!(RunOutline::of(&run(0, &[])).lateness, None);
         assert_eq!(RunOutline::of(&run(1, &[AttemptResult::TimedOut])).lateness, None);
+        let mut long = run(0, &[AttemptResult::TimedOut, AttemptResult::TimedOut]);
+        long.attempts.remove(0);
+        assert_eq!(RunOutline::of(&long).lateness, None, "the record has lost its first attempt");
     }
 }

@@ -64,6 +64,7 @@ pub(crate) enum Code {
     Internal,
     StoreDamaged,
     StoreUnavailable,
+    RunsNotIndexed,
     CoordinationUnavailable,
     StorageFull,
     Overloaded,
@@ -131,6 +132,9 @@ impl Code {
             Code::StoreUnavailable => {
                 (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", "The store is unreachable")
             }
+            Code::RunsNotIndexed => {
+                (StatusCode::SERVICE_UNAVAILABLE, "runs_not_indexed", "The index of runs is incomplete")
+            }
             Code::CoordinationUnavailable => {
                 (StatusCode::SERVICE_UNAVAILABLE, "coordination_unavailable", "The coordination engine is unreachable")
             }
@@ -158,6 +162,7 @@ impl Code {
     pub(crate) fn retry_after_secs(self) -> Option<&'static str> {
         match self {
             Code::StoreUnavailable | Code::CoordinationUnavailable | Code::RateExceeded | Code::Overloaded => Some("1"),
+            Code::RunsNotIndexed => Some("10"),
             Code::StorageFull => Some("30"),
             _ => None,
         }
@@ -269,6 +274,7 @@ impl From<StoreError> for Rejected {
                 tracing::debug!(%error, "store unavailable");
                 reject(Code::StoreUnavailable, "the request may or may not have taken effect; send it again")
             }
+            StoreError::Unindexed(next_step) => reject(Code::RunsNotIndexed, next_step.clone()),
             StoreError::Damaged(_) => {
                 tracing::error!(%error, "request failed because of damaged data");
                 reject(

@@ -125,8 +125,9 @@ impl Rows {
 
     pub(crate) fn list_runs(&self, read: &RunRead) -> Result<RunList, StoreError> {
         if read.schedules.is_none() && !self.are_runs_listed.load(atomic::Ordering::Acquire) {
-            return Err(StoreError::Unavailable(
-                "the store is indexing the runs that an earlier build stored; retry later, or list the runs of a schedule"
+            return Err(StoreError::Unindexed(
+                "the store is indexing the runs that an earlier build stored; retry later, or list the runs of a \
+                 schedule"
                     .to_owned(),
             ));
         }

@@ -358,7 +358,7 @@ fn store_lists_the_runs_of_an_earlier_build() {
             loop {
                 let list = match store.list_runs(read.clone()).await {
                     // The index is incomplete.
-                    Err(StoreError::Unavailable(_)) => continue,
+                    Err(StoreError::Unindexed(_)) => continue,
                     list => list.unwrap(),
                 };
                 found.extend(list.runs);

@@ -128,7 +128,7 @@ impl Inner {
             runs.truncate(read.limit);
             next = runs.last().map(|run| run.occurrence);
         }
-        Ok(RunList { runs, next, examined })
+        Ok(RunList { runs, next, examined, unreadable: 0 })
     }
 
     async fn check_run_index(&self) -> Result<(), StoreError> {
@@ -137,7 +137,7 @@ impl Inner {
         }
         let rows = self.readers.query(IS_VALID, &[]).await.map_err(store_error)?;
         if !rows.first().is_some_and(|row| row.get(0)) {
-            return Err(StoreError::Unavailable(
+            return Err(StoreError::Unindexed(
                 "the index of runs is incomplete; run `reveille store migrate` to complete it, or list the runs of a \
                  schedule"
                     .to_owned(),

@@ -6,6 +6,10 @@ pub enum StoreError {
     /// The engine is unreachable or is closing. A retry may succeed later.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
+    /// The engine has not completed the index that the call reads, because an earlier build wrote the store. A retry may
+    /// succeed later. The text contains the next step.
+    #[error("the index is incomplete: {0}")]
+    Unindexed(String),
     /// The disk has too little free space for user writes.
     #[error("the store's disk is nearly full: {0}")]
     Full(String),
@@ -18,7 +22,7 @@ impl StoreError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            StoreError::Unavailable(_) | StoreError::Full(_) => true,
+            StoreError::Unavailable(_) | StoreError::Unindexed(_) | StoreError::Full(_) => true,
             StoreError::Damaged(_) => false,
         }
     }

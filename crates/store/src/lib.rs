@@ -117,8 +117,9 @@ pub trait Store: Send + Sync + 'static {
     /// The module [`runs`] combines these pages with conditions on the schedules of the runs. An engine examines at
     /// most [`runs::EXAMINED_MAX`] runs in one call.
     ///
-    /// # Errors Returns [`StoreError::Unavailable`] if an earlier build wrote the store, and the engine has not yet
-    /// completed the index of its runs. A read of single schedules needs no index.
+    /// # Errors
+    /// Returns [`StoreError::Unindexed`] if an earlier build wrote the store, and the engine has not yet completed the
+    /// index of its runs. A read of single schedules needs no index.
     fn list_runs(&self, read: RunRead) -> Answer<'_, RunList>;
 
     /// Returns up to `limit` dead letters of a tenant, in the order of [`Occurrence`]. Their occurrences follow

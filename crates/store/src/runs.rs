@@ -64,8 +64,8 @@ impl RunRead {
     }
 }
 
-/// Page of runs, in the order of the read. Up to `next`, the page contains every run that matched the read before and
-/// during the call.
+/// Page of runs, in the order of the read. Up to `next`, the page contains every readable run that matched the read
+/// before and during the call.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RunList {
     pub runs: Vec<Run>,
@@ -74,6 +74,9 @@ pub struct RunList {
     pub next: Option<Occurrence>,
     /// Number of runs that the engine examined.
     pub examined: usize,
+    /// Number of runs that the engine could not decode. The engine logs them. They are not in the page, so that a
+    /// damaged run hides no other run.
+    pub unreadable: usize,
 }
 
 /// Request for a page of a listing of runs.
@@ -105,6 +108,8 @@ pub struct RunPage {
     pub runs: Vec<(Run, Option<ScheduleId>)>,
     /// Occurrence after which the next page starts. `None` if there are no more runs.
     pub next: Option<Occurrence>,
+    /// Number of runs that the engine could not decode. They may match the listing, and are not in the page.
+    pub unreadable: usize,
 }
 
 /// Returns one page of a listing. Calls `turn` before each read of the engine, and keeps the result of `turn` until the
@@ -134,6 +139,7 @@ pub async fn page<T, Turn: Future<Output = T>>(
         let slice_end = *begun.get_or_insert_with(&clock) + SLICE;
         let list = store.list_runs(filling.read(schedules.clone(), after)).await?;
         examined += list.examined;
+        filling.page.unreadable += list.unreadable;
         let last = list.runs.last().map(|run| run.occurrence);
         for runs in list.runs.chunks(LOADED_MAX) {
             filling.load(store, runs).await?;

@@ -124,10 +124,10 @@ pub fn outline(bytes: &[u8]) -> Result<RunOutline, Malformed> {
     let (_, occurrence, state) = take_summary(&mut take)?;
     let mut outline = RunOutline { state: state.kind(), lateness: None, statuses: Vec::new() };
     for at in 0..take.count(ATTEMPT_LEN_MIN)? {
-        let _number = take.u16()?;
+        let number = take.u16()?;
         let started_at = take.timestamp()?;
         if at == 0 {
-            outline.lateness = lateness(&occurrence, started_at);
+            outline.lateness = lateness(&occurrence, number, started_at);
         }
         take.skip_duration()?;
         match take.u8()? {

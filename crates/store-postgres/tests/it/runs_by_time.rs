@@ -41,7 +41,7 @@ fn migration_indexes_runs_while_members_write_runs() {
         let migration = include_str!("../../migrations/0012-run-time.sql");
         shared().sql(name_of(&url), &format!("{migration} update reveille.meta set version = 12")).unwrap();
         let rejected = list(&*home.store, None, 10).await;
-        let Err(StoreError::Unavailable(text)) = rejected else { panic!("the index is incomplete: {rejected:?}") };
+        let Err(StoreError::Unindexed(text)) = rejected else { panic!("the index is incomplete: {rejected:?}") };
         assert!(text.contains("reveille store migrate"), "{text}");
         write_runs(&runtime, &*home.store, [now - DAY * 2].into_iter()).await;
 

@@ -352,7 +352,7 @@ impl Model {
         let next = in_range.last().map(|run| run.occurrence).filter(|_| has_more);
         let examined = in_range.len();
         in_range.retain(|run| read.filter.matches(&RunOutline::of(run)));
-        RunList { runs: in_range.into_iter().cloned().collect(), next, examined }
+        RunList { runs: in_range.into_iter().cloned().collect(), next, examined, unreadable: 0 }
     }
 
     pub(super) fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Vec<Run> {
