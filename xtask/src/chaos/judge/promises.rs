@@ -9,6 +9,10 @@ use super::{History, Promise, Records, Verdict, Violation};
 /// Maximum time in milliseconds after the last fault until a shard has an owner again: a lease of 2 s plus a margin for
 /// a slow machine.
 const RECOVERY_MS: u64 = 10_000;
+/// Maximum time in milliseconds by which a member defers a key whose target is away (`--defer-max`). A later owner of the
+/// shard does not start such a key early (decision 0221). The bus is away for longer than the time after which a member
+/// defers keys.
+const DEFERRED_MS: u64 = 60_000;
 /// Maximum time in milliseconds from a due instant to the start of its callback if no fault is active.
 const PUNCTUAL_MS: u64 = 1_000;
 
@@ -159,10 +163,13 @@ pub(super) fn unaccounted(history: &History, records: &Records) -> Vec<u64> {
     }
     let came: BTreeSet<u64> = history.callbacks.iter().map(|callback| callback.nominal_ms).collect();
     let is_explained = |nominal: u64| history.runs.iter().any(|run| explains(run, nominal));
-    // A due instant needs no callback if the shard had no owner at this instant, and a client cancelled the schedule
-    // before the shard had an owner again. If the database has kept the record of a later callback, it has kept the
+    // A due instant needs no callback if the shard had no owner at this instant, or the bus was away, and a client
+    // cancelled the schedule before the shard had an owner again, or before the deferred keys were due. If the database has kept the record of a later callback, it has kept the
     // outcomes of all earlier instants.
-    let is_calm = |fault: &Fault| fault.start_ms > cancel.asked_ms || fault.healed_ms + RECOVERY_MS < cancel.asked_ms;
+    let is_calm = |fault: &Fault| {
+        let recovery_ms = if fault.kind.needs_bus() { DEFERRED_MS + RECOVERY_MS } else { RECOVERY_MS };
+        fault.start_ms > cancel.asked_ms || fault.healed_ms + recovery_ms < cancel.asked_ms
+    };
     let owed_until = if records.faults.iter().all(is_calm) {
         cancel.asked_ms.saturating_sub(PUNCTUAL_MS)
     } else {
