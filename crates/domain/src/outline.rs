@@ -53,7 +53,8 @@ impl RunOutline {
     #[must_use]
     pub fn of(run: &Run) -> Self {
         let mut outline = RunOutline { state: run.state.kind(), lateness: None, statuses: Vec::new() };
-        outline.lateness = run.attempts.first().and_then(|first| lateness(&run.occurrence, first.number, first.started_at));
+        outline.lateness =
+            run.attempts.first().and_then(|first| lateness(&run.occurrence, first.number, first.started_at));
         for attempt in &run.attempts {
             if let AttemptResult::Answered(status) = attempt.result {
                 outline.add_status(status);

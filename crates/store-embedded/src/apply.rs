@@ -50,6 +50,22 @@ pub(crate) enum Response {
     IndexedRuns(IndexStep),
 }
 
+/// Approximate number of bytes that a row that lists a run adds to the index.
+pub(crate) const LISTED_RUN_BYTES: u64 = 64;
+
+impl Response {
+    /// Returns the approximate number of bytes that the entry wrote to the index, in addition to its own bytes. An entry
+    /// that indexes runs is small, but writes many rows.
+    pub(crate) fn extra_bytes(&self) -> u64 {
+        match self {
+            Response::IndexedRuns(IndexStep::Incomplete { runs } | IndexStep::Complete { runs }) => {
+                *runs as u64 * LISTED_RUN_BYTES
+            }
+            _ => 0,
+        }
+    }
+}
+
 /// Schedules that one entry deletes, grouped by the bucket of the listing that contains them.
 pub(crate) type Deleted = BTreeMap<Bucket, BTreeSet<Incarnation>>;
 
@@ -100,7 +116,7 @@ impl Machine {
                 Response::Rebuilt(rebuilt)
             }
             Kind::IndexRuns => {
-                let mut step = IndexStep::Incomplete;
+                let mut step = IndexStep::Incomplete { runs: 0 };
                 for at in sequences {
                     step = self.index_runs(at, reader.index_runs().map_err(malformed)?)?;
                 }

@@ -260,8 +260,9 @@ impl Applier {
         }
         for (entry_index, (entry, ticket)) in (first_index..).zip(commit.entries) {
             let response = self.machine.apply(entry_index, &entry);
-            if let Err(error) = &response {
-                tracing::error!(entry = entry_index, %error, "journal entry could not be applied");
+            match &response {
+                Ok(response) => self.bytes_since_checkpoint += response.extra_bytes(),
+                Err(error) => tracing::error!(entry = entry_index, %error, "journal entry could not be applied"),
             }
             // The send of the response fails if the caller has dropped the receiver. This failure is harmless, because
             // the journal entry is durable.

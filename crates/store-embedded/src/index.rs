@@ -137,10 +137,30 @@ pub struct Verified {
 
 type Visit<'a> = &'a mut dyn FnMut(&[u8], &Bytes) -> ControlFlow<()>;
 
+/// Range of a scan: the versions before the sequence `before` of the rows from `from` (inclusive) to `to` (exclusive).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScanRange<'a> {
+    pub from: &'a [u8],
+    pub to: &'a [u8],
+    pub before: Sequence,
+    /// True if the scan starts at the highest key.
+    pub is_back: bool,
+}
+
 /// Index of a store. A call may block its thread.
 pub(crate) trait Index: Send + Sync + 'static {
     /// Returns the newest version of the row `key` before the sequence `before`.
     fn get(&self, family: Family, key: &[u8], before: Sequence) -> Result<Option<Bytes>, IndexError>;
+
+    /// Calls `visit` with the rows of `range` in the order of their keys, until `visit` returns `Break`. `visit`
+    /// receives the newest version of each row. The version of a removed row is `None`. The index need not contain
+    /// removed rows. A caller that counts removed rows can bound the time of a scan.
+    fn scan_versions(
+        &self,
+        family: Family,
+        range: ScanRange<'_>,
+        visit: &mut dyn FnMut(&[u8], Option<&Bytes>) -> ControlFlow<()>,
+    ) -> Result<(), IndexError>;
 
     /// Calls `visit` with the rows from `from` (inclusive) to `to` (exclusive) in key order, until `visit` returns
     /// `Break`. `visit` receives the newest version of each row before the sequence `before`.
@@ -151,7 +171,12 @@ pub(crate) trait Index: Send + Sync + 'static {
         to: &[u8],
         before: Sequence,
         visit: Visit<'_>,
-    ) -> Result<(), IndexError>;
+    ) -> Result<(), IndexError> {
+        let range = ScanRange { from, to, before, is_back: false };
+        self.scan_versions(family, range, &mut |key, value| {
+            value.map_or(ControlFlow::Continue(()), |it| visit(key, it))
+        })
+    }
 
     /// Visits the same rows as [`Index::scan`], in the reverse order.
     fn scan_back(
@@ -161,7 +186,12 @@ pub(crate) trait Index: Send + Sync + 'static {
         to: &[u8],
         before: Sequence,
         visit: Visit<'_>,
-    ) -> Result<(), IndexError>;
+    ) -> Result<(), IndexError> {
+        let range = ScanRange { from, to, before, is_back: true };
+        self.scan_versions(family, range, &mut |key, value| {
+            value.map_or(ControlFlow::Continue(()), |it| visit(key, it))
+        })
+    }
 
     /// Visits the latest versions of due rows as [`Index::scan`] does, but skips the ranges that the index cannot read.
     /// Adds these ranges to `skipped`.

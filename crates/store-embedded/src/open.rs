@@ -222,7 +222,9 @@ impl Opening<'_> {
         if !checkpoint.is_listed {
             let listed = listing::build(&index, checkpoint.synced, self.options.memtable_bytes).await;
             listed.map_err(|error| match error {
-                StoreError::Unavailable(reason) | StoreError::Full(reason) => self.io(io::Error::other(reason)),
+                StoreError::Unavailable(reason) | StoreError::Unindexed(reason) | StoreError::Full(reason) => {
+                    self.io(io::Error::other(reason))
+                }
                 StoreError::Damaged(what) => self.damaged(what),
             })?;
             checkpoint.is_listed = true;
@@ -343,9 +345,9 @@ impl Opening<'_> {
             };
             let entry_index = checkpoint.base + entry_index;
             // A replayed entry has no waiting caller, so this function drops the response.
-            let _response = machine.apply(entry_index, &entry).map_err(|error| self.damaged(error))?;
+            let response = machine.apply(entry_index, &entry).map_err(|error| self.damaged(error))?;
             replayed.applied = entry_index;
-            replayed.bytes += entry.len() as u64;
+            replayed.bytes += entry.len() as u64 + response.extra_bytes();
             if Family::ALL.iter().any(|family| index.unsealed_bytes(*family) >= self.options.memtable_bytes) {
                 Family::ALL.into_iter().for_each(|family| index.seal(family));
                 let flushed = index.flush(Sequence::new(checkpoint.synced + 1, 0)).await;

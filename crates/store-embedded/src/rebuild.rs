@@ -121,7 +121,7 @@ impl Repair<'_> {
                 match self.derive(incarnation, range, repaired) {
                     Ok(()) => {}
                     Err(StoreError::Damaged(_)) => repaired.unreadable += 1,
-                    Err(error @ (StoreError::Unavailable(_) | StoreError::Full(_))) => return Err(error),
+                    Err(error) => return Err(error),
                 }
             }
             if repaired.derived.len() >= DERIVED_MAX {

@@ -12,40 +12,46 @@ use journal::Journal;
 use store::StoreError;
 use tokio::sync::oneshot;
 
-use crate::apply::Response;
+use crate::apply::{LISTED_RUN_BYTES, Response};
 use crate::background::{Shared, Ticket};
 use crate::codec::entry::{Builder, Kind};
 use crate::runs_by_time::IndexStep;
 
-/// Number of runs whose rows one journal entry writes. Other entries wait for some milliseconds while the applying task
-/// applies such an entry.
-const RUNS_AT_ONCE: u32 = 500;
+/// Number of runs whose rows one journal entry writes. Other entries wait for about a millisecond while the applying
+/// task applies such an entry.
+const RUNS_AT_ONCE: u32 = 250;
+/// Wait after a step that found no space on the disk, or that failed.
 const RETRY: Duration = Duration::from_secs(10);
+/// Wait after a step that found damage. Only an operator can repair the damage.
+const RETRY_DAMAGED: Duration = Duration::from_secs(600);
 
 /// Builds the rows until they are complete or the store is closed.
 pub(crate) async fn build(shared: Arc<Shared>, journal: Journal<Ticket>) {
     tracing::info!("index of the runs that an earlier build stored is being built");
     loop {
-        match step(&shared, &journal).await {
-            Ok(IndexStep::Incomplete) => {}
-            Ok(IndexStep::Complete) => {
+        let begun = shared.runtime.monotonic();
+        let wait = match step(&shared, &journal).await {
+            // The build uses at most half of the time of the applying task.
+            Ok(IndexStep::Incomplete { .. }) => shared.runtime.monotonic().since(begun),
+            Ok(IndexStep::Complete { .. }) => {
                 tracing::info!("index of runs completed");
                 return;
             }
             Ok(IndexStep::Damaged) => {
                 tracing::error!(
-                    "index of runs is incomplete because a stored run is damaged; listings of runs by time stay \
+                    "index of runs is incomplete because stored data is damaged; listings of runs by time stay \
                      unavailable; restore a backup"
                 );
-                return;
+                RETRY_DAMAGED
             }
             Err(_) if shared.closed.is_cancelled() => return,
             Err(error) => {
-                tracing::error!(%error, "index of runs could not be extended; retrying");
-                if shared.runtime.timeout(RETRY, shared.closed.cancelled()).await.is_some() {
-                    return;
-                }
+                tracing::warn!(%error, "index of runs could not be extended; retrying");
+                RETRY
             }
+        };
+        if shared.runtime.timeout(wait, shared.closed.cancelled()).await.is_some() {
+            return;
         }
     }
 }
@@ -57,6 +63,7 @@ async fn step(shared: &Shared, journal: &Journal<Ticket>) -> Result<IndexStep, S
     if shared.closed.is_cancelled() {
         return Err(closed());
     }
+    let _space = shared.take_space(u64::from(RUNS_AT_ONCE) * LISTED_RUN_BYTES).await?;
     let mut entries = Builder::new(Kind::IndexRuns, shared.options.entry_bytes);
     entries.index_runs(RUNS_AT_ONCE);
     for entry in entries.finish() {
@@ -67,5 +74,5 @@ async fn step(shared: &Shared, journal: &Journal<Ticket>) -> Result<IndexStep, S
             other => unreachable!("the response must have the kind of its journal entry, but it is {other:?}"),
         }
     }
-    Ok(IndexStep::Incomplete)
+    unreachable!("a builder with one item returns one entry")
 }

@@ -1,38 +1,35 @@
 //! Listing of the runs of a tenant by time, from the rows of [`crate::codec::timed`], or of the runs of a few
-//! schedules, from the runs themselves.
+//! schedules, from the runs themselves. A page merges several streams of rows: one stream per class, or one per
+//! schedule.
 //!
 //! Invariants:
 //! - The state machine writes the row of a run together with the run, and removes both together.
-//! - If a run leaves the class [`Class::Retrying`], the state machine writes the new row before it removes the old one.
-//!   A read scans this class first, so it misses no run.
+//! - The key of a row never changes. A retry replaces only the value of the row.
+//! - One call reads at most [`EXAMINED_MAX`] rows. Removed rows that the index still contains count, too.
 //!
 //! docs/decisions/0240-list-runs-by-time.md gives the reasons for the design.
 
 use std::cmp::Ordering;
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::atomic;
 use std::time::Duration;
 
 use bytes::Bytes;
-use domain::{Incarnation, Occurrence, RunFilter, RunOutline, TenantId};
+use domain::occurrence::Run;
+use domain::{Incarnation, Occurrence, RunFilter, RunOutline, RunState, TenantId};
 use store::runs::EXAMINED_MAX;
 use store::{Order, RunList, RunRead, StoreError};
-use stored::{Malformed, run};
+use stored::run;
 
 use crate::apply::Machine;
 use crate::codec::key;
 use crate::codec::timed::{self, Class, Progress};
-use crate::index::{Family, Sequence};
+use crate::index::{Family, ScanRange, Sequence};
 use crate::read::{Rows, damaged, just_after};
 
-/// Maximum number of rows that one scan of a class or of a schedule examines.
+/// Maximum number of rows that one scan of a stream reads.
 const SCANNED_MAX: usize = 250;
-
-/// Returns the number of rows that each of `parts` scans may examine. All scans together examine at most
-/// [`EXAMINED_MAX`] rows.
-fn share_of(parts: usize) -> usize {
-    (EXAMINED_MAX / parts.max(1)).clamp(1, SCANNED_MAX)
-}
 
 impl Machine {
     /// Writes the row that lists a run. `is_retry` is true if the run had a record before.
@@ -44,22 +41,37 @@ impl Machine {
         outline: &RunOutline,
         is_retry: bool,
     ) {
-        let class = Class::of(outline);
+        let class = if is_retry { Class::Unusual } else { Class::of_first(outline) };
         self.index().put(Family::Points, &class.key(tenant, of), &timed::encode(outline), at);
-        if is_retry && class != Class::Retrying {
-            self.index().remove(Family::Points, &Class::Retrying.key(tenant, of), at);
-        }
     }
 
-    pub(crate) fn unlist_run(&self, at: Sequence, tenant: TenantId, of: &Occurrence, outline: &RunOutline) {
-        self.index().remove(Family::Points, &Class::of(outline).key(tenant, of), at);
+    /// Removes the row that lists a run with this final state.
+    pub(crate) fn unlist_run(
+        &self,
+        at: Sequence,
+        tenant: TenantId,
+        of: &Occurrence,
+        state: RunState,
+    ) -> Result<(), StoreError> {
+        let unusual = Class::Unusual.key(tenant, of);
+        // The class depends on the first record of the run, and the state is that of the last record.
+        let class = match state {
+            RunState::Succeeded if !self.rows.has_point(&unusual, at)? => Class::Plain,
+            RunState::Missed { .. } if !self.rows.has_point(&unusual, at)? => Class::Missed,
+            _ => Class::Unusual,
+        };
+        self.index().remove(Family::Points, &class.key(tenant, of), at);
+        Ok(())
     }
 
-    /// Writes the rows of up to `count` runs that an earlier build stored. A damaged run is no error: no replay must fail
+    /// Writes the rows of up to `count` runs that an earlier build stored. Damage is no error: no replay must fail
     /// because of a run that no caller needs.
     pub(crate) fn index_runs(&self, at: Sequence, count: usize) -> Result<IndexStep, StoreError> {
         match self.try_index_runs(at, count) {
-            Err(StoreError::Damaged(_)) => Ok(IndexStep::Damaged),
+            Err(StoreError::Damaged(reason)) => {
+                tracing::error!(reason, "index of runs could not be extended because stored data is damaged");
+                Ok(IndexStep::Damaged)
+            }
             step => step,
         }
     }
@@ -67,53 +79,76 @@ impl Machine {
     /// Makes no change if it returns an error.
     fn try_index_runs(&self, at: Sequence, count: usize) -> Result<IndexStep, StoreError> {
         let mut from = match self.rows.run_index_progress(at)? {
-            Some(Progress::Complete) => return Ok(IndexStep::Complete),
+            Some(Progress::Complete) => return Ok(IndexStep::Complete { runs: 0 }),
             Some(Progress::UpTo(key)) => just_after(&key),
             None => vec![key::RUN],
         };
-        let mut runs = Vec::new();
+        let mut stored = Vec::new();
         let mut collect = |key: &[u8], value: &Bytes| {
-            runs.push((key.to_vec(), value.clone()));
-            if runs.len() == count { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            stored.push((key.to_vec(), value.clone()));
+            if stored.len() == count { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         self.index().scan(Family::Points, &from, &[key::RUN + 1], at, &mut collect).map_err(damaged)?;
-        let is_complete = runs.len() < count;
-        let decode = |(key, value): &(Vec<u8>, Bytes)| {
-            let malformed = |error| self.rows.malformed_point(key, error);
-            let (tenant, of, _) = run::summary(value).map_err(malformed)?;
-            Ok((tenant, of, run::outline(value).map_err(malformed)?))
-        };
-        let decoded = runs.iter().map(decode).collect::<Result<Vec<_>, StoreError>>()?;
-        decoded.iter().for_each(|(tenant, of, outline)| self.list_run(at, *tenant, of, outline, false));
-        if let Some((last, _)) = runs.pop() {
+        let mut listed = Vec::new();
+        for (key, value) in &stored {
+            let decoded = run::summary(value).and_then(|(tenant, of, _)| Ok((tenant, of, run::outline(value)?)));
+            let (tenant, of, outline) = match decoded {
+                Ok(decoded) => decoded,
+                Err(error) => {
+                    let error = self.rows.malformed_point(key, error);
+                    tracing::error!(%error, "run omitted from the index of runs because it is damaged");
+                    continue;
+                }
+            };
+            // This build may have stored a further record of the run. The row is then in the index, with the class of
+            // retried runs.
+            if !self.rows.has_point(&Class::Unusual.key(tenant, &of), at)? {
+                listed.push((tenant, of, outline));
+            }
+        }
+        listed.iter().for_each(|(tenant, of, outline)| self.list_run(at, *tenant, of, outline, false));
+        let runs = stored.len();
+        if let Some((last, _)) = stored.pop() {
             from = last;
         }
+        let is_complete = runs < count;
         let progress = if is_complete { Progress::Complete } else { Progress::UpTo(from) };
         self.index().put(Family::Points, &Progress::KEY, &progress.encode(), at);
         if is_complete {
             self.rows.are_runs_listed.store(true, atomic::Ordering::Release);
         }
-        Ok(if is_complete { IndexStep::Complete } else { IndexStep::Incomplete })
+        Ok(if is_complete { IndexStep::Complete { runs } } else { IndexStep::Incomplete { runs } })
     }
 }
 
-/// Result of a journal entry that indexes runs of an earlier build.
+/// Result of a journal entry that indexes runs of an earlier build. `runs` is the number of runs that it read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum IndexStep {
     /// More runs may have no row.
-    Incomplete,
-    Complete,
-    /// The entry had no effect, because a run is damaged.
+    Incomplete {
+        runs: usize,
+    },
+    Complete {
+        runs: usize,
+    },
+    /// The entry had no effect, because a part of the index is damaged.
     Damaged,
 }
 
-/// Result of one scan.
-struct Part {
-    /// Occurrences of the runs that match.
-    found: Vec<Occurrence>,
-    /// Last occurrence that the scan examined, if more runs follow.
-    reached: Option<Occurrence>,
-    examined: usize,
+/// Rows of one class or of one schedule, in the order of the read.
+struct Stream {
+    /// Range of keys that the stream has not read yet: an inclusive lower and an exclusive upper bound.
+    from: Vec<u8>,
+    to: Vec<u8>,
+    rows: VecDeque<Row>,
+    /// True if `rows` contains the last row of the range.
+    is_read: bool,
+}
+
+struct Row {
+    of: Occurrence,
+    /// True if the run of the row can match the filter.
+    can_match: bool,
 }
 
 impl Rows {
@@ -131,105 +166,121 @@ impl Rows {
                     .to_owned(),
             ));
         }
-        let (mut read, mut list) = (read.clone(), RunList::default());
+        let mut streams = match &read.schedules {
+            Some(schedules) => streams_of_schedules(read, schedules),
+            None => streams_of_classes(read),
+        };
+        // The first reads of all streams use at most half of the rows of the call.
+        let share = (EXAMINED_MAX / 2 / streams.len().max(1)).clamp(1, SCANNED_MAX);
+        let scanned_max = if read.filter == RunFilter::default() { share.min(read.limit + 1) } else { share };
+        let mut list = RunList::default();
+        let mut last = None;
         loop {
-            let parts = match &read.schedules {
-                Some(schedules) => self.parts_of_schedules(&read, schedules)?,
-                None => self.parts_of_classes(&read)?,
-            };
-            let examined_max = parts.len() * share_of(parts.len());
-            list.examined += parts.iter().map(|part| part.examined).sum::<usize>();
-            let order = |a: &Occurrence, b: &Occurrence| in_order(read.order, a, b);
-            // A scan that stopped early did not examine the runs after its end. The page therefore ends at the first of
-            // these ends.
-            list.next = parts.iter().filter_map(|part| part.reached).min_by(order);
-            let mut found: Vec<Occurrence> = parts.into_iter().flat_map(|part| part.found).collect();
-            found.retain(|of| list.next.is_none_or(|next| order(of, &next) != Ordering::Greater));
-            found.sort_by(order);
-            found.dedup();
-            let last = found.last().copied();
-            for of in found {
-                // The run may have changed since the scan, or the history sweep may have deleted it.
-                let Some(run) = self.run(&of)? else { continue };
-                if run.tenant != read.tenant || !read.filter.matches(&RunOutline::of(&run)) {
-                    continue;
-                }
-                list.runs.push(run);
-                if list.runs.len() == read.limit && (last != Some(of) || list.next.is_some()) {
-                    list.next = Some(of);
+            for stream in streams.iter_mut().filter(|stream| stream.rows.is_empty() && !stream.is_read) {
+                let rows_max = scanned_max.min(EXAMINED_MAX - list.examined);
+                if rows_max == 0 {
+                    list.next = last;
                     return Ok(list);
                 }
+                list.examined += self.extend(stream, read, rows_max)?;
             }
-            if list.next.is_none() || list.examined + examined_max > EXAMINED_MAX {
+            let first = streams
+                .iter_mut()
+                .filter(|stream| !stream.rows.is_empty())
+                .min_by(|a, b| in_order(read.order, &a.rows[0].of, &b.rows[0].of));
+            let Some(row) = first.and_then(|stream| stream.rows.pop_front()) else { return Ok(list) };
+            if list.runs.len() == read.limit {
+                list.next = last;
                 return Ok(list);
             }
-            read.after = list.next;
+            last = Some(row.of);
+            if row.can_match {
+                self.add_run(&mut list, read, &row.of)?;
+            }
         }
     }
 
-    /// Scans each class that can contain matching runs.
-    fn parts_of_classes(&self, read: &RunRead) -> Result<Vec<Part>, StoreError> {
-        let is_by_class = read.filter.status.is_none() && read.filter.late_by.is_none();
-        let classes: Vec<Class> = Class::matching(&read.filter).collect();
-        let share = share_of(classes.len());
-        let rows_max = if is_by_class { read.limit.min(share) } else { share };
-        let scan = |class: &Class| {
-            let (mut from, mut to) = (class.from(read.tenant, read.from), class.from(read.tenant, read.until));
-            match (read.order, read.after) {
-                (Order::Oldest, Some(after)) => from = from.max(just_after(&class.key(read.tenant, &after))),
-                (Order::Newest, Some(after)) => to = to.min(class.key(read.tenant, &after).to_vec()),
-                (_, None) => {}
+    /// Adds the run to the page if it matches. The run may have changed since the scan, or the history sweep may have
+    /// deleted it.
+    fn add_run(&self, list: &mut RunList, read: &RunRead, of: &Occurrence) -> Result<(), StoreError> {
+        let is_wanted = |run: &Run| run.tenant == read.tenant && read.filter.matches(&RunOutline::of(run));
+        match self.run(of) {
+            Ok(run) => list.runs.extend(run.filter(is_wanted)),
+            Err(error @ StoreError::Damaged(_)) => {
+                tracing::error!(%error, run = %of.run_id(), "run omitted from a listing because it is damaged");
+                list.unreadable += 1;
             }
-            self.part(read, &from, &to, rows_max, timed::decode)
-        };
-        classes.iter().map(scan).collect()
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
-    /// Scans the runs of each schedule.
-    fn parts_of_schedules(&self, read: &RunRead, schedules: &[Incarnation]) -> Result<Vec<Part>, StoreError> {
-        let share = share_of(schedules.len());
-        let rows_max = if read.filter == RunFilter::default() { read.limit.min(share) } else { share };
-        let (mut from, mut until) = (read.from, read.until);
+    /// Reads up to `rows_max` further rows of the stream. Returns the number of rows that it read.
+    fn extend(&self, stream: &mut Stream, read: &RunRead, rows_max: usize) -> Result<usize, StoreError> {
+        let late_by = read.filter.late_by.map(|late_by| late_by.min(timed::LATENESS_MAX));
+        let filter = RunFilter { late_by, ..read.filter };
+        let (mut examined, mut reached) = (0, None);
+        let is_back = read.order == Order::Newest;
+        let range = ScanRange { from: &stream.from, to: &stream.to, before: Sequence::LATEST, is_back };
+        let mut visit = |key: &[u8], value: Option<&Bytes>| {
+            examined += 1;
+            let is_run = key.first() == Some(&key::RUN);
+            let of = if is_run { key::parse_run(key) } else { timed::decode_key(key) };
+            let outline = |value: &Bytes| if is_run { run::outline(value) } else { timed::decode(value) };
+            match of {
+                Ok(of) if read.contains(&of) => {
+                    // If the row is damaged, the run itself determines the result.
+                    let can_match = value.is_some_and(|value| outline(value).map_or(true, |it| filter.matches(&it)));
+                    stream.rows.push_back(Row { of, can_match });
+                }
+                Ok(_) => {}
+                Err(error) => tracing::error!(%error, "row omitted from a listing of runs because its key is damaged"),
+            }
+            if examined == rows_max {
+                reached = Some(key.to_vec());
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        };
+        self.index.scan_versions(Family::Points, range, &mut visit).map_err(damaged)?;
+        stream.is_read = reached.is_none();
+        if let Some(reached) = reached {
+            match read.order {
+                Order::Oldest => stream.from = just_after(&reached),
+                Order::Newest => stream.to = reached,
+            }
+        }
+        Ok(examined)
+    }
+}
+
+/// Returns one stream for each class that can contain matching runs.
+fn streams_of_classes(read: &RunRead) -> Vec<Stream> {
+    let stream = |class: Class| {
+        let (mut from, mut to) = (class.from(read.tenant, read.from), class.from(read.tenant, read.until));
         match (read.order, read.after) {
-            (Order::Oldest, Some(after)) => from = from.max(after.nominal),
-            (Order::Newest, Some(after)) => until = until.min(after.nominal + Duration::from_millis(1)),
+            (Order::Oldest, Some(after)) => from = from.max(just_after(&class.key(read.tenant, &after))),
+            (Order::Newest, Some(after)) => to = to.min(class.key(read.tenant, &after).to_vec()),
             (_, None) => {}
         }
-        let decode = |_: &[u8], value: &[u8]| Ok((run::summary(value)?.1, run::outline(value)?));
-        let scan = |incarnation: &Incarnation| {
-            let (from, to) = (key::runs_from(*incarnation, from), key::runs_from(*incarnation, until));
-            self.part(read, &from, &to, rows_max, decode)
-        };
-        schedules.iter().map(scan).collect()
-    }
+        Stream { from, to, rows: VecDeque::new(), is_read: false }
+    };
+    Class::matching(&read.filter).map(stream).collect()
+}
 
-    /// Examines up to `rows_max` rows from `from` (inclusive) to `to` (exclusive).
-    fn part(
-        &self,
-        read: &RunRead,
-        from: &[u8],
-        to: &[u8],
-        rows_max: usize,
-        decode: impl Fn(&[u8], &[u8]) -> Result<(Occurrence, RunOutline), Malformed>,
-    ) -> Result<Part, StoreError> {
-        let mut part = Part { found: Vec::new(), reached: None, examined: 0 };
-        let mut last = None;
-        self.walk_in(read.order, Family::Points, from, to, |key, value| {
-            let (of, outline) = decode(key, value)?;
-            if !read.contains(&of) {
-                return Ok(ControlFlow::Continue(()));
-            }
-            if part.examined == rows_max {
-                part.reached = last;
-                return Ok(ControlFlow::Break(()));
-            }
-            part.examined += 1;
-            last = Some(of);
-            part.found.extend(read.filter.matches(&outline).then_some(of));
-            Ok(ControlFlow::Continue(()))
-        })?;
-        Ok(part)
+/// Returns one stream for each of the schedules.
+fn streams_of_schedules(read: &RunRead, schedules: &[Incarnation]) -> Vec<Stream> {
+    let (mut from, mut until) = (read.from, read.until);
+    match (read.order, read.after) {
+        (Order::Oldest, Some(after)) => from = from.max(after.nominal),
+        (Order::Newest, Some(after)) => until = until.min(after.nominal + Duration::from_millis(1)),
+        (_, None) => {}
     }
+    let stream = |incarnation: &Incarnation| {
+        let (from, to) = (key::runs_from(*incarnation, from), key::runs_from(*incarnation, until));
+        Stream { from, to, rows: VecDeque::new(), is_read: false }
+    };
+    schedules.iter().map(stream).collect()
 }
 
 fn in_order(order: Order, a: &Occurrence, b: &Occurrence) -> Ordering {

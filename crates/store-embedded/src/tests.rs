@@ -5,26 +5,24 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use domain::occurrence::Run;
-use domain::{
-    DueKey, Incarnation, Occurrence, Revision, RunFilter, RunState, RunStateKind, Schedule, ScheduleId, TenantId,
-    Timestamp,
-};
+use domain::{DueKey, Incarnation, Occurrence, Revision, Schedule, ScheduleId, TenantId, Timestamp};
 use futures_util::future::BoxFuture;
 use proptest::prelude::*;
 use runtime::{Runtime, TaskSet};
 use store::listing::{self, By, Listing, ListingOrder};
 use store::memory::{MemoryOptions, MemoryStore};
-use store::{Cancellation, Change, Insert, Order, OwnerWrite, RunRead, Store, StoreError};
+use store::{Cancellation, Insert, Store};
 use store_conformance::{CASES, Subject, differential};
 
-use crate::checkpoint::{Checkpoint, RunIndex};
+use crate::checkpoint::Checkpoint;
 use crate::codec::tests::a_schedule;
 use crate::index::lsm::{self, LsmIndex};
 use crate::index::{Family, Index as _, Sequence};
 use crate::memory::Usages;
 use crate::open::INDEX_DIR;
 use crate::{EmbeddedStore, IndexKind, Options};
+
+mod run_index;
 
 /// Subject of the conformance suite. The subject kills its store instead of closing the store. Each open uses the files
 /// that were on disk at the previous kill.
@@ -300,95 +298,5 @@ fn store_adds_schedules_of_an_earlier_build_to_its_listings() {
         }
         let checkpoint = Checkpoint::read(&runtime, dir.path()).await.unwrap().unwrap();
         assert!(checkpoint.is_listed, "the schedules are listed only once");
-    });
-}
-
-/// Removes the rows that list runs by time from a closed store, and changes the checkpoint. The store then looks like a
-/// store that an earlier build wrote.
-async fn make_runs_unlisted(runtime: &Runtime, dir: &Path, options: &Options) {
-    let mut checkpoint = Checkpoint::read(runtime, dir).await.unwrap().unwrap();
-    let index = LsmIndex::open(&dir.join(INDEX_DIR), options).unwrap();
-    let mut keys = Vec::new();
-    let take = &mut |key: &[u8], _: &_| {
-        keys.push(key.to_vec());
-        std::ops::ControlFlow::Continue(())
-    };
-    index.scan(Family::Points, b"o", b"p", Sequence::LATEST, take).unwrap();
-    assert!(keys.len() > 1_000, "there are too few rows to remove: {}", keys.len());
-    let at = Sequence::new(checkpoint.synced, 60_000);
-    keys.iter().for_each(|key| index.remove(Family::Points, key, at));
-    index.seal(Family::Points);
-    index.flush(Sequence::new(checkpoint.synced + 1, 0)).await.unwrap();
-    checkpoint.run_index = RunIndex::Missing;
-    checkpoint.write(runtime, dir).await.unwrap();
-}
-
-#[test]
-fn store_lists_the_runs_of_an_earlier_build() {
-    let dir = tempfile::tempdir().unwrap();
-    on_real(async |runtime| {
-        let options = options(100_000);
-        let open = async || {
-            let tasks = TaskSet::new(&runtime);
-            let store = EmbeddedStore::open(&runtime, &tasks, dir.path(), options.clone()).await.unwrap();
-            (Arc::new(store), tasks)
-        };
-        let insert = an_insert(1);
-        let (tenant, poller, of) = (insert.schedule.tenant, insert.schedule.poller, insert.due.occurrence);
-        let mut runs = Vec::new();
-        for number in 0..1_300_u32 {
-            let nominal = Timestamp::from_millis(of.nominal.as_millis() + i64::from(number));
-            let state = if number.is_multiple_of(3) { RunState::Failed } else { RunState::Succeeded };
-            let occurrence = Occurrence { nominal, revision: Revision(number), ..of };
-            runs.push(Run { tenant, occurrence, state, attempts: Vec::new() });
-        }
-        let (last, earlier) = runs.split_last().unwrap();
-        let write = async |store: &EmbeddedStore, runs: &[Run]| {
-            let term = store.take(vec![poller.shard()]).await.unwrap()[0];
-            let change = |run: &Run| Change::Run { run: run.clone(), then: None, ends: false };
-            let writes = runs.iter().map(|run| OwnerWrite { term, poller, change: change(run) }).collect();
-            assert!(store.write(writes).await.unwrap().iter().all(Result::is_ok));
-        };
-        let list = async |store: &EmbeddedStore, state| {
-            let filter = RunFilter { state, ..RunFilter::default() };
-            let (from, until) = (Timestamp::MIN, Timestamp::from_millis(i64::MAX));
-            let (order, limit) = (Order::Oldest, 400);
-            let mut read = RunRead { tenant, schedules: None, from, until, filter, order, after: None, limit };
-            let mut found = Vec::new();
-            loop {
-                let list = match store.list_runs(read.clone()).await {
-                    // The index is incomplete.
-                    Err(StoreError::Unindexed(_)) => continue,
-                    list => list.unwrap(),
-                };
-                found.extend(list.runs);
-                read.after = list.next;
-                if list.next.is_none() {
-                    return found;
-                }
-            }
-        };
-        let (store, tasks) = open().await;
-        store.insert(vec![insert]).await.unwrap();
-        write(&store, earlier).await;
-        store.close().await;
-        drop(store);
-        tasks.join().await;
-        make_runs_unlisted(&runtime, dir.path(), &options).await;
-        for start in 0..3 {
-            let (store, tasks) = open().await;
-            match start {
-                // The store closes during the build of the index.
-                0 => write(&store, std::slice::from_ref(last)).await,
-                _ => {
-                    assert!(list(&store, None).await == runs, "the listing differs in start {start}");
-                    let failed: Vec<Run> = runs.iter().filter(|run| run.state == RunState::Failed).cloned().collect();
-                    assert!(list(&store, Some(RunStateKind::Failed)).await == failed, "in start {start}");
-                }
-            }
-            store.close().await;
-            drop(store);
-            tasks.join().await;
-        }
     });
 }

@@ -42,9 +42,7 @@ impl Machine {
     fn forget_run(&self, at: Sequence, of: &Occurrence, seen: Sequence) -> Result<bool, StoreError> {
         let run_key = key::run(of);
         let Some(value) = self.rows.run_value(&run_key, at)? else { return Ok(false) };
-        let malformed = |error| self.rows.malformed_run(of, error);
-        let (tenant, _, state) = run::summary(&value).map_err(malformed)?;
-        let outline = run::outline(&value).map_err(malformed)?;
+        let (tenant, _, state) = run::summary(&value).map_err(|error| self.rows.malformed_run(of, error))?;
         if !RunState::is_final(state) || self.written(&run_key, at)? != Some(seen) {
             return Ok(false);
         }
@@ -52,7 +50,7 @@ impl Machine {
         if self.rows.has_point(&dead_letter, at)? {
             self.index().remove(Family::Points, &dead_letter, at);
         }
-        self.unlist_run(at, tenant, of, &outline);
+        self.unlist_run(at, tenant, of, state)?;
         self.index().remove(Family::Points, &run_key, at);
         self.memory().usages.resize(tenant, Some(value.len()), None);
         Ok(true)

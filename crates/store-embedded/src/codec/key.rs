@@ -64,6 +64,14 @@ pub(crate) fn run(of: &Occurrence) -> [u8; RUN_LEN] {
     key
 }
 
+pub(crate) fn parse_run(key: &[u8]) -> Result<Occurrence, Malformed> {
+    let mut take = Take::new("the key of a run", key);
+    take.version(RUN)?;
+    let of = parse_occurrence(&mut take)?;
+    take.end()?;
+    Ok(of)
+}
+
 pub(crate) fn dead_letter(tenant: TenantId, of: &Occurrence) -> [u8; 35] {
     let mut key = [DEAD_LETTER; 35];
     key[1..5].copy_from_slice(&tenant.0.to_be_bytes());

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use domain::{Occurrence, RunFilter, RunOutline, RunStateKind, TenantId, Timestamp};
+use stored::run::kind_number;
 use stored::{Malformed, Put as _, Take};
 
 use super::key::{instant, occurrence_by_time, parse_occurrence_by_time};
@@ -12,46 +13,36 @@ pub(crate) const TIMED: u8 = b'o';
 const VERSION: u8 = 1;
 /// Number that represents the lateness of a run without a lateness.
 const NO_LATENESS: u32 = u32::MAX;
+/// Number of bytes of a value without its statuses.
+const HEAD_LEN: usize = 6;
 pub(crate) const LEN: usize = 36;
 
-/// Class of a run. A run changes its class only if it is [`Class::Retrying`].
+/// Longest lateness that a row stores: about 49 days. A row stores this value for a longer lateness.
+pub(crate) const LATENESS_MAX: Duration = Duration::from_millis(NO_LATENESS as u64 - 1);
+
+/// Class of a run. The first record of a run determines the class, and the class never changes. No row is therefore
+/// removed when a retry ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Class {
-    Retrying = 0,
-    /// The run succeeded, and all HTTP statuses of its attempts are 2xx. Most runs are in this class.
-    Plain = 1,
-    /// The run succeeded after an attempt with another HTTP status.
-    Repeated = 2,
-    Failed = 3,
-    Missed = 4,
-    Cancelled = 5,
+    /// The run succeeded at once, and all HTTP statuses of its attempts are 2xx. Most runs are in this class.
+    Plain = 0,
+    /// The run failed, was cancelled, or needed several attempts.
+    Unusual = 1,
+    Missed = 2,
 }
 
 impl Class {
-    /// All classes. A read scans them in this order. A run that changes its class during the read is therefore in its
-    /// old class, in its new class, or in both.
-    const ALL: [Class; 6] =
-        [Class::Retrying, Class::Plain, Class::Repeated, Class::Failed, Class::Missed, Class::Cancelled];
+    const ALL: [Class; 3] = [Class::Plain, Class::Unusual, Class::Missed];
 
-    pub(crate) fn of(outline: &RunOutline) -> Self {
+    /// Returns the class of a run whose first record has this outline.
+    pub(crate) fn of_first(outline: &RunOutline) -> Self {
         match outline.state {
-            RunStateKind::Retrying => Class::Retrying,
             RunStateKind::Succeeded if outline.statuses.iter().all(|status| is_2xx(*status)) => Class::Plain,
-            RunStateKind::Succeeded => Class::Repeated,
-            RunStateKind::Failed => Class::Failed,
             RunStateKind::Missed => Class::Missed,
-            RunStateKind::Cancelled => Class::Cancelled,
-        }
-    }
-
-    fn state(self) -> RunStateKind {
-        match self {
-            Class::Retrying => RunStateKind::Retrying,
-            Class::Plain | Class::Repeated => RunStateKind::Succeeded,
-            Class::Failed => RunStateKind::Failed,
-            Class::Missed => RunStateKind::Missed,
-            Class::Cancelled => RunStateKind::Cancelled,
+            RunStateKind::Succeeded | RunStateKind::Retrying | RunStateKind::Failed | RunStateKind::Cancelled => {
+                Class::Unusual
+            }
         }
     }
 
@@ -59,8 +50,12 @@ impl Class {
     pub(crate) fn matching(filter: &RunFilter) -> impl Iterator<Item = Class> {
         let RunFilter { state, status, late_by: _ } = *filter;
         Class::ALL.into_iter().filter(move |class| {
-            let has_status = *class != Class::Plain || status.is_none_or(is_2xx);
-            state.is_none_or(|state| class.state() == state) && has_status
+            let has_state = |kind| state.is_none_or(|state| state == kind);
+            match class {
+                Class::Plain => has_state(RunStateKind::Succeeded) && status.is_none_or(is_2xx),
+                Class::Unusual => true,
+                Class::Missed => has_state(RunStateKind::Missed),
+            }
         })
     }
 
@@ -84,10 +79,6 @@ impl Class {
         start[5] = self as u8;
         start
     }
-
-    fn parse(number: u8) -> Option<Self> {
-        Class::ALL.into_iter().find(|class| *class as u8 == number)
-    }
 }
 
 fn is_2xx(status: u16) -> bool {
@@ -96,33 +87,40 @@ fn is_2xx(status: u16) -> bool {
 
 /// Encodes the value of the row of a run.
 pub(crate) fn encode(outline: &RunOutline) -> Vec<u8> {
-    let millis = |lateness: Duration| u32::try_from(lateness.as_millis()).unwrap_or(NO_LATENESS).min(NO_LATENESS - 1);
-    let mut value = Vec::with_capacity(5 + 2 * outline.statuses.len());
+    let millis = |lateness: Duration| u32::try_from(lateness.min(LATENESS_MAX).as_millis()).unwrap_or(NO_LATENESS);
+    let mut value = Vec::with_capacity(HEAD_LEN + 2 * outline.statuses.len());
     value.u8(VERSION);
+    value.u8(kind_number(outline.state));
     value.u32(outline.lateness.map_or(NO_LATENESS, millis));
     outline.statuses.iter().for_each(|status| value.u16(*status));
     value
 }
 
-/// Decodes the row of a run. A lateness of more than 49 days becomes 49 days.
-pub(crate) fn decode(key: &[u8], value: &[u8]) -> Result<(Occurrence, RunOutline), Malformed> {
+/// Returns the occurrence in the key of a row.
+pub(crate) fn decode_key(key: &[u8]) -> Result<Occurrence, Malformed> {
     let mut take = Take::new("the key of a row that lists a run", key);
     take.version(TIMED)?;
-    let _tenant = take.bytes(4)?;
-    let malformed = take.malformed();
-    let class = Class::parse(take.u8()?).ok_or(malformed)?;
+    let (_tenant, _class) = (take.bytes(4)?, take.u8()?);
     let of = parse_occurrence_by_time(&mut take)?;
     take.end()?;
+    Ok(of)
+}
+
+/// Decodes the value of the row of a run. A lateness of more than [`LATENESS_MAX`] becomes this value.
+pub(crate) fn decode(value: &[u8]) -> Result<RunOutline, Malformed> {
     let mut take = Take::new("a row that lists a run", value);
     take.version(VERSION)?;
+    let number = take.u8()?;
+    let state = RunStateKind::ALL.into_iter().find(|kind| kind_number(*kind) == number);
+    let state = state.ok_or_else(|| take.malformed())?;
     let lateness = Some(take.u32()?).filter(|millis| *millis != NO_LATENESS);
     let lateness = lateness.map(|millis| Duration::from_millis(millis.into()));
-    let mut outline = RunOutline { state: class.state(), lateness, statuses: Vec::new() };
-    for _ in 0..value.len().saturating_sub(5) / 2 {
+    let mut outline = RunOutline { state, lateness, statuses: Vec::new() };
+    for _ in 0..value.len().saturating_sub(HEAD_LEN) / 2 {
         outline.statuses.push(take.u16()?);
     }
     take.end()?;
-    Ok((of, outline))
+    Ok(outline)
 }
 
 /// Progress of the build of these rows in a store of an earlier build. One row stores the progress.

@@ -33,7 +33,7 @@ use self::retired::{Retired, RetiredFactory};
 use self::trickle::{Trickle, Trickling};
 use self::versions::{RemovedRowsFactory, VersionsFactory};
 use self::view::View;
-use super::{Family, Index, IndexError, Pressure, Sequence, Unreadable, Verified, Visit};
+use super::{Family, Index, IndexError, Pressure, ScanRange, Sequence, Unreadable, Verified, Visit};
 use crate::options::Options;
 use crate::read::{hex, just_after};
 
@@ -278,23 +278,21 @@ impl Tree {
     }
 }
 
-/// Visits the rows in their order, without removed rows, until `visit` returns `Break`.
+/// Visits the rows in their order until `visit` returns `Break`. The value of a removed row is `None`.
 fn visit_rows(
     family: Family,
     rows: impl Iterator<Item = lsm_tree::Result<(UserKey, UserValue)>>,
-    visit: Visit<'_>,
+    visit: &mut dyn FnMut(&[u8], Option<&Bytes>) -> ControlFlow<()>,
 ) -> Result<(), lsm_tree::Error> {
     for row in rows {
         let (key, value) = row?;
-        let mut value = Bytes::from(value);
-        if family == Family::Rows && versions::is_removal(&value) {
-            continue;
-        }
-        if family == Family::Points {
-            let Some(unwrapped) = versions::unwrap(&value)? else { continue };
-            value = unwrapped;
-        }
-        if visit(&key, &value) == ControlFlow::Break(()) {
+        let value = Bytes::from(value);
+        let value = match family {
+            Family::Rows => (!versions::is_removal(&value)).then_some(value),
+            Family::Points => versions::unwrap(&value)?,
+            Family::Due => Some(value),
+        };
+        if visit(&key, value.as_ref()) == ControlFlow::Break(()) {
             break;
         }
     }
@@ -332,34 +330,19 @@ impl Index for LsmIndex {
         value.map_err(|error| damage(family, &hex(key), &error))
     }
 
-    fn scan(
+    fn scan_versions(
         &self,
         family: Family,
-        from: &[u8],
-        to: &[u8],
-        before: Sequence,
-        visit: Visit<'_>,
+        range: ScanRange<'_>,
+        visit: &mut dyn FnMut(&[u8], Option<&Bytes>) -> ControlFlow<()>,
     ) -> Result<(), IndexError> {
+        let ScanRange { from, to, before, is_back } = range;
         if from >= to {
             return Ok(());
         }
         let rows = self.tree(family).view.load().scan(from, to, before.as_u64());
-        visit_rows(family, rows, visit).map_err(|error| damaged_range(family, from, to, &error))
-    }
-
-    fn scan_back(
-        &self,
-        family: Family,
-        from: &[u8],
-        to: &[u8],
-        before: Sequence,
-        visit: Visit<'_>,
-    ) -> Result<(), IndexError> {
-        if from >= to {
-            return Ok(());
-        }
-        let rows = self.tree(family).view.load().scan(from, to, before.as_u64()).rev();
-        visit_rows(family, rows, visit).map_err(|error| damaged_range(family, from, to, &error))
+        let visited = if is_back { visit_rows(family, rows.rev(), visit) } else { visit_rows(family, rows, visit) };
+        visited.map_err(|error| damaged_range(family, from, to, &error))
     }
 
     fn scan_readable_due(

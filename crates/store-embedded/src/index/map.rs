@@ -17,7 +17,7 @@ use futures_util::future::BoxFuture;
 use runtime::Runtime;
 use stored::{Malformed, Put, Take};
 
-use super::{Family, Index, IndexError, Pressure, Sequence, Unreadable, Verified, Visit};
+use super::{Family, Index, IndexError, Pressure, ScanRange, Sequence, Unreadable, Verified, Visit};
 use crate::file;
 use crate::read::{hex, just_after};
 
@@ -159,10 +159,13 @@ fn version(versions: &Versions, before: Sequence) -> Option<&Bytes> {
 
 /// Calls `visit` for the `rows` in order, until `visit` returns `Break`. `visit` receives the newest version of each
 /// row before the sequence `before`.
-fn visit_rows<'a>(rows: impl Iterator<Item = (&'a Bytes, &'a Versions)>, before: Sequence, visit: Visit<'_>) {
+fn visit_rows<'a>(
+    rows: impl Iterator<Item = (&'a Bytes, &'a Versions)>,
+    before: Sequence,
+    visit: &mut dyn FnMut(&[u8], Option<&Bytes>) -> ControlFlow<()>,
+) {
     for (key, versions) in rows {
-        let Some(value) = version(versions, before) else { continue };
-        if visit(key, value) == ControlFlow::Break(()) {
+        if visit(key, version(versions, before)) == ControlFlow::Break(()) {
             break;
         }
     }
@@ -279,35 +282,23 @@ impl Index for MapIndex {
         Ok(state.families[family as usize].get(key).and_then(|versions| version(versions, before)).cloned())
     }
 
-    fn scan(
+    fn scan_versions(
         &self,
         family: Family,
-        from: &[u8],
-        to: &[u8],
-        before: Sequence,
-        visit: Visit<'_>,
+        range: ScanRange<'_>,
+        visit: &mut dyn FnMut(&[u8], Option<&Bytes>) -> ControlFlow<()>,
     ) -> Result<(), IndexError> {
+        let ScanRange { from, to, before, is_back } = range;
         if from >= to {
             return Ok(());
         }
         let state = self.state();
-        visit_rows(state.families[family as usize].range::<[u8], _>(between(from, to)), before, visit);
-        Ok(())
-    }
-
-    fn scan_back(
-        &self,
-        family: Family,
-        from: &[u8],
-        to: &[u8],
-        before: Sequence,
-        visit: Visit<'_>,
-    ) -> Result<(), IndexError> {
-        if from >= to {
-            return Ok(());
+        let rows = state.families[family as usize].range::<[u8], _>(between(from, to));
+        if is_back {
+            visit_rows(rows.rev(), before, visit)
+        } else {
+            visit_rows(rows, before, visit)
         }
-        let state = self.state();
-        visit_rows(state.families[family as usize].range::<[u8], _>(between(from, to)).rev(), before, visit);
         Ok(())
     }
 
