@@ -232,7 +232,7 @@ variants! {
     CancelResponse { 0 => NotFound, 1 => Cancelled, 2 => TooLate, 3 => Pending { decided_by } }
     RedriveResponse { 0 => NotFound, 1 => NotDead, 2 => Redriven(occurrence) }
     OwnerError { 0 => NotOwned, 1 => Failed(error) }
-    StoreError { 0 => Unavailable(text), 1 => Full(text), 2 => Damaged(text) }
+    StoreError { 0 => Unavailable(text), 1 => Full(text), 2 => Damaged(text), 3 => Unindexed(text) }
 }
 
 impl<T: Wire> Wire for Option<T> {

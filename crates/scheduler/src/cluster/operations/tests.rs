@@ -200,10 +200,11 @@ fn redrive_answer() -> impl Strategy<Value = RedriveResponse> {
 fn undone() -> impl Strategy<Value = OwnerError> {
     prop_oneof![
         Just(OwnerError::NotOwned),
-        (0..3, ".{0,30}").prop_map(|(kind, text)| {
+        (0..4, ".{0,30}").prop_map(|(kind, text)| {
             OwnerError::Failed(match kind {
                 0 => StoreError::Unavailable(text),
                 1 => StoreError::Full(text),
+                2 => StoreError::Unindexed(text),
                 _ => StoreError::Damaged(text),
             })
         }),
