@@ -13,6 +13,14 @@ pub struct RunPage {
     pub runs: Vec<Run>,
     /// Token of the next page; `null` on the last page.
     pub next_page_token: Option<String>,
+    /// Number of damaged runs that the server could not read while it searched for this page. They may match the
+    /// filter, and are not in `runs`. The server's log contains their ids. The field is absent if the number is 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unreadable: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Execution of one occurrence of a schedule.
@@ -89,7 +97,8 @@ pub struct Attempt {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offset: Option<u64>,
     /// Class of the failure: `status_3xx`, `status_4xx`, `status_5xx`, `status_other`, `dns`, `tls`, `unreachable`,
-    /// `timeout`, `panic` or the first word of `error`. The field is absent if the attempt succeeded.
+    /// `timeout`, `panic`, `egress_refused`, `secret_not_opened`, `bus_not_configured` or `bus_rejected`. Later versions
+    /// may add classes. The field is absent if the attempt succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_class: Option<String>,
     /// Reason why no response arrived: `timed out`, or a short text.

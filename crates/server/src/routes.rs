@@ -250,7 +250,7 @@ fn schedule_routes(routes: Routes) -> Routes {
                 ),
             )
             .with(RUN_PARAMETERS)
-            .rejecting(&[Code::ScheduleNotFound]),
+            .rejecting(&[Code::ScheduleNotFound, Code::RunsNotIndexed]),
             run_listing::list,
         )
         .add(

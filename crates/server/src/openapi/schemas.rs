@@ -79,7 +79,9 @@ impl Schemas {
                 ("due_until", "End of the due range, exclusive; at most 24 hours after the start", instant())
             }
             Parameter::From => {
-                ("from", "Earliest due instant, inclusive. The parameter is required without `schedule`", instant())
+                let description = "Earliest due instant, inclusive. The first page of a listing without `schedule` \
+                                   requires this parameter";
+                ("from", description, instant())
             }
             Parameter::Until => ("until", "End of the range of due instants, exclusive", instant()),
             Parameter::Host => {

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use super::runs::dead_letters;
 use crate::auth::Caller;
 use crate::extract::schedule_not_found;
 use crate::query::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, decoded_parameters, parameter_error};
-use crate::rejection::{Code, HandlerResult, Rejected, reject_fields};
+use crate::rejection::{Code, HandlerResult, Rejected, reject_fields, to_json};
 use crate::state::AppState;
 use crate::wire;
 
@@ -52,7 +53,8 @@ pub(super) async fn list(app: State<Arc<AppState>>, caller: Caller, RawQuery(que
     let page = app.scheduler.list_runs(&listing).await?;
     let next_page_token = page.next.map(|next| query.token(&next));
     let runs = page.runs.iter().map(|(run, id)| wire::run(run, id.as_ref())).collect();
-    Ok(wire::json(StatusCode::OK, &RunPage { runs, next_page_token }))
+    let unreadable = u64::try_from(page.unreadable).unwrap_or(u64::MAX);
+    Ok(wire::json(StatusCode::OK, &RunPage { runs, next_page_token, unreadable }))
 }
 
 struct RunQuery {
@@ -71,7 +73,8 @@ impl RunQuery {
     fn parse(query: &str) -> Result<Self, Rejected> {
         let mut parser = Parser { values: BTreeMap::new(), errors: Vec::new() };
         parser.values = decoded_parameters(query, &NAMES, &mut parser.errors);
-        let (from, until) = parser.range();
+        let token = parser.values.get("page_token").and_then(|text| Token::parse(text));
+        let (from, until) = parser.range(token.as_ref());
         let mut parsed = RunQuery {
             schedule: parser.schedule(),
             label: parser.label(),
@@ -83,11 +86,14 @@ impl RunQuery {
             after: None,
             limit: parser.limit(),
         };
-        if let Some(text) = parser.values.get("page_token") {
-            parsed.after = parsed.parse_token(text);
+        if parser.values.contains_key("page_token") {
+            let is_of_listing =
+                |token: &Token| (token.from, token.until, token.filter) == (from, until, parsed.fingerprint());
+            parsed.after = token.filter(is_of_listing).map(|token| token.after);
             if parsed.after.is_none() {
                 let detail = "the value is not a next_page_token of a listing with the same filter, range and order; \
-                              send the parameters of the request that returned the token, or omit page_token";
+                              send the parameters of the request that returned the token (`from` and `until` may be \
+                              absent), or omit page_token";
                 parser.reject("page_token", "invalid_token", detail.to_owned());
             }
         }
@@ -98,44 +104,95 @@ impl RunQuery {
         Err(reject_fields(Code::InvalidParameter, "the query is invalid; see the field `errors`", parser.errors))
     }
 
-    /// Returns a hash of all parameters that select runs, and of the order. A page token contains this hash, because
-    /// the token is valid only for the same listing.
+    /// Returns a hash of the filter and the order. The hash depends only on the values of the parameters, so that
+    /// servers of different builds accept each other's tokens.
     fn fingerprint(&self) -> u32 {
-        let RunQuery { schedule, label, host, filter, from, until, order, after: _, limit: _ } = self;
-        let text = format!("runs {schedule:?} {label:?} {host:?} {filter:?} {from:?} {until:?} {order:?}");
-        domain::id::fnv1a(text.as_bytes())
+        let RunQuery { schedule, label, host, filter, from: _, until: _, order, after: _, limit: _ } = self;
+        let RunFilter { state, status, late_by } = filter;
+        let order = match order {
+            Order::Oldest => "oldest",
+            Order::Newest => "newest",
+        };
+        let values = [
+            schedule.as_ref().map(|id| id.as_str().to_owned()),
+            label.as_ref().map(|(name, value)| format!("{name}={value}")),
+            host.clone(),
+            state.and_then(name_of).map(str::to_owned),
+            status.map(|status| status.to_string()),
+            late_by.map(|late_by| late_by.as_nanos().to_string()),
+            Some(order.to_owned()),
+        ];
+        domain::id::fnv1a(&to_json(&values))
     }
 
-    /// Encodes a page token. The token contains no tenant, because the API key of a request determines the tenant.
-    fn token(&self, place: &Occurrence) -> String {
+    fn token(&self, after: &Occurrence) -> String {
+        Token { filter: self.fingerprint(), from: self.from, until: self.until, after: *after }.encode()
+    }
+}
+
+/// States of runs, by the names that the parameter `state` has.
+const STATES: [(&str, RunStateKind); 5] = [
+    ("retrying", RunStateKind::Retrying),
+    ("succeeded", RunStateKind::Succeeded),
+    ("failed", RunStateKind::Failed),
+    ("missed", RunStateKind::Missed),
+    ("cancelled", RunStateKind::Cancelled),
+];
+
+fn name_of(state: RunStateKind) -> Option<&'static str> {
+    STATES.into_iter().find(|(_, kind)| *kind == state).map(|(name, _)| name)
+}
+
+/// Page token. It contains the range, so a client can omit the range from a request with a token. It contains no
+/// tenant, because the API key of a request determines the tenant.
+struct Token {
+    /// Hash of the filter and the order, for which alone the token is valid.
+    filter: u32,
+    from: Timestamp,
+    until: Timestamp,
+    after: Occurrence,
+}
+
+const TOKEN_VERSION: u8 = 1;
+
+impl Token {
+    fn encode(&self) -> String {
+        let Token { filter, from, until, after } = self;
         let mut bytes = vec![TOKEN_VERSION];
-        bytes.extend(self.fingerprint().to_be_bytes());
-        bytes.extend(place.nominal.as_millis().to_be_bytes());
-        bytes.extend(place.incarnation.0.to_be_bytes());
-        bytes.extend(place.revision.0.to_be_bytes());
-        bytes.extend(place.replay.to_be_bytes());
+        bytes.extend(filter.to_be_bytes());
+        for instant in [*from, *until, after.nominal] {
+            bytes.extend(instant.as_millis().to_be_bytes());
+        }
+        bytes.extend(after.incarnation.0.to_be_bytes());
+        bytes.extend(after.revision.0.to_be_bytes());
+        bytes.extend(after.replay.to_be_bytes());
         BASE64_URL_SAFE_NO_PAD.encode(bytes)
     }
 
-    fn parse_token(&self, text: &str) -> Option<Occurrence> {
+    fn parse(text: &str) -> Option<Self> {
         let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
         let mut bytes = bytes.as_slice();
-        if array(&mut bytes)? != [TOKEN_VERSION] || u32::from_be_bytes(array(&mut bytes)?) != self.fingerprint() {
+        if array(&mut bytes)? != [TOKEN_VERSION] {
             return None;
         }
-        let nominal = Timestamp::from_millis(i64::from_be_bytes(array(&mut bytes)?));
-        let place = Occurrence {
+        let filter = u32::from_be_bytes(array(&mut bytes)?);
+        let mut instant = || {
+            let instant = Timestamp::from_millis(i64::from_be_bytes(array(&mut bytes)?));
+            (Timestamp::MIN..=END).contains(&instant).then_some(instant)
+        };
+        let (from, until, nominal) = (instant()?, instant()?, instant()?);
+        let after = Occurrence {
             nominal,
             incarnation: Incarnation(u128::from_be_bytes(array(&mut bytes)?)),
             revision: Revision(u32::from_be_bytes(array(&mut bytes)?)),
             replay: u16::from_be_bytes(array(&mut bytes)?),
         };
-        let is_possible = (Timestamp::MIN..=Timestamp::MAX).contains(&nominal);
-        (bytes.is_empty() && is_possible).then_some(place)
+        (bytes.is_empty() && from <= until && nominal <= Timestamp::MAX).then_some(Token { filter, from, until, after })
     }
 }
 
-const TOKEN_VERSION: u8 = 1;
+/// End of a range without an end.
+const END: Timestamp = Timestamp::from_millis(Timestamp::MAX.as_millis() + 1);
 
 /// Parser of the parameters. It collects the errors of all parameters.
 struct Parser<'a> {
@@ -164,14 +221,7 @@ impl Parser<'_> {
     }
 
     fn state(&mut self) -> Option<RunStateKind> {
-        let state = |text: &str| match text {
-            "retrying" => Some(RunStateKind::Retrying),
-            "succeeded" => Some(RunStateKind::Succeeded),
-            "failed" => Some(RunStateKind::Failed),
-            "missed" => Some(RunStateKind::Missed),
-            "cancelled" => Some(RunStateKind::Cancelled),
-            _ => None,
-        };
+        let state = |text: &str| STATES.into_iter().find(|(name, _)| *name == text).map(|(_, state)| state);
         let detail = "the value must be `retrying`, `succeeded`, `failed`, `missed` or `cancelled`";
         self.parse("state", state, "out_of_range", detail)
     }
@@ -191,7 +241,8 @@ impl Parser<'_> {
 
     fn host(&mut self) -> Option<String> {
         let host = |text: &str| {
-            let is_address = text.trim_start_matches('[').trim_end_matches(']').parse::<std::net::Ipv6Addr>().is_ok();
+            let address = text.strip_prefix('[').map_or(Some(text), |text| text.strip_suffix(']'));
+            let is_address = address.is_some_and(|address| address.parse::<Ipv6Addr>().is_ok());
             let is_of_host = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
             let is_host = is_address || !text.is_empty() && text.chars().all(is_of_host);
             (is_host && text.len() <= HOST_BYTES_MAX).then(|| canonical_host(text))
@@ -211,17 +262,12 @@ impl Parser<'_> {
         self.parse("late_by", |text| duration::parse(text).ok(), "invalid_duration", detail)
     }
 
-    /// Parses the range of nominal instants.
-    fn range(&mut self) -> (Timestamp, Timestamp) {
-        let instant = |text: &str| {
-            let parsed: jiff::Timestamp = text.parse().ok()?;
-            let instant = Timestamp::from_millis(parsed.as_millisecond());
-            (Timestamp::MIN..=Timestamp::MAX).contains(&instant).then_some(instant)
-        };
+    /// Parses the range of nominal instants. An absent end of the range is that of the token, if there is a token.
+    fn range(&mut self, token: Option<&Token>) -> (Timestamp, Timestamp) {
         let detail = "the value must be an RFC 3339 instant with a UTC offset, and not before 1970";
         let from = self.parse("from", instant, "invalid_time", detail);
         let until = self.parse("until", instant, "invalid_time", detail);
-        if !self.values.contains_key("from") && !self.values.contains_key("schedule") {
+        if !["from", "schedule", "page_token"].iter().any(|name| self.values.contains_key(name)) {
             let detail = "a listing without `schedule` needs a range of time; send `from`, and `until` for the end of the \
                           range";
             self.reject("from", "missing_parameter", detail.to_owned());
@@ -230,7 +276,8 @@ impl Parser<'_> {
             let detail = "until must be at or after from; exchange the two instants";
             self.reject("until", "out_of_range", detail.to_owned());
         }
-        (from.unwrap_or(Timestamp::MIN), until.unwrap_or(Timestamp::from_millis(Timestamp::MAX.as_millis() + 1)))
+        let (first, end) = token.map_or((Timestamp::MIN, END), |token| (token.from, token.until));
+        (from.unwrap_or(first), until.unwrap_or(end))
     }
 
     fn order(&mut self) -> Order {
@@ -250,6 +297,15 @@ impl Parser<'_> {
     }
 }
 
+/// Parses an instant, and rounds it up to a whole millisecond. Every run has a whole millisecond, so the rounded start
+/// or end of a range selects the same runs as the exact one.
+fn instant(text: &str) -> Option<Timestamp> {
+    let exact: jiff::Timestamp = text.parse().ok()?;
+    let nanos = u128::try_from(exact.as_nanosecond()).ok()?;
+    let instant = Timestamp::from_millis(i64::try_from(nanos.div_ceil(1_000_000)).ok()?);
+    (instant <= Timestamp::MAX).then_some(instant)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -257,6 +313,38 @@ mod tests {
     use super::*;
 
     const RANGE: &str = "from=2030-01-01T00:00:00Z";
+
+    fn after(query: &str) -> Option<Occurrence> {
+        RunQuery::parse(query).ok()?.after
+    }
+
+    #[test]
+    fn range_is_rounded_up_to_whole_milliseconds() {
+        let millis = |text: &str| instant(text).map(Timestamp::as_millis);
+        assert_eq!(millis("1970-01-01T00:00:00.001Z"), Some(1));
+        assert_eq!(millis("1970-01-01T00:00:00.0010001Z"), Some(2));
+        assert_eq!(millis("1970-01-01T01:00:00.000000001+01:00"), Some(1));
+        assert_eq!(millis("1969-12-31T23:59:59.9999Z"), None);
+        assert_eq!(millis("9999-12-30T22:00:00Z"), Some(Timestamp::MAX.as_millis()));
+        assert_eq!(millis("9999-12-30T22:00:00.0001Z"), None);
+    }
+
+    /// Tokens of an earlier build must stay valid during a rolling upgrade.
+    #[test]
+    fn page_token_has_the_form_of_earlier_builds() {
+        let all = "schedule=a&label=b=c&host=d.example&status=503&late_by=1500ms&state=failed&order=oldest";
+        let query = RunQuery::parse(&format!("{RANGE}&{all}")).ok().unwrap();
+        let place = Occurrence {
+            incarnation: Incarnation(2),
+            nominal: Timestamp::from_millis(1_900_000_000_000),
+            revision: Revision(3),
+            replay: 4,
+        };
+        let token = query.token(&place);
+        assert_eq!(token, "Ad1orgwAAAG42sW0AAAA5nfMi6MBAAABumDTOAAAAAAAAAAAAAAAAAAAAAACAAAAAwAE");
+        let same = "order=oldest&late_by=1s500ms&state=failed&status=503&host=D.example.&label=b%3Dc&schedule=a";
+        assert_eq!(after(&format!("{same}&page_token={token}")), Some(place));
+    }
 
     proptest! {
         #[test]
@@ -274,10 +362,17 @@ mod tests {
                 let query = format!("{RANGE}{filter}");
                 let token = RunQuery::parse(&query).ok().unwrap().token(&place);
                 for other in filters {
-                    let again = RunQuery::parse(&format!("{RANGE}{other}&limit=7&page_token={token}"));
-                    let expected = (other == filter).then_some(Some(place));
-                    prop_assert_eq!(again.ok().map(|again| again.after), expected, "{} {}", filter, other);
+                    let expected = (other == filter).then_some(place);
+                    let is_range = |filter: &str| filter.is_empty() || filter.starts_with("&until");
+                    // A request without `until` continues in the range of the token.
+                    let expected = expected.or((is_range(filter) && other.is_empty()).then_some(place));
+                    for range in [RANGE, ""] {
+                        let query = format!("{range}{other}&limit=7&page_token={token}");
+                        prop_assert_eq!(after(&query), expected, "{} {}", filter, query);
+                    }
                 }
+                let other_start = format!("from=2030-01-01T00:00:01Z{filter}&page_token={token}");
+                prop_assert_eq!(after(&other_start), None);
                 let cut = &token[..cut.index(token.len())];
                 let is_rejected = RunQuery::parse(&format!("{query}&page_token={cut}")).is_err();
                 prop_assert!(is_rejected);

@@ -42,7 +42,7 @@ pub(super) async fn dead_letters(
 fn page_response<'a>(runs: impl Iterator<Item = (&'a Run, Option<&'a ScheduleId>)>, limit: usize) -> Response<Body> {
     let runs: Vec<api::Run> = runs.map(|(run, id)| wire::run(run, id)).collect();
     let next_page_token = runs.last().filter(|_| runs.len() == limit).map(|run| run.id.clone());
-    wire::json(StatusCode::OK, &RunPage { runs, next_page_token })
+    wire::json(StatusCode::OK, &RunPage { runs, next_page_token, unreadable: 0 })
 }
 
 pub(super) async fn get(State(app): App, Caller { tenant, .. }: Caller, Id(id): Id) -> HandlerResult {

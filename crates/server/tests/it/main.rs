@@ -22,4 +22,5 @@ mod schedules;
 mod set_clock;
 mod support;
 mod tenants;
+mod unlisted_runs;
 mod unread;

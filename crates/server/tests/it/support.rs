@@ -56,6 +56,16 @@ impl World {
     }
 
     pub(crate) async fn start_on(runtime: Runtime, deliver: Arc<dyn Deliver>, options: Options) -> World {
+        World::start_wrapped(runtime, deliver, options, |store| store).await
+    }
+
+    /// Starts a server on the store that `wrap` returns.
+    pub(crate) async fn start_wrapped(
+        runtime: Runtime,
+        deliver: Arc<dyn Deliver>,
+        options: Options,
+        wrap: impl FnOnce(Arc<MemoryStore>) -> Arc<dyn Store>,
+    ) -> World {
         let store = Arc::new(MemoryStore::new(runtime.clone(), MemoryOptions::default()));
         for tenant in [operators(), tenant(1, KEY), tenant(2, FOREIGN_KEY)] {
             let entry = Audit::of(&tenant, runtime.now(), "test", "tenant.create", "");
@@ -63,7 +73,7 @@ impl World {
         }
         let scheduler = Scheduler::start(
             &runtime,
-            store.clone(),
+            wrap(store.clone()),
             deliver,
             scheduler::Options::default(),
             scheduler::Registry::default(),
@@ -160,7 +170,7 @@ fn tenant(number: u32, key: &str) -> Tenant {
 
 /// Test double for targets. A URL responds with the status that the last segment of its path contains. A topic stores
 /// every record in the same position.
-struct DeliverByPath;
+pub(crate) struct DeliverByPath;
 
 impl Deliver for DeliverByPath {
     fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Option<Delivered>> {

@@ -1,0 +1,126 @@
+//! Tests of listings on a store that cannot list all runs.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use domain::occurrence::Run;
+use domain::{Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term};
+use runtime::Runtime;
+use serde_json::{Value, json};
+use server::Options;
+use store::memory::MemoryStore;
+use store::{
+    Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Closed, Cursor, DuePage, DueRead, HandOver,
+    HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions,
+    RunList, RunRead, Store, StoreError, Usage, WriteRejection, Written,
+};
+
+use crate::support::{DeliverByPath, World};
+
+const NEXT_STEP: &str = "the test indexes the runs; wait until it has ended";
+const RANGE: &str = "/v1/runs?from=2020-01-01T00:00:00Z";
+
+/// State that the tests of this file set.
+#[derive(Default)]
+struct Listing {
+    is_unindexed: Mutex<bool>,
+    /// Number of damaged runs that each read of the store finds.
+    unreadable: AtomicUsize,
+}
+
+/// Store in memory whose listing of runs is in the state `listing`.
+struct Listed {
+    store: Arc<MemoryStore>,
+    listing: Arc<Listing>,
+}
+
+macro_rules! forward {
+    ($($name:ident($($argument:ident: $of:ty),*) -> $answer:ty;)*) => {
+        $(fn $name(&self, $($argument: $of),*) -> $answer {
+            self.store.$name($($argument),*)
+        })*
+    };
+}
+
+impl Store for Listed {
+    fn list_runs(&self, read: RunRead) -> Answer<'_, RunList> {
+        Box::pin(async move {
+            let is_unindexed = *self.listing.is_unindexed.lock().unwrap();
+            if is_unindexed && read.schedules.is_none() {
+                return Err(StoreError::Unindexed(NEXT_STEP.to_owned()));
+            }
+            let unreadable = self.listing.unreadable.load(Ordering::Relaxed);
+            Ok(RunList { unreadable, ..self.store.list_runs(read).await? })
+        })
+    }
+
+    forward! {
+        insert(inserts: Vec<Insert>) -> Answer<'_, Vec<Inserted>>;
+        closed(pollers: Vec<PollerId>) -> Answer<'_, Vec<Closed>>;
+        place(rows: Vec<(PollerId, DueKey)>) -> Answer<'_, Vec<Placed>>;
+        append_cancellations(marks: Vec<Cancellation>) -> Answer<'_, Vec<CancellationResult>>;
+        get(names: Vec<(TenantId, ScheduleId)>) -> Answer<'_, Vec<Option<Arc<Schedule>>>>;
+        load(incarnations: Vec<Incarnation>) -> Answer<'_, Vec<Option<Arc<Schedule>>>>;
+        list(read: ListRead) -> Answer<'_, ListPage>;
+        list_chosen_ids(read: ChosenIdRead) -> Answer<'_, ChosenIdPage>;
+        find_runs(occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>>;
+        runs(incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
+        dead_letters(tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
+        usage(tenants: Vec<TenantId>) -> Answer<'_, Vec<Usage>>;
+        tenants() -> Answer<'_, Vec<Tenant>>;
+        put_tenant(tenant: Tenant, entry: Audit) -> Answer<'_, Result<(), Outdated>>;
+        audit(tenant: TenantId, after: u64, limit: usize) -> Answer<'_, Vec<Audit>>;
+        health() -> Health;
+        take(shards: Vec<ShardId>) -> Answer<'_, Vec<Term>>;
+        positions(pollers: Vec<PollerId>) -> Answer<'_, Vec<Positions>>;
+        insert_log(shards: Arc<[ShardId]>, cursor: Cursor, limit: usize) -> Answer<'_, (Vec<InsertLogEntry>, Cursor)>;
+        cancellations(shards: Arc<[ShardId]>, cursor: Cursor) -> Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)>;
+        due(reads: Vec<DueRead>) -> Answer<'_, Vec<DuePage>>;
+        write(writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRejection>>>;
+        hand_over(lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRejection>>>;
+        handed_over(shards: Vec<ShardId>) -> Answer<'_, Vec<Vec<HandedOver>>>;
+    }
+}
+
+/// Starts a server with the schedule `a`, which has a run.
+async fn start() -> (World, Arc<Listing>) {
+    let listing = Arc::new(Listing::default());
+    let wrapped = listing.clone();
+    let wrap = move |store| -> Arc<dyn Store> { Arc::new(Listed { store, listing: wrapped }) };
+    let world = World::start_wrapped(Runtime::real(), Arc::new(DeliverByPath), Options::default(), wrap).await;
+    let target = json!({ "http": { "url": "http://127.0.0.1:9/204" } });
+    let body = json!({ "id": "a", "at": world.runtime.now().to_string(), "target": target });
+    assert_eq!(world.send("POST", "/v1/schedules", &body.to_string()).await.status, 201);
+    let wait = async { while world.send("GET", RANGE, "").await.json()["runs"] == json!([]) {} };
+    world.runtime.timeout(std::time::Duration::from_secs(20), wait).await.expect("the schedule has a run");
+    (world, listing)
+}
+
+#[tokio::test]
+async fn listing_without_an_index_is_rejected_with_the_next_step() {
+    let (world, listing) = start().await;
+    *listing.is_unindexed.lock().unwrap() = true;
+    let rejected = world.send("GET", RANGE, "").await;
+    assert_eq!((rejected.status, rejected.header("retry-after")), (503, Some("10")), "{}", rejected.body);
+    assert_eq!((rejected.text("/code"), rejected.text("/detail")), ("runs_not_indexed".into(), NEXT_STEP.into()));
+    for path in ["/v1/runs?schedule=a", "/v1/schedules/a/runs"] {
+        let of_schedule = world.send("GET", path, "").await;
+        assert_eq!(of_schedule.json()["runs"].as_array().map(Vec::len), Some(1), "{path}: {}", of_schedule.body);
+    }
+    *listing.is_unindexed.lock().unwrap() = false;
+    assert_eq!(world.send("GET", RANGE, "").await.status, 200);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn page_states_the_number_of_damaged_runs() {
+    let (world, listing) = start().await;
+    assert_eq!(world.send("GET", RANGE, "").await.json().get("unreadable"), None, "the field is absent without them");
+    listing.unreadable.store(2, Ordering::Relaxed);
+    for path in [RANGE, "/v1/runs?schedule=a"] {
+        let page = world.send("GET", path, "").await.json();
+        assert_eq!((&page["unreadable"], page["runs"].as_array().map(Vec::len)), (&json!(2), Some(1)), "{page}");
+        assert_eq!(page["next_page_token"], Value::Null);
+    }
+    world.stop().await;
+}
