@@ -23,8 +23,9 @@ pub enum RunOrder {
     Oldest,
 }
 
-/// Filter for a list of runs. A run is in the list if it meets all conditions that are not `None`. The filter needs a
-/// `schedule` or the start of a range in `from`.
+/// Filter for a list of runs. A run is in the list if it meets all conditions that are not `None`. For a first page, the
+/// filter needs a `schedule` or the start of a range in `from`. A page token contains the range of its list, so a filter
+/// for a further page needs no range.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RunQuery {
     /// State of the runs.
@@ -94,7 +95,7 @@ impl Client {
     }
 
     /// Streams the tenant's runs that match the filter. The client fetches the runs page by page. A run that changes
-    /// during the call may be missing.
+    /// during the call may be missing. The stream skips damaged runs, which [`Client::list_runs_page`] counts.
     #[must_use]
     pub fn list_runs(&self, query: &RunQuery) -> BoxStream<'static, Result<Run, Error>> {
         self.pages::<RunPage>(query.path())
@@ -104,9 +105,20 @@ impl Client {
     /// page may be short or empty although there is a next page, because the server limits the time for one page.
     ///
     /// # Errors
-    /// Returns an error with the code `invalid_parameter` or `schedule_not_found`, or another variant of [`Error`].
+    /// Returns an error with the code `invalid_parameter`, `schedule_not_found` or `runs_not_indexed`, or another
+    /// variant of [`Error`].
     pub async fn list_runs_page(&self, query: &RunQuery, limit: u16, token: Option<&str>) -> Result<RunPage, Error> {
         self.page(&query.path(), limit, token).await
+    }
+
+    /// Returns the server's time in whole seconds, rounded down, or `None` if the response does not contain the time. A
+    /// program that lists new runs again and again can ask for the time before each list. The list then contains every
+    /// matching run whose outcome the server stored before that time, also if the clocks of the machines differ.
+    ///
+    /// # Errors
+    /// Returns an [`Error`] if the call fails.
+    pub async fn server_time(&self) -> Result<Option<Time>, Error> {
+        Ok(self.0.call(&Call::get("/v1/quotas".to_owned())).await?.date)
     }
 
     /// Streams the tenant's dead letters. The client fetches the dead letters page by page.

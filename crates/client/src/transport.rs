@@ -2,11 +2,11 @@
 //! again.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use api::{PROBLEM_CONTENT_TYPE, Problem};
+use api::{PROBLEM_CONTENT_TYPE, Problem, Time};
 use bytes::Bytes;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, ETAG, RETRY_AFTER, USER_AGENT};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, DATE, ETAG, RETRY_AFTER, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
@@ -68,6 +68,8 @@ pub(crate) struct SuccessResponse {
     pub(crate) tag: Option<Tag>,
     /// True if the server repeats the response to an earlier request with the same idempotency key.
     pub(crate) is_replay: bool,
+    /// Server's time in whole seconds, rounded down.
+    pub(crate) date: Option<Time>,
     body: Bytes,
 }
 
@@ -195,6 +197,7 @@ impl Transport {
             true => Ok(SuccessResponse {
                 status: head.status,
                 tag: head.headers.get(ETAG).and_then(Tag::of),
+                date: head.headers.get(DATE).and_then(|value| date_of(value.to_str().ok()?)),
                 is_replay: head.headers.get("idempotent-replayed").is_some_and(|value| value == "true"),
                 body,
             }),
@@ -224,6 +227,12 @@ fn wait_of(text: &str) -> Option<Duration> {
         Ok(seconds) => Some(Duration::from_secs(seconds)),
         Err(_) => Some(httpdate::parse_http_date(text).ok()?.duration_since(clock::wall()).unwrap_or_default()),
     }
+}
+
+/// Parses the header `Date` (RFC 9110, 6.6.1).
+fn date_of(text: &str) -> Option<Time> {
+    let since = httpdate::parse_http_date(text).ok()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    Some(Time(i64::try_from(since.as_millis()).ok()?))
 }
 
 /// Checks the URL, and returns it without a slash at its end.

@@ -155,6 +155,17 @@ fn client_escapes_schedule_id_as_one_path_segment() {
 }
 
 #[test]
+fn client_returns_the_time_of_the_server() {
+    on_real(async |runtime| {
+        let world = World::start(&runtime).await;
+        let earliest = runtime.now().as_millis() / 1_000 * 1_000;
+        let time = world.client().server_time().await.unwrap().unwrap();
+        assert!((earliest..=runtime.now().as_millis()).contains(&time.0), "{time} is the time in whole seconds");
+        world.stop().await;
+    });
+}
+
+#[test]
 fn client_lists_dead_letters_in_pages_and_redrives_each_only_once() {
     on_real(async |runtime| {
         let world = World::start(&runtime).await;
@@ -184,7 +195,10 @@ fn client_lists_dead_letters_in_pages_and_redrives_each_only_once() {
         let ids = |runs: &[api::Run]| runs.iter().map(|run| run.id.clone()).collect::<std::collections::BTreeSet<_>>();
         assert_eq!((listed.len(), ids(&listed)), (5, ids(&dead)));
         let page = client.list_runs_page(&query, 2, None).await.unwrap();
-        assert_eq!(page.runs, listed[..2]);
+        assert_eq!((&page.runs[..], page.unreadable), (&listed[..2], 0));
+        let without_range = RunQuery { from: None, ..query.clone() };
+        let token = page.next_page_token.as_deref();
+        assert_eq!(client.list_runs_page(&without_range, 2, token).await.unwrap().runs, listed[2..4]);
         let late = RunQuery { late_by: Some(Duration::from_secs(3_600)), ..query };
         assert_eq!(client.list_runs_page(&late, 2, None).await.unwrap().runs, []);
         let no_range = client.list_runs_page(&RunQuery::default(), 2, None).await.unwrap_err();

@@ -167,6 +167,9 @@ fn next_step(client: &Client, error: &Error) -> Option<String> {
         (_, Some("precondition_failed")) => {
             "another client changed the schedule: `reveille schedule get` shows the schedule and its new tag"
         }
+        (_, Some("runs_not_indexed")) => {
+            "`reveille run list --schedule ID` and `reveille run dead-letters` work without the index"
+        }
         (_, Some("store_unavailable" | "coordination_unavailable" | "storage_full")) => {
             "try again later; `reveille cluster status` and the server's log show details"
         }

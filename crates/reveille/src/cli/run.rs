@@ -1,5 +1,6 @@
 //! Commands `reveille run`, which show a run, list runs, and list and redrive dead letters.
 
+mod follow;
 mod list;
 
 use anyhow::bail;
@@ -126,19 +127,18 @@ async fn dead_letters(arguments: DeadLetters) -> anyhow::Result<()> {
     let client = arguments.connect.client(DefaultKey::Admin)?;
     let Page { limit, page_token } = &arguments.page;
     let page = client.dead_letters_page(*limit, page_token.as_deref()).await;
-    show_page(&page.map_err(|error| explain(&client, &error))?, "", arguments.output)
+    show_page(&page.map_err(|error| explain(&client, &error))?, arguments.output)
 }
 
-/// Prints a page. `more` contains the options that the user must add to the command for the next page, apart from the
-/// token.
-pub(super) fn show_page(page: &RunPage, more: &str, output: Output) -> anyhow::Result<()> {
+/// Prints a page, with the option that the user must add to the command for the next page.
+pub(super) fn show_page(page: &RunPage, output: Output) -> anyhow::Result<()> {
     if output.json {
         return show::json(page);
     }
     let rows: Vec<_> = page.runs.iter().map(row).collect();
     show::table(["run", "schedule", "state", "scheduled at", "attempts", "last"], &rows)?;
     match &page.next_page_token {
-        Some(token) => Ok(console::line(&format!("\nmore: {more}--page-token {}", show::escaped(token)))?),
+        Some(token) => Ok(console::line(&format!("\nmore: --page-token {}", show::escaped(token)))?),
         None => Ok(()),
     }
 }

@@ -185,7 +185,7 @@ async fn runs(arguments: Runs) -> anyhow::Result<()> {
     let client = arguments.connect.client(DefaultKey::Admin)?;
     let Page { limit, page_token } = &arguments.page;
     let page = client.runs_page(&arguments.id, *limit, page_token.as_deref()).await;
-    run::show_page(&page.map_err(|error| explain(&client, &error))?, "", arguments.output)
+    run::show_page(&page.map_err(|error| explain(&client, &error))?, arguments.output)
 }
 
 fn show_dry_run(dry: &DryRun, output: Output) -> anyhow::Result<()> {

@@ -1,5 +1,7 @@
 //! Prints results on standard output, as tables and fields for people or as JSON for programs.
 
+use std::io::{self, Write as _};
+
 use cli_support::console;
 use reveille_client::{Error, Problem};
 use serde::Serialize;
@@ -33,6 +35,17 @@ pub(crate) fn json_item(id: &str, result: impl Serialize) -> anyhow::Result<()> 
 /// Prints the failure for the object with this id as JSON, on one line.
 pub(crate) fn json_failure(id: &str, error: &Error) -> anyhow::Result<()> {
     json_item(id, ItemFailure { error: error.to_string(), problem: error.problem() })
+}
+
+/// Prints a warning on standard error.
+pub(super) fn warn(text: &str) {
+    // If standard error is closed, the text is lost.
+    let _unwritten = writeln!(io::stderr(), "reveille: warning: {}", escaped(text));
+}
+
+/// Prints a warning about runs that the server could not read.
+pub(super) fn warn_of_unreadable(count: u64) {
+    warn(&format!("{count} damaged runs of this range may be missing; the server's log contains their ids"));
 }
 
 /// Prints the rows as a table with a heading above each column. Each column is as wide as its widest cell.

@@ -1,6 +1,6 @@
 //! Tests of the commands that act as clients of a server.
 
-use std::io::{BufRead as _, BufReader, Write};
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -10,7 +10,7 @@ use crate::receiver::Receiver;
 use crate::server::{BINARY, Server};
 
 /// Exit status and output of a command.
-struct Ran {
+pub(crate) struct Ran {
     code: i32,
     stdout: String,
     stderr: String,
@@ -24,19 +24,19 @@ impl Ran {
     }
 
     #[track_caller]
-    fn done(self) -> String {
+    pub(crate) fn done(self) -> String {
         assert_eq!((self.code, self.stderr.as_str()), (0, ""), "{}", self.stdout);
         self.stdout
     }
 
     #[track_caller]
-    fn failed(self, code: i32) -> String {
+    pub(crate) fn failed(self, code: i32) -> String {
         assert_eq!(self.code, code, "{}\n{}", self.stdout, self.stderr);
         self.stderr
     }
 }
 
-fn command(data: &Path, arguments: &[&str]) -> Command {
+pub(crate) fn command(data: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(BINARY);
     for name in ["REVEILLE_URL", "REVEILLE_KEY", "REVEILLE_KEY_FILE", "REVEILLE_TENANT", "RUST_LOG"] {
         command.env_remove(name);
@@ -45,7 +45,7 @@ fn command(data: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-fn run(data: &Path, arguments: &[&str]) -> Ran {
+pub(crate) fn run(data: &Path, arguments: &[&str]) -> Ran {
     Ran::of(&command(data, arguments).output().expect("the binary starts"))
 }
 
@@ -204,7 +204,7 @@ fn cli_lists_dead_letters_and_redrives_one_or_all_of_them() {
 }
 
 #[test]
-fn cli_lists_runs_with_filters_and_follows_new_runs() {
+fn cli_lists_runs_with_filters_and_in_pages() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
@@ -232,33 +232,24 @@ fn cli_lists_runs_with_filters_and_follows_new_runs() {
     let from = page["runs"][0]["scheduled_at"].as_str().unwrap();
     let text = run(&data, &["run", "list", "--limit", "1"]).done();
     assert!(text.starts_with("RUN") && text.contains("connection refused"), "{text}");
-    let (_, more) = text.split_once("\nmore: ").unwrap();
-    let next = listed(&more.split_whitespace().collect::<Vec<_>>());
-    assert_eq!(next, [oldest[0].clone()], "the printed options continue the list");
-    assert!(run(&data, &["run", "list", "--page-token", token]).failed(1).contains("--from"));
-    let rejected = run(&data, &["run", "list", "--from", from, "--page-token", token]).failed(1);
-    assert!(rejected.contains("--page-token") && rejected.contains("same filter"), "{rejected}");
+    for command in [&["--last", "24h"][..], &["--from", "2020-01-01T00:00:00Z", "--until", "2100-01-01T00:00:00Z"], &[]]
+    {
+        let text = run(&data, &[&["run", "list", "--limit", "1"], command].concat()).done();
+        let (_, more) = text.split_once("\nmore: ").unwrap();
+        let next = listed(&[command, &more.split_whitespace().collect::<Vec<_>>()].concat());
+        assert_eq!(next, [oldest[0].clone()], "the printed option continues the list");
+    }
+    assert_eq!(listed(&["--page-token", token]), [oldest[0].clone()], "the token of a JSON page continues the list");
+    for other in [["--from", from], ["--order", "oldest"]] {
+        let rejected = run(&data, &[&["run", "list", "--page-token", token], &other[..]].concat()).failed(1);
+        assert!(rejected.contains("--page-token") && rejected.contains("same filter"), "{rejected}");
+    }
     let rejected = run(&data, &["run", "list", "--from", from, "--until", "2020-01-01T00:00:00Z"]).failed(1);
     assert!(rejected.contains("--until"), "{rejected}");
     assert!(run(&data, &["run", "list", "--state", "dead"]).failed(2).contains("failed"));
     assert!(run(&data, &["run", "list", "--limit", "0"]).failed(2).contains("1..=1000"));
     assert!(run(&data, &["run", "list", "--schedule", "missing"]).failed(1).contains("reveille schedule list"));
     assert!(run(&data, &["run", "list", "--follow", "--limit", "3"]).failed(2).contains("--limit"));
-
-    let follow = ["run", "list", "--follow", "--last", "10m", "--window", "10m", "--json"];
-    let mut child = command(&data, &follow).stdout(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut next = || {
-        let run: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
-        run["schedule_id"].as_str().unwrap().to_owned()
-    };
-    assert_eq!([next(), next()].to_vec(), oldest);
-    for id in ["c", "d"] {
-        create(id, "team:red");
-        assert_eq!(next(), id, "the command prints each run once");
-    }
-    child.kill().unwrap();
-    child.wait().unwrap();
     assert!(server.stop().success());
 }
 

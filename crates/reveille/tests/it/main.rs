@@ -28,6 +28,7 @@ mod examples;
 mod file_modes;
 mod first_start;
 mod folder_lock;
+mod following;
 mod full_disk;
 mod inbox;
 mod metrics;
