@@ -5,6 +5,8 @@
 //! [`store::memory::MemoryStore`]. The memory store is atomic if the engine is atomic. The calls run one after another
 //! and follow the rules of the store port. The conformance cases and the simulator cover concurrent calls.
 
+mod run_lists;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -12,8 +14,8 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, RunFilter, RunState, RunStateKind, Schedule,
-    ScheduleId, ScheduleVersion, Secret, ShardId, Status, Target, TenantId, Term, Timestamp,
+    AttemptResult, DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, RunState, Schedule, ScheduleId,
+    ScheduleVersion, Secret, ShardId, Status, Target, TenantId, Term, Timestamp,
 };
 use proptest::prelude::*;
 
@@ -21,8 +23,8 @@ use crate::Subject;
 use crate::fixture::{Numbers, OTHER_TENANT, TENANT, id, insert_of, minute, only, run_of};
 use store::listing::{self, By, Listing, ListingOrder};
 use store::{
-    Cancellation, Change, Cursor, DueBound, DueRead, Insert, Inserted, Order, OwnerWrite, Placed, Positions, RunRead,
-    Store, Usage, Written,
+    Cancellation, Change, Cursor, DueBound, DueRead, Insert, Inserted, Order, OwnerWrite, Placed, Positions, Store,
+    Usage, Written,
 };
 
 const LABELS: [&str; 2] = ["team", "a label"];
@@ -434,7 +436,7 @@ impl Drive {
         let incarnations: Vec<_> = self.known.iter().map(|(incarnation, ..)| *incarnation).collect();
         same(&engine.load(incarnations.clone()).await, &model.load(incarnations.clone()).await, context);
         let mut all_runs: BTreeMap<TenantId, Vec<Run>> = BTreeMap::new();
-        for incarnation in incarnations {
+        for incarnation in incarnations.iter().copied() {
             let all = model.runs(incarnation, None, usize::MAX).await;
             same(&engine.runs(incarnation, None, usize::MAX).await, &all, context);
             let all = all.expect("the in-memory model accepts reads");
@@ -466,17 +468,8 @@ impl Drive {
             }
         }
         for (tenant, limit) in [(TENANT, 2), (OTHER_TENANT, 100)] {
-            let mut expected = all_runs.remove(&tenant).unwrap_or_default();
-            expected.sort_by_key(|run| run.occurrence.by_time());
-            let listed = runs_by_time(engine, tenant, RunFilter::default(), Order::Oldest, limit).await;
-            same(&listed, &expected, context);
-            let by_state = RunStateKind::ALL.map(|state| RunFilter { state: Some(state), ..RunFilter::default() });
-            for filter in [RunFilter::default()].into_iter().chain(by_state) {
-                for order in [Order::Oldest, Order::Newest] {
-                    let runs = runs_by_time(model, tenant, filter, order, limit).await;
-                    same(&runs_by_time(engine, tenant, filter, order, limit).await, &runs, context);
-                }
-            }
+            let runs = all_runs.remove(&tenant).unwrap_or_default();
+            run_lists::compare(engine, tenant, runs, &incarnations, limit, context).await;
         }
         let pollers: BTreeSet<PollerId> = self.known.iter().map(|(.., poller)| *poller).collect();
         for poller in pollers {
@@ -523,21 +516,6 @@ impl Drive {
     }
 }
 
-/// Returns the runs of all pages of a listing by time.
-async fn runs_by_time(store: &dyn Store, tenant: TenantId, filter: RunFilter, order: Order, limit: usize) -> Vec<Run> {
-    let (from, until) = (Timestamp::MIN, Timestamp::MAX);
-    let mut read = RunRead { tenant, schedules: None, from, until, filter, order, after: None, limit };
-    let mut runs = Vec::new();
-    loop {
-        let list = store.list_runs(read.clone()).await.expect("the store accepts reads");
-        runs.extend(list.runs);
-        read.after = list.next;
-        if list.next.is_none() {
-            return runs;
-        }
-    }
-}
-
 /// Returns the schedules of all pages of a listing.
 async fn listed(
     store: &dyn Store,
@@ -574,10 +552,19 @@ fn run_and_retry(tenant: TenantId, row: DueKey, state: u8, attempt: u8) -> (Run,
         RunState::Cancelled,
         RunState::Missed { last: row.position, count: 3, attempt_possible: true },
     ];
-    let state = states[usize::from(state) % states.len()];
+    let (detail, state) = (state / 6, states[usize::from(state) % states.len()]);
     let occurrence = Occurrence { replay: u16::from(attempt == 5), ..row.occurrence };
     let mut run = run_of(tenant, occurrence, state);
+    let results = [
+        AttemptResult::Answered(503),
+        AttemptResult::Answered(204),
+        AttemptResult::Answered(404),
+        AttemptResult::TimedOut,
+        AttemptResult::Stored { partition: 1, offset: 2 },
+    ];
     run.attempts[0].number = u16::from(attempt);
+    run.attempts[0].started_at = occurrence.nominal + Duration::from_secs([0, 1, 90][usize::from(detail) % 3]);
+    run.attempts[0].result = results[usize::from(detail) % results.len()].clone();
     let retry = DueKey { occurrence, attempt: u16::from(attempt) + 1, ..row };
     (run, (state == RunState::Retrying).then_some(retry))
 }

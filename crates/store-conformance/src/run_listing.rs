@@ -37,11 +37,11 @@ async fn listed_by(fixture: &Fixture, listing: &RunListing<'_>, limit: usize) ->
         let page = page(&*fixture.store, &listing, Default::default, || async {}).await;
         let page = page.expect("the store accepts reads");
         assert!(page.runs.len() <= limit, "a page contains at most `limit` runs");
-        for (run, id) in page.runs {
-            if limit == 1_000 {
-                let schedule = fixture.load(run.occurrence.incarnation).await;
-                assert_eq!(id, schedule.map(|schedule| schedule.id.clone()), "a listed run has the id of its schedule");
-            }
+        assert_eq!(page.unreadable, 0, "the store can read every run");
+        let schedules = page.runs.iter().map(|(run, _)| run.occurrence.incarnation).collect();
+        let schedules = fixture.store.load(schedules).await.expect("the store accepts reads");
+        for ((run, id), schedule) in page.runs.into_iter().zip(schedules) {
+            assert_eq!(id, schedule.map(|schedule| schedule.id.clone()), "a listed run has the id of its schedule");
             runs.push(run);
         }
         assert!(page.next.is_none_or(|next| Some(next) != listing.after), "the next page is after this page");

@@ -58,9 +58,12 @@ enum Bug {
     ReopenKeepsPositions,
     ReopenedIsNotCounted,
     RunFilterIsIgnored,
+    RunLatenessIsIgnored,
     RunListIsAlwaysLast,
     RunOrderIsIgnored,
+    RunStatusIsIgnored,
     RunsAfterIsIncluded,
+    RunsOfAllSchedulesAreListed,
     RunsUntilIsIncluded,
     TenantIsIgnored,
     TermsDoNotRise,
@@ -103,9 +106,12 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::ReopenKeepsPositions, "reopened_poller_keeps_its_new_rows"),
     (Bug::ReopenedIsNotCounted, "creator_observes_that_a_poller_was_reopened"),
     (Bug::RunFilterIsIgnored, "runs_are_listed_by_state_status_and_lateness"),
+    (Bug::RunLatenessIsIgnored, "runs_are_listed_by_state_status_and_lateness"),
     (Bug::RunListIsAlwaysLast, "runs_are_listed_by_time"),
     (Bug::RunOrderIsIgnored, "runs_are_listed_by_time"),
+    (Bug::RunStatusIsIgnored, "runs_are_listed_by_state_status_and_lateness"),
     (Bug::RunsAfterIsIncluded, "runs_are_read_in_pages"),
+    (Bug::RunsOfAllSchedulesAreListed, "runs_are_listed_by_schedule_label_and_host"),
     (Bug::RunsUntilIsIncluded, "runs_are_listed_by_time"),
     (Bug::TenantIsIgnored, "tenants_are_isolated"),
     (Bug::TermsDoNotRise, "every_take_of_a_shard_returns_a_higher_term"),
@@ -142,9 +148,13 @@ const SEEN_BY_THE_MODEL: &[Bug] = &[
     Bug::PositionsAreOfAnotherPoller,
     Bug::ReopenKeepsPositions,
     Bug::RunFilterIsIgnored,
+    Bug::RunLatenessIsIgnored,
     Bug::RunListIsAlwaysLast,
     Bug::RunOrderIsIgnored,
+    Bug::RunStatusIsIgnored,
     Bug::RunsAfterIsIncluded,
+    Bug::RunsOfAllSchedulesAreListed,
+    Bug::RunsUntilIsIncluded,
     Bug::TenantIsIgnored,
     Bug::TermsDoNotRise,
     Bug::WritesRunBackwards,
@@ -366,6 +376,15 @@ impl Store for Broken {
         }
         if self.has(Bug::RunFilterIsIgnored) {
             read.filter = RunFilter::default();
+        }
+        if self.has(Bug::RunLatenessIsIgnored) {
+            read.filter.late_by = None;
+        }
+        if self.has(Bug::RunStatusIsIgnored) {
+            read.filter.status = None;
+        }
+        if self.has(Bug::RunsOfAllSchedulesAreListed) {
+            read.schedules = None;
         }
         if self.has(Bug::RunsUntilIsIncluded) {
             read.until = read.until + std::time::Duration::from_millis(1);
