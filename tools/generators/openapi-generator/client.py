@@ -2,7 +2,7 @@
 
 import os
 import time
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 from reveille_client import (
     ApiClient,
@@ -70,6 +70,15 @@ for _ in range(300):
     time.sleep(0.1)
 assert [run.state for run in runs] == [RunState.FAILED] and runs[0].attempts[0].error, runs
 print("runs: ok")
+
+# The page token contains the range, so only the first request contains it.
+page = schedules.list_runs(var_from=at_once.at - timedelta(minutes=1), state="failed", host="127.0.0.1", limit=1)
+listed = list(page.runs)
+while page.next_page_token is not None:
+    page = schedules.list_runs(page_token=page.next_page_token, state="failed", host="127.0.0.1", limit=1)
+    listed += page.runs
+assert due.id in [run.schedule_id for run in listed], listed
+print("listing of runs: ok")
 
 try:
     schedules.create_schedule(ScheduleRequest(target=target, cron="every morning"))

@@ -4,7 +4,7 @@ import io
 import json
 import os
 import time
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 from reveille_client import AuthenticatedClient
 from reveille_client.api.schedules import (
@@ -12,6 +12,7 @@ from reveille_client.api.schedules import (
     create_schedule,
     create_schedule_batch,
     get_schedule,
+    list_runs,
     list_schedule_runs,
     list_schedules,
     patch_schedule,
@@ -19,6 +20,8 @@ from reveille_client.api.schedules import (
 from reveille_client.models import (
     BatchLine,
     CancelResult,
+    ListRunsOrder,
+    ListRunsState,
     Problem,
     ProblemCode,
     RetryRequest,
@@ -79,6 +82,33 @@ for _ in range(300):
     time.sleep(0.1)
 assert [run.state for run in runs] == [RunState.FAILED] and runs[0].attempts[0].error, runs
 print("runs: ok")
+
+# Each page has at most one run. A page may be empty although more pages follow. The page token contains the range, so
+# only the first request contains it.
+fires = [datetime.now(timezone.utc) - timedelta(milliseconds=number) for number in range(3)]
+for at in fires:
+    request = ScheduleRequest(target=target, at=at, labels=labels, retry=RetryRequest(attempts_max=1))
+    assert isinstance(create_schedule.sync(client=client, body=request), ScheduleSummary)
+filters = {
+    "state": ListRunsState.FAILED,
+    "label": "client=openapi-python-client",
+    "host": "127.0.0.1",
+    "order": ListRunsOrder.OLDEST,
+    "limit": 1,
+}
+for _ in range(300):
+    page = list_runs.sync(client=client, from_=fires[-1] - timedelta(minutes=1), **filters)
+    listed = list(page.runs)
+    while page.next_page_token is not None:
+        page = list_runs.sync(client=client, page_token=page.next_page_token, **filters)
+        listed += page.runs
+    if len(listed) >= len(fires):
+        break
+    time.sleep(0.1)
+assert len({run.id for run in listed}) == len(listed) == len(fires), listed
+assert listed == sorted(listed, key=lambda run: run.scheduled_at), listed
+assert all(run.attempts[0].error_class == "unreachable" for run in listed), listed
+print("listing of runs: ok")
 
 problem = create_schedule.sync(client=client, body=ScheduleRequest(target=target, cron="every morning"))
 assert isinstance(problem, Problem) and problem.code is ProblemCode.INVALID_SCHEDULE, problem
