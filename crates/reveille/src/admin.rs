@@ -134,7 +134,40 @@ async fn migrate(runtime: &Runtime, arguments: &MigrateArguments) -> anyhow::Res
         }
         Ok(())
     })
-    .await
+    .await?;
+    index_runs(runtime, &engine).await
+}
+
+/// Completes the index of the runs that earlier builds wrote, and prints a line for each partition without its index.
+/// Members can run at the same time.
+///
+/// # Errors
+/// Returns an error if the database cannot be reached, or if it rejects an index.
+pub(crate) async fn index_runs(runtime: &Runtime, engine: &PostgresEngine) -> anyhow::Result<()> {
+    let mut printed = Ok(());
+    let mut has_begun = false;
+    let progress = |partition: &str, left: usize| {
+        if printed.is_ok() && !has_begun {
+            has_begun = true;
+            printed = console::line(
+                "the schema is migrated, and members can start. Until the runs of earlier builds are indexed, only the \
+                 listing of all runs is unavailable",
+            );
+        }
+        if printed.is_ok() {
+            printed = console::line(&format!("indexing the runs in {partition}; partitions left: {left}"));
+        }
+    };
+    let indexed = store_postgres::index_runs(runtime, engine.store.as_str(), &engine.store_options(), progress).await;
+    indexed.context(
+        "the schema is migrated, and members can start, but the index of runs is incomplete; run this command again to \
+         complete it",
+    )?;
+    printed?;
+    if has_begun {
+        console::line("the index of runs is complete")?;
+    }
+    Ok(())
 }
 
 async fn new_epoch(runtime: &Runtime, arguments: &NewEpochArguments) -> anyhow::Result<()> {

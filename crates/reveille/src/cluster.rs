@@ -137,6 +137,12 @@ pub(crate) async fn open(
         opened => opened.context("cannot open the store")?,
     };
     identity::record_cluster(data, &store.cluster().id)?;
+    if !store.has_run_index().await.context("cannot read the state of the index of runs")? {
+        tracing::warn!(
+            "the index of runs is incomplete, so listings of all runs are unavailable; run `reveille store migrate` to \
+             complete it"
+        );
+    }
     let tenants = store.tenants().await.context("cannot read the tenants")?;
     ensure!(
         !tenants.is_empty(),

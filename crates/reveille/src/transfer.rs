@@ -72,6 +72,7 @@ pub(crate) async fn export(runtime: &Runtime, arguments: &TransferArguments) -> 
         data.display()
     );
     admin::migrate_schema(runtime, &engine).await?;
+    admin::index_runs(runtime, &engine).await?;
     let key = arguments.store_key.path(data);
     let copied = on_both(runtime, &engine, arguments, async |embedded, postgres| {
         let copied = copy(runtime, embedded, postgres, "the database", &key).await?;

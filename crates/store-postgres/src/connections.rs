@@ -31,13 +31,26 @@ impl Shared {
         text: &'static str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, Failure> {
+        let session = self.session().await?;
+        query(&session, text, parameters).await
+    }
+
+    /// Runs one statement, whose text another call is unlikely to repeat, and returns its rows. The connection prepares
+    /// the statement for this call only.
+    pub(crate) async fn query_once(&self, text: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Failure> {
+        let session = self.session().await?;
+        session.within(session.client().query(text, parameters)).await
+    }
+
+    /// Returns the session for the next statement, and counts the statement.
+    async fn session(&self) -> Result<Arc<Session>, Failure> {
         let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.links.len();
         let (later, first) = self.links.split_at(turn);
         // The store uses the links in turn (round robin). It skips a link without a connection if another link has one.
         let link = first.iter().chain(later).find(|link| link.is_up()).unwrap_or(&self.links[turn]);
         let session = link.session().await?;
         self.begun.inc();
-        query(&session, text, parameters).await
+        Ok(session)
     }
 
     /// Waits until every link has a connection, or until one link has failed to connect.

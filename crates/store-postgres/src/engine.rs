@@ -29,7 +29,7 @@ use crate::error::{OpenError, store_error};
 use crate::history::Sweep;
 use crate::options::Options;
 use crate::read::PollerState;
-use crate::runs_by_time::RunIndex;
+use crate::run_index::RunIndex;
 use crate::{cancel, create, gather, schema, write};
 
 /// Time for which the store reports that it is full after the server rejected a write for lack of space. After this
@@ -186,6 +186,15 @@ impl PostgresStore {
         let term_of =
             |row: &Row| (ShardId(row.get::<_, i16>(0).cast_unsigned()), Term(row.get::<_, i64>(1).cast_unsigned()));
         Ok(read.map_err(store_error)?.iter().map(term_of).collect())
+    }
+
+    /// Returns true if the index of runs is complete, so that a listing of the runs of all schedules is possible.
+    /// [`index_runs`](crate::index_runs) completes the index.
+    ///
+    /// # Errors
+    /// Returns an error if the server is unreachable or rejects the statement.
+    pub async fn has_run_index(&self) -> Result<bool, StoreError> {
+        self.inner.has_run_index().await
     }
 
     /// Registers the store's metrics.

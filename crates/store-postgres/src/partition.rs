@@ -190,7 +190,7 @@ pub(crate) enum Edge {
 impl Edge {
     /// Returns an SQL expression for this edge of the partition whose row in `pg_class` is `c`. The expression is null
     /// if the partition has no bound at this edge.
-    fn bound(self) -> String {
+    pub(crate) fn bound(self) -> String {
         let word = match self {
             Edge::Start => "FROM",
             Edge::End => "TO",

@@ -9,7 +9,7 @@ use runtime::Runtime;
 
 use crate::error::OpenError;
 use crate::options::Options;
-use crate::{epoch, inbox, listing, read, runs_by_time};
+use crate::{epoch, inbox, listing, read, run_index};
 
 const SCHEMA: Schema = Schema {
     name: "reveille",
@@ -62,9 +62,9 @@ pub struct Migrated {
     pub has_client_role: bool,
 }
 
-/// Creates the schema, or migrates an older schema to this build's version, in one transaction. Then creates the
-/// missing indexes of the partitions of runs, while members use the database. Changes nothing if the schema already has
-/// this build's version and all indexes.
+/// Creates the schema, or migrates an older schema to this build's version, in one transaction. Changes nothing if the
+/// schema already has this build's version. Afterwards members of this build can start. [`index_runs`] then completes the
+/// index of the runs of an older schema.
 ///
 /// # Errors
 /// Returns an error if the server is unreachable or rejects a statement, or if the schema has the version of a later
@@ -93,8 +93,33 @@ pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<
             Ok(Migrated { from, to: SCHEMA_VERSION, cluster, has_client_role })
         };
         let migrated = SCHEMA.migrate(session, newer, finish).await?;
-        runs_by_time::index_partitions(runtime, session).await?;
+        if migrated.from.is_none() {
+            // A new schema has no runs, so its index takes no time.
+            run_index::index_partitions(runtime, session, |_, _| ()).await?;
+        }
         Ok(migrated)
+    })
+    .await
+}
+
+/// Creates the missing indexes of the partitions of runs, while members use the database. Before each partition, calls
+/// `progress` with the name of the partition and the number of partitions that still lack their index. A repeated call
+/// continues after a failure.
+///
+/// # Errors
+/// Returns an error if the server is unreachable or rejects a statement, or if the schema does not have this build's
+/// version.
+pub async fn index_runs(
+    runtime: &Runtime,
+    url: &str,
+    options: &Options,
+    progress: impl FnMut(&str, usize),
+) -> Result<(), OpenError> {
+    let options = Options { statement_timeout: MIGRATION_TIMEOUT, ..options.clone() };
+    let server = Arc::new(Server::new(url, options.client())?);
+    Session::once(runtime, &server, async |session| {
+        check(session, &server, options.cluster.as_deref()).await?;
+        Ok(run_index::index_partitions(runtime, session, progress).await?)
     })
     .await
 }

@@ -115,7 +115,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// Returns a page of the runs that match `read`, in the order of [`Occurrence::by_time`] or in the reverse order.
     /// The module [`runs`] combines these pages with conditions on the schedules of the runs. An engine examines at
-    /// most [`runs::EXAMINED_MAX`] runs in one call.
+    /// most [`runs::EXAMINED_MAX`] runs in one call, also for many schedules and all states. It may end the page before
+    /// it has examined this many, for example because the range is long, and may then return an empty page.
     ///
     /// # Errors
     /// Returns [`StoreError::Unindexed`] if an earlier build wrote the store, and the engine has not yet completed the

@@ -72,7 +72,7 @@ pub struct RunList {
     /// Occurrence after which the next page starts. The current page need not contain it. `None` if there are no more
     /// runs.
     pub next: Option<Occurrence>,
-    /// Number of runs that the engine examined.
+    /// Number of runs that the engine examined. A run counts again if the next call examines it again.
     pub examined: usize,
     /// Number of runs that the engine could not decode. The engine logs them. They are not in the page, so that a
     /// damaged run hides no other run.
