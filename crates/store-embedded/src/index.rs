@@ -136,6 +136,8 @@ pub struct Verified {
 }
 
 type Visit<'a> = &'a mut dyn FnMut(&[u8], &Bytes) -> ControlFlow<()>;
+/// Visitor of versions of rows. The version of a removed row is `None`.
+type VisitVersion<'a> = &'a mut dyn FnMut(&[u8], Option<&Bytes>) -> ControlFlow<()>;
 
 /// Range of a scan: the versions before the sequence `before` of the rows from `from` (inclusive) to `to` (exclusive).
 #[derive(Clone, Copy, Debug)]
@@ -155,12 +157,7 @@ pub(crate) trait Index: Send + Sync + 'static {
     /// Calls `visit` with the rows of `range` in the order of their keys, until `visit` returns `Break`. `visit`
     /// receives the newest version of each row. The version of a removed row is `None`. The index need not contain
     /// removed rows. A caller that counts removed rows can bound the time of a scan.
-    fn scan_versions(
-        &self,
-        family: Family,
-        range: ScanRange<'_>,
-        visit: &mut dyn FnMut(&[u8], Option<&Bytes>) -> ControlFlow<()>,
-    ) -> Result<(), IndexError>;
+    fn scan_versions(&self, family: Family, range: ScanRange<'_>, visit: VisitVersion<'_>) -> Result<(), IndexError>;
 
     /// Calls `visit` with the rows from `from` (inclusive) to `to` (exclusive) in key order, until `visit` returns
     /// `Break`. `visit` receives the newest version of each row before the sequence `before`.

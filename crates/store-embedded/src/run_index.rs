@@ -66,13 +66,11 @@ async fn step(shared: &Shared, journal: &Journal<Ticket>) -> Result<IndexStep, S
     let _space = shared.take_space(u64::from(RUNS_AT_ONCE) * LISTED_RUN_BYTES).await?;
     let mut entries = Builder::new(Kind::IndexRuns, shared.options.entry_bytes);
     entries.index_runs(RUNS_AT_ONCE);
-    for entry in entries.finish() {
-        let (ticket, receiver) = oneshot::channel();
-        journal.append(entry.into(), ticket).await.map_err(|error| shared.append_error(&error))?;
-        match receiver.await.map_err(|_| closed())?? {
-            Response::IndexedRuns(step) => return Ok(step),
-            other => unreachable!("the response must have the kind of its journal entry, but it is {other:?}"),
-        }
+    let entry = entries.finish().pop().expect("a builder with an item returns an entry");
+    let (ticket, receiver) = oneshot::channel();
+    journal.append(entry.into(), ticket).await.map_err(|error| shared.append_error(&error))?;
+    match receiver.await.map_err(|_| closed())?? {
+        Response::IndexedRuns(step) => Ok(step),
+        other => unreachable!("the response must have the kind of its journal entry, but it is {other:?}"),
     }
-    unreachable!("a builder with one item returns one entry")
 }

@@ -47,8 +47,10 @@ pub(super) async fn compare(
     }
 }
 
-/// Filters of the compared listings, each with a range, and with `true` if the listing reads only some schedules.
-fn filters() -> Vec<(RunFilter, Option<(Timestamp, Timestamp)>, bool)> {
+/// Filter and range of a listing, and `true` if the listing reads only some schedules.
+type Listing = (RunFilter, Option<(Timestamp, Timestamp)>, bool);
+
+fn filters() -> Vec<Listing> {
     let all = RunFilter::default();
     let state = |state| RunFilter { state: Some(state), ..all };
     let status = |status| RunFilter { status: Some(status), ..all };

@@ -33,7 +33,7 @@ use self::retired::{Retired, RetiredFactory};
 use self::trickle::{Trickle, Trickling};
 use self::versions::{RemovedRowsFactory, VersionsFactory};
 use self::view::View;
-use super::{Family, Index, IndexError, Pressure, ScanRange, Sequence, Unreadable, Verified, Visit};
+use super::{Family, Index, IndexError, Pressure, ScanRange, Sequence, Unreadable, Verified, Visit, VisitVersion};
 use crate::options::Options;
 use crate::read::{hex, just_after};
 
@@ -282,7 +282,7 @@ impl Tree {
 fn visit_rows(
     family: Family,
     rows: impl Iterator<Item = lsm_tree::Result<(UserKey, UserValue)>>,
-    visit: &mut dyn FnMut(&[u8], Option<&Bytes>) -> ControlFlow<()>,
+    visit: VisitVersion<'_>,
 ) -> Result<(), lsm_tree::Error> {
     for row in rows {
         let (key, value) = row?;
@@ -330,12 +330,7 @@ impl Index for LsmIndex {
         value.map_err(|error| damage(family, &hex(key), &error))
     }
 
-    fn scan_versions(
-        &self,
-        family: Family,
-        range: ScanRange<'_>,
-        visit: &mut dyn FnMut(&[u8], Option<&Bytes>) -> ControlFlow<()>,
-    ) -> Result<(), IndexError> {
+    fn scan_versions(&self, family: Family, range: ScanRange<'_>, visit: VisitVersion<'_>) -> Result<(), IndexError> {
         let ScanRange { from, to, before, is_back } = range;
         if from >= to {
             return Ok(());

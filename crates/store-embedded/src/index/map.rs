@@ -17,7 +17,7 @@ use futures_util::future::BoxFuture;
 use runtime::Runtime;
 use stored::{Malformed, Put, Take};
 
-use super::{Family, Index, IndexError, Pressure, ScanRange, Sequence, Unreadable, Verified, Visit};
+use super::{Family, Index, IndexError, Pressure, ScanRange, Sequence, Unreadable, Verified, Visit, VisitVersion};
 use crate::file;
 use crate::read::{hex, just_after};
 
@@ -159,11 +159,7 @@ fn version(versions: &Versions, before: Sequence) -> Option<&Bytes> {
 
 /// Calls `visit` for the `rows` in order, until `visit` returns `Break`. `visit` receives the newest version of each
 /// row before the sequence `before`.
-fn visit_rows<'a>(
-    rows: impl Iterator<Item = (&'a Bytes, &'a Versions)>,
-    before: Sequence,
-    visit: &mut dyn FnMut(&[u8], Option<&Bytes>) -> ControlFlow<()>,
-) {
+fn visit_rows<'a>(rows: impl Iterator<Item = (&'a Bytes, &'a Versions)>, before: Sequence, visit: VisitVersion<'_>) {
     for (key, versions) in rows {
         if visit(key, version(versions, before)) == ControlFlow::Break(()) {
             break;
@@ -282,12 +278,7 @@ impl Index for MapIndex {
         Ok(state.families[family as usize].get(key).and_then(|versions| version(versions, before)).cloned())
     }
 
-    fn scan_versions(
-        &self,
-        family: Family,
-        range: ScanRange<'_>,
-        visit: &mut dyn FnMut(&[u8], Option<&Bytes>) -> ControlFlow<()>,
-    ) -> Result<(), IndexError> {
+    fn scan_versions(&self, family: Family, range: ScanRange<'_>, visit: VisitVersion<'_>) -> Result<(), IndexError> {
         let ScanRange { from, to, before, is_back } = range;
         if from >= to {
             return Ok(());
