@@ -2,6 +2,7 @@
 //! ensemble for coordination.
 
 mod epochs;
+mod run_index;
 mod tls;
 mod waiting;
 mod zookeeper;
