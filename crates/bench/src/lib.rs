@@ -25,6 +25,7 @@ mod overdue;
 mod process;
 mod quota_change;
 mod report;
+mod runs;
 mod server;
 mod soak;
 mod tenant;
@@ -53,9 +54,12 @@ use limit_handler::Durable;
 use load::Pace;
 use quota_change::QuotaChangeArguments;
 use report::Row;
+use runs::RunsArguments;
 use server::{Server, ServerArguments};
 use soak::SoakArguments;
 use topic::{BusArguments, OutageArguments};
+
+pub use runs::{LoadRunsArguments, load as load_runs};
 
 #[derive(Subcommand, Debug)]
 pub enum Command {
@@ -94,6 +98,10 @@ pub enum Command {
     /// Measure how many records per second a buffered producer accepts while the bus is away, and sends afterwards; fail if a
     /// record is lost or duplicated
     Buffer(BufferArguments),
+    /// Write runs into the store of a stopped server, for `bench runs`
+    LoadRuns(LoadRunsArguments),
+    /// Measure the time until the first page of runs arrives, for each filter, with the runs that `bench load-runs` wrote
+    Runs(RunsArguments),
     /// Run the child process of `consume` that consumes a topic
     #[command(hide = true)]
     ConsumeContestant(ContestantArguments),
@@ -300,7 +308,7 @@ pub struct PendingArguments {
     duration: u64,
 }
 
-/// Runs a trial. `store_connections` is the number of connections on which a PostgreSQL store writes. The measurement
+/// Runs a trial, except [`Command::LoadRuns`], whose store the caller opens. `store_connections` is the number of connections on which a PostgreSQL store writes. The measurement
 /// of the bare database uses the same number.
 ///
 /// # Errors
@@ -321,6 +329,8 @@ pub async fn run(runtime: &Runtime, command: Command, store_connections: usize) 
         Command::Election(arguments) => Box::pin(election::run(runtime, &arguments)).await,
         Command::Buffer(arguments) => Box::pin(buffer::run(runtime, &arguments)).await,
         Command::Consume(arguments) => Box::pin(consume::run(runtime, &arguments)).await,
+        Command::LoadRuns(_) => anyhow::bail!("the caller opens the store, and then calls `load_runs`"),
+        Command::Runs(arguments) => Box::pin(runs::run(runtime, &arguments)).await,
         Command::ConsumeContestant(arguments) => Box::pin(consume::run_contestant(runtime, &arguments)).await,
         Command::ElectionCandidate(arguments) => Box::pin(candidate::run(runtime, &arguments)).await,
         Command::LimitHandler { listen, journal, database, store } => {

@@ -5,6 +5,8 @@
 
 mod admin;
 mod authority;
+#[cfg(feature = "bench")]
+mod bench_store;
 #[cfg(feature = "kafka")]
 mod bus_commands;
 mod cli;
@@ -211,6 +213,8 @@ async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
         Command::Backup(arguments) => maintenance::backup(runtime, &arguments).await,
         Command::Restore(arguments) => maintenance::restore(runtime, &arguments).await,
         Command::Check(arguments) => maintenance::check(runtime, &arguments).await,
+        #[cfg(feature = "bench")]
+        Command::Bench(bench::Command::LoadRuns(arguments)) => bench_store::load_runs(runtime, &arguments).await,
         #[cfg(feature = "bench")]
         Command::Bench(command) => {
             // Some benchmarks open thousands of connections, so the process needs a high limit of open files.

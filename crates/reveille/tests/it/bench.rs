@@ -33,6 +33,21 @@ fn quota_change_bench_finds_no_lost_or_duplicate_callback() {
 }
 
 #[test]
+fn runs_bench_lists_loaded_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = ["--data", folder.path().to_str().unwrap()];
+    let run_on_data = |arguments: &[&str]| run(&[arguments, &data].concat());
+    run_on_data(&["create", "--duration", "1", "--connections", "1"]);
+    let message = run_on_data(&["load-runs", "--count", "20000"]);
+    assert!(message.contains("loaded 20000 runs"), "{message}");
+    let message = run_on_data(&["runs", "--repetitions", "2"]);
+    for filter in ["all newest", "state=failed oldest", "host=h7.example newest", "late_by=30s oldest"] {
+        assert!(message.contains(filter), "{filter}: {message}");
+    }
+    assert!(message.contains("the first page has 100 runs, and more pages follow"), "{message}");
+}
+
+#[test]
 fn election_bench_compares_reveille_to_curator() {
     let url = format!("zookeeper://{}", test_servers::zookeeper::shared().addresses());
     let sizes = ["--rounds", "1", "--warm-up", "0", "--session-millis", "2000"];
