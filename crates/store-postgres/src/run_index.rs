@@ -30,11 +30,14 @@ const LOCK_PERIOD: Duration = Duration::from_millis(100);
 /// Time for which this process uses the same list of partitions. An old list makes a listing slower, and not wrong.
 const DAYS_FOR: Duration = Duration::from_secs(60);
 
+/// Ranges of the partitions of the runs, in ascending order.
+type Days = Arc<[(i64, i64)]>;
+
 /// Knowledge of this process about the index `run_time` and the partitions of the runs.
 #[derive(Default)]
 pub(crate) struct RunIndex {
     is_valid: AtomicBool,
-    days: Mutex<Option<(Monotonic, Arc<[(i64, i64)]>)>>,
+    days: Mutex<Option<(Monotonic, Days)>>,
 }
 
 impl Inner {
@@ -62,7 +65,7 @@ impl Inner {
 
     /// Returns the ranges of the partitions of the runs in ascending order, in milliseconds, without the default
     /// partition. The list may be a minute old.
-    pub(crate) async fn run_days(&self) -> Result<Arc<[(i64, i64)]>, StoreError> {
+    pub(crate) async fn run_days(&self) -> Result<Days, StoreError> {
         let now = self.runtime.monotonic();
         let known = self.run_index.days.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((_, days)) = known.filter(|(read_at, _)| now < *read_at + DAYS_FOR) {
@@ -78,7 +81,7 @@ impl Inner {
             i64::MAX
         );
         let rows = self.readers.query_once(&list, &[]).await.map_err(store_error)?;
-        let days: Arc<[(i64, i64)]> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let days: Days = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
         *self.run_index.days.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, days.clone()));
         Ok(days)
     }
