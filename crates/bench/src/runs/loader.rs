@@ -171,7 +171,7 @@ async fn insert_schedules(runtime: &Runtime, store: &dyn Store, tenant: &Tenant)
         })
     };
     let schedules: Vec<Arc<Schedule>> = (0..SCHEDULES).map(schedule).collect();
-    debug_assert!(SCHEDULE < SCHEDULES, "the trial lists the runs of a loaded schedule");
+    const { assert!(SCHEDULE < SCHEDULES, "the trial lists the runs of a loaded schedule") };
     for some in schedules.chunks(INSERTS_PER_CALL) {
         let insert = |schedule: &Arc<Schedule>| {
             let (incarnation, revision) = (schedule.incarnation, schedule.revision);

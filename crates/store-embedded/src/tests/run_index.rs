@@ -225,7 +225,7 @@ fn read_of_removed_rows_is_bounded() {
                 None => break runs,
             }
         };
-        assert_eq!(found, [last.clone()]);
+        assert_eq!(found, std::slice::from_ref(last));
         assert!(calls >= 5, "{calls} calls read {RUNS} rows");
         closed(store).await;
     });
