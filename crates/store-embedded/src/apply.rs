@@ -10,6 +10,7 @@
 
 mod change;
 mod forget;
+mod list_runs;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -22,6 +23,7 @@ use store::{
 use stored::schedule::{self, Head};
 use stored::{Malformed, Put, Take, run};
 
+pub(crate) use self::list_runs::IndexStep;
 use crate::codec::changed::Changed;
 use crate::codec::entry::{HandOverItem, InsertItem, Kind, Reader, TenantItem};
 use crate::codec::listed::Bucket;
@@ -30,7 +32,6 @@ use crate::codec::{key, tenant};
 use crate::index::{Family, Index, IndexError, Sequence};
 use crate::memory::Memory;
 use crate::read::{Rows, damaged};
-use crate::runs_by_time::IndexStep;
 
 /// Response to the caller that appended an entry.
 #[derive(Debug)]

@@ -12,10 +12,9 @@ use journal::Journal;
 use store::StoreError;
 use tokio::sync::oneshot;
 
-use crate::apply::{LISTED_RUN_BYTES, Response};
+use crate::apply::{IndexStep, LISTED_RUN_BYTES, Response};
 use crate::background::{Shared, Ticket};
 use crate::codec::entry::{Builder, Kind};
-use crate::runs_by_time::IndexStep;
 
 /// Number of runs whose rows one journal entry writes. Other entries wait for about a millisecond while the applying
 /// task applies such an entry.

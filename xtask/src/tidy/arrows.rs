@@ -158,7 +158,8 @@ const RULES: &[Rule] = &[
     ),
     rule("paxos-simulator", &["paxos", "simulator"], &[]),
     rule("cli-support", &["domain", "listener", "runtime"], &[]),
-    // The benchmarks use no store engine. They receive an engine's settings as arguments.
+    // The benchmarks use no store engine. They receive an engine's settings as arguments, and write runs in bulk through
+    // the store's port.
     rule(
         "bench",
         &[
@@ -174,6 +175,7 @@ const RULES: &[Rule] = &[
             "postgres-client",
             "runtime",
             "scheduler",
+            "store",
         ],
         &[],
     ),

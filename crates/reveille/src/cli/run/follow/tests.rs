@@ -75,7 +75,7 @@ fn followed(seed: u64, skew: [i64; 2]) -> Vec<Outcome> {
         let member = skew[number % 2];
         let search = tail.search(Time((time + member).div_euclid(1_000) * 1_000));
         for (id, of) in runs.iter_mut().enumerate() {
-            // A search takes some time. It may or may not find a run that the server stores meanwhile.
+            // A search takes some time. It may or may not find a run that the server stores during this time.
             let is_found = of.stored <= time + random(2) * 200;
             let is_in_range = (search.from.0..search.until.0).contains(&of.due);
             if is_found && is_in_range && tail.is_new(&search, &run(&id.to_string(), Time(of.due))) {
