@@ -129,6 +129,7 @@ conformance::suite! { $ dyn Subject, conformance_tests, [$crate];
         runs_are_listed_by_time
         runs_are_listed_by_state_status_and_lateness
         retried_run_is_listed_in_its_new_state
+        runs_with_the_same_instant_are_listed
         runs_are_listed_by_schedule_label_and_host
         page_of_runs_is_bounded
         listing_of_runs_is_complete_during_changes

@@ -207,6 +207,46 @@ pub(super) async fn retried_run_is_listed_in_its_new_state(subject: &dyn Subject
     assert_eq!(listed(&fixture, &ALL).await, runs);
 }
 
+pub(super) async fn runs_with_the_same_instant_are_listed(subject: &dyn Subject) {
+    let fixture = Fixture::open(subject).await;
+    let mut schedules = Vec::new();
+    for _ in 0..3 {
+        let schedule = fixture.create(fixture.unnamed(minute(1))).await;
+        for (at, replay) in [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0)] {
+            let occurrence = Occurrence { replay, ..due_of(&schedule, minute(at)).occurrence };
+            write(&fixture, &schedule, run_of(TENANT, occurrence, RunState::Succeeded)).await;
+        }
+        schedules.push(schedule);
+    }
+    let all = runs_of(&fixture, &schedules, |_| true).await;
+    assert_eq!(listed(&fixture, &ALL).await, all);
+    for schedule in &schedules {
+        let of_schedule = RunListing { schedule: Some(schedule.incarnation), ..ALL };
+        let expected = runs_of(&fixture, std::slice::from_ref(schedule), |_| true).await;
+        assert_eq!(listed(&fixture, &of_schedule).await, expected);
+    }
+    let several: Vec<Incarnation> = schedules.iter().map(|schedule| schedule.incarnation).collect();
+    for order in ORDERS {
+        let (from, until) = (Timestamp::MIN, Timestamp::MAX);
+        let filter = RunFilter::default();
+        let schedules = Some(several.clone());
+        let mut read = RunRead { tenant: TENANT, schedules, from, until, filter, order, after: None, limit: 1 };
+        let mut found = Vec::new();
+        loop {
+            let list = fixture.store.list_runs(read.clone()).await.expect("the store accepts reads");
+            found.extend(list.runs);
+            read.after = list.next;
+            if list.next.is_none() {
+                break;
+            }
+        }
+        if order == Order::Newest {
+            found.reverse();
+        }
+        assert_eq!(found, all, "{order:?}");
+    }
+}
+
 fn by_state(state: RunStateKind) -> RunListing<'static> {
     RunListing { filter: RunFilter { state: Some(state), ..RunFilter::default() }, ..ALL }
 }

@@ -71,13 +71,15 @@ impl Rows {
         let mut list = RunList::default();
         let mut last = None;
         loop {
-            for stream in streams.iter_mut().filter(|stream| stream.rows.is_empty() && !stream.is_read) {
-                let rows_max = scanned_max.min(EXAMINED_MAX - list.examined);
-                if rows_max == 0 {
-                    list.next = last;
-                    return Ok(list);
+            for stream in &mut streams {
+                while stream.rows.is_empty() && !stream.is_read {
+                    let rows_max = scanned_max.min(EXAMINED_MAX - list.examined);
+                    if rows_max == 0 {
+                        list.next = last;
+                        return Ok(list);
+                    }
+                    list.examined += self.extend(stream, read, rows_max)?;
                 }
-                list.examined += self.extend(stream, read, rows_max)?;
             }
             let first = streams
                 .iter_mut()
@@ -165,17 +167,29 @@ fn streams_of_classes(read: &RunRead) -> Vec<Stream> {
 
 /// Returns one stream for each of the schedules.
 fn streams_of_schedules(read: &RunRead, schedules: &[Incarnation]) -> Vec<Stream> {
-    let (mut from, mut until) = (read.from, read.until);
-    match (read.order, read.after) {
-        (Order::Oldest, Some(after)) => from = from.max(after.nominal),
-        (Order::Newest, Some(after)) => until = until.min(after.nominal + Duration::from_millis(1)),
-        (_, None) => {}
-    }
     let stream = |incarnation: &Incarnation| {
-        let (from, to) = (key::runs_from(*incarnation, from), key::runs_from(*incarnation, until));
+        let (mut from, mut to) = (key::runs_from(*incarnation, read.from), key::runs_from(*incarnation, read.until));
+        match (read.order, read.after) {
+            (Order::Oldest, Some(after)) if after.incarnation == *incarnation => {
+                from = from.max(just_after(&key::run(&after)));
+            }
+            (Order::Oldest, Some(after)) => from = from.max(place_in(*incarnation, &after)),
+            (Order::Newest, Some(after)) => to = to.min(place_in(*incarnation, &after)),
+            (_, None) => {}
+        }
         Stream { from, to, rows: VecDeque::new(), is_read: false }
     };
     schedules.iter().map(stream).collect()
+}
+
+/// Returns the place of the occurrence `of` among the keys of the runs of a schedule, in the order of
+/// [`Occurrence::by_time`].
+fn place_in(incarnation: Incarnation, of: &Occurrence) -> Vec<u8> {
+    match incarnation.cmp(&of.incarnation) {
+        Ordering::Less => key::runs_from(incarnation, of.nominal + Duration::from_millis(1)),
+        Ordering::Equal => key::run(of).to_vec(),
+        Ordering::Greater => key::runs_from(incarnation, of.nominal),
+    }
 }
 
 fn in_order(order: Order, a: &Occurrence, b: &Occurrence) -> Ordering {

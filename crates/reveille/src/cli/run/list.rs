@@ -84,6 +84,7 @@ enum Order {
 /// Length of the range of a list without a range.
 const LAST_DEFAULT: Duration = Duration::from_secs(3_600);
 const WINDOW_DEFAULT: Duration = Duration::from_secs(60);
+
 impl List {
     fn query(&self, now: Time) -> RunQuery {
         let state = self.state.map(|state| match state {
