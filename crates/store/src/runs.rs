@@ -3,7 +3,8 @@
 //!
 //! The order of a listing is the order of the nominal instants. Runs with the same instant are in the order of their
 //! incarnations. A filter by schedule, or by a label of few schedules, reads only the runs of these schedules. Every
-//! other filter reads the runs of the tenant, and the engine finds the runs in one state by an index.
+//! other filter reads the runs of the tenant. By an index, the engine skips at least the runs that succeeded at once, if
+//! the filter selects another state.
 //!
 //! Invariants:
 //! - A caller that reads all pages receives every run that existed and matched the filter from the first to the last
@@ -72,7 +73,8 @@ pub struct RunList {
     /// Occurrence after which the next page starts. The current page need not contain it. `None` if there are no more
     /// runs.
     pub next: Option<Occurrence>,
-    /// Number of runs that the engine examined. A run counts again if the next call examines it again.
+    /// Number of runs that the engine examined, and of removed runs whose rows it still contains. A run counts again if
+    /// the next call examines it again.
     pub examined: usize,
     /// Number of runs that the engine could not decode. The engine logs them. They are not in the page, so that a
     /// damaged run hides no other run.
