@@ -5,8 +5,10 @@
 //! crates.
 
 pub mod decide;
+pub mod delay;
 pub mod duration;
 pub mod egress;
+pub mod explain;
 pub mod id;
 pub mod limits;
 pub mod occurrence;
@@ -19,9 +21,11 @@ pub mod schedule;
 pub mod secret;
 pub mod target;
 pub mod tenant;
+pub mod timing;
 pub mod topic;
 pub mod validate;
 
+pub use delay::{Delay, LATE_MIN};
 pub use egress::{EGRESS_REJECTED, Egress, EgressRejection};
 pub use id::{Incarnation, LabelKey, PollerId, Revision, ScheduleId, ShardId, TargetKey, TenantId, Term};
 pub use instants::Timestamp;
@@ -31,10 +35,11 @@ pub use occurrence::{
 };
 pub use outline::{RunFilter, RunOutline, RunStateKind};
 pub use quota::{Quota, Quotas};
-pub use recurrence::{Cron, CronError, When};
+pub use recurrence::{ClockChange, Cron, CronError, When};
 pub use retry::RetryPolicy;
 pub use schedule::{Precondition, Schedule, ScheduleVersion, Spec, Status};
 pub use secret::{KeyId, NOT_DECRYPTED, Secret};
 pub use target::{BusTarget, CloudEvent, CloudEventMode, HttpTarget, Target, TargetKind};
 pub use tenant::{ApiKey, Audit, Role, SigningSecret, Tenant};
+pub use timing::{Author, PastTiming, TimingEnd};
 pub use topic::TopicPattern;

@@ -6,7 +6,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::id::{base32, parse_base32};
-use crate::{EGRESS_REJECTED, Incarnation, NOT_DECRYPTED, Revision, TargetKey, TenantId, Timestamp};
+use crate::{Delay, EGRESS_REJECTED, Incarnation, NOT_DECRYPTED, Revision, TargetKey, TenantId, Timestamp};
 
 /// One due instant of one schedule. Attempts, hand-overs and crashes do not change it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -118,6 +118,9 @@ pub struct Attempt {
     pub started_at: Timestamp,
     pub duration: Duration,
     pub result: AttemptResult,
+    /// Reason why a first attempt started late. `None` if the attempt was on time, if it is a later attempt, or if no
+    /// reason is known.
+    pub delay: Option<Delay>,
 }
 
 /// Text of an attempt's error if the resolver cannot resolve the host name of the target.

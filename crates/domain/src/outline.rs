@@ -108,6 +108,7 @@ mod tests {
             started_at: nominal + Duration::from_secs(u64::from(number)),
             duration: Duration::ZERO,
             result: result.clone(),
+            delay: None,
         });
         let attempts = attempts.collect();
         let occurrence = Occurrence { incarnation: Incarnation(1), nominal, revision: Revision(0), replay };

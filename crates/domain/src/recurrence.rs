@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::Timestamp;
 
-pub use cron::{Cron, CronError, CronField};
+pub use cron::{ClockChange, Cron, CronError, CronField};
 
 #[derive(Clone, PartialEq, Debug)]
 pub enum When {
@@ -50,6 +50,18 @@ impl When {
             When::Every { interval, since } => {
                 let series = Series::new(since.unwrap_or(anchor), *interval);
                 series.instant(series.count_until(after) + 1)
+            }
+        }
+    }
+
+    /// Returns true if the timing has an occurrence at exactly `at`. `anchor` has the same meaning as in
+    /// [`When::next_after`]. An unreadable cron expression has no occurrence.
+    #[must_use]
+    pub fn is_at(&self, anchor: Timestamp, at: Timestamp) -> bool {
+        match self {
+            When::At(instant) => *instant == at,
+            When::Cron(_) | When::Every { .. } => {
+                self.next_after(anchor, Timestamp::from_millis(at.as_millis() - 1)) == Some(at)
             }
         }
     }

@@ -111,7 +111,10 @@ impl Peers for HttpPeers {
         let (client, to) = (self.client.clone(), to.clone());
         Box::pin(async move {
             let response = client.exchange(&to, operation, request).await;
-            response.map_err(|reason| PeerError::Unreachable { member: to.name, reason })
+            response.map_err(|failure| match failure {
+                Failure::UnknownOperation => PeerError::UnknownOperation { member: to.name },
+                Failure::Unreachable(reason) => PeerError::Unreachable { member: to.name, reason },
+            })
         })
     }
 }
@@ -133,10 +136,21 @@ struct Client {
 /// Reason why a request failed, as text for operators.
 type Reason = String;
 
+enum Failure {
+    UnknownOperation,
+    Unreachable(Reason),
+}
+
+impl From<Reason> for Failure {
+    fn from(reason: Reason) -> Self {
+        Failure::Unreachable(reason)
+    }
+}
+
 impl Client {
-    async fn exchange(&self, to: &Member, operation: &'static str, body: Bytes) -> Result<Bytes, Reason> {
+    async fn exchange(&self, to: &Member, operation: &'static str, body: Bytes) -> Result<Bytes, Failure> {
         if body.len() > REQUEST_BYTES_MAX {
-            return Err(format!("the request has {} bytes; the limit is {REQUEST_BYTES_MAX}", body.len()));
+            return Err(format!("the request has {} bytes; the limit is {REQUEST_BYTES_MAX}", body.len()).into());
         }
         let user = Session { id: to.id, generation: self.identity.generation(), period: self.period() };
         let uri = uri(&user.to_string(), &to.address)?;
@@ -148,10 +162,10 @@ impl Client {
         self.runtime
             .timeout(self.options.request_timeout, sending)
             .await
-            .unwrap_or_else(|| Err(format!("no response within {:?}", self.options.request_timeout)))
+            .unwrap_or_else(|| Err(format!("no response within {:?}", self.options.request_timeout).into()))
     }
 
-    async fn send(&self, uri: Uri, operation: &'static str, body: Bytes) -> Result<Bytes, Reason> {
+    async fn send(&self, uri: Uri, operation: &'static str, body: Bytes) -> Result<Bytes, Failure> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = uri;
@@ -179,7 +193,7 @@ impl Client {
 }
 
 /// Reads the response and returns its body.
-async fn read(response: Response<Incoming>) -> Result<Bytes, Reason> {
+async fn read(response: Response<Incoming>) -> Result<Bytes, Failure> {
     let (head, body) = response.into_parts();
     let body = Limited::new(body, RESPONSE_BYTES_MAX).collect().await.map_err(|error| {
         if error.is::<LengthLimitError>() {
@@ -188,8 +202,11 @@ async fn read(response: Response<Incoming>) -> Result<Bytes, Reason> {
         describe(&*error)
     })?;
     let body = body.to_bytes();
+    if head.status == StatusCode::NOT_FOUND {
+        return Err(Failure::UnknownOperation);
+    }
     if head.status != StatusCode::OK {
-        return Err(format!("the member rejected the request ({}): {}", head.status.as_u16(), shortened(&body)));
+        return Err(format!("the member rejected the request ({}): {}", head.status.as_u16(), shortened(&body)).into());
     }
     Ok(body)
 }

@@ -8,10 +8,11 @@
 //! The client repeats a request only if its pooled connection closed before the client sent any byte of the request.
 //! This crate does not interpret the bodies of requests: it transports bytes and the name of an operation.
 //!
-//! Invariants: The listener reads a request only after the caller has presented a certificate of a trusted authority. The
-//! client sends a request only after the listener has presented such a certificate with the id of the receiver. Every
-//! failure of a request is [`scheduler::PeerError::Unreachable`] with a reason. This crate limits the sizes of messages,
-//! the durations of waits, and the numbers of connections and requests. Keys appear in no log and no error.
+//! Invariants: The listener reads a request only after the caller has presented a certificate of a trusted authority.
+//! The client sends a request only after the listener has presented such a certificate with the id of the receiver.
+//! Every failure of a request is [`scheduler::PeerError::Unreachable`] with a reason, except that an earlier build may
+//! not know the operation. This crate limits the sizes of messages, the durations of waits, and the numbers of
+//! connections and requests. Keys appear in no log and no error.
 //!
 //! docs/decisions/0110-send-member-requests-over-http.md and 0228-encrypt-the-connections-between-members.md give the
 //! reasons for the design.

@@ -422,7 +422,7 @@ fn as_new(schedule: &Arc<Schedule>) -> Insert {
     changed.next = Some(nominal);
     let occurrence = Occurrence { incarnation: changed.incarnation, nominal, revision: changed.revision, replay: 0 };
     let due = DueKey { position: nominal, occurrence, attempt: 1, target: changed.spec.target.key() };
-    Insert { schedule, due }
+    Insert { schedule, due, by: None }
 }
 
 #[cfg(test)]

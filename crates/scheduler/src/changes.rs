@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::{
-    DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, RunState, Schedule, ScheduleId, ScheduleVersion,
-    ShardId, Status, TenantId, Timestamp, decide,
+    Author, DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, RunState, Schedule, ScheduleId,
+    ScheduleVersion, ShardId, Status, TenantId, Timestamp, decide,
 };
 use store::{
     Change, Health, Insert, InsertLogEntry, Inserted, OwnerWrite, Placed, StoreError, WriteRejection, Written,
@@ -214,14 +214,16 @@ impl Changes {
     }
 
     /// Cancels the schedule if it still has this incarnation and revision. Returns `None` if the schedule has another
-    /// version.
+    /// version. `key` is the id of the API key that requested the cancellation.
     pub(crate) async fn cancel_if(
         &self,
         poller: PollerId,
         edition: ScheduleVersion,
+        key: Option<String>,
     ) -> Result<Option<CancelResponse>, OwnerError> {
         let _shard = self.enter(BTreeSet::from([poller.shard()])).await?;
-        match self.write(poller, Change::CancelIf(edition)).await? {
+        let author = Author { at: self.shared.runtime.now(), key };
+        match self.write(poller, Change::CancelIf(edition, Some(author))).await? {
             Ok(_) => Ok(Some(self.cancel_answer(edition.incarnation))),
             Err(WriteRejection::Changed) => Ok(None),
             Err(refusal) => Err(undone_from(refusal)),
@@ -286,7 +288,7 @@ impl Changes {
         };
         let due = decide::first(&schedule, now)?;
         schedule.next = Some(due.occurrence.nominal);
-        Some(Insert { schedule: Arc::new(schedule), due })
+        Some(Insert { schedule: Arc::new(schedule), due, by: request.by })
     }
 
     /// Plans a put that replaces `existing`, as [`Changes::plan`] plans a create. `existing` is the stored schedule at

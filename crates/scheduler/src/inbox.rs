@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::quota::{Rate, TokenBucket};
-use domain::{Incarnation, PollerId, Quota, ScheduleId, ShardId, Spec, Tenant, TenantId, Timestamp};
+use domain::{Author, Incarnation, PollerId, Quota, ScheduleId, ShardId, Spec, Tenant, TenantId, Timestamp};
 use futures_util::FutureExt as _;
 use runtime::Monotonic;
 use store::{Cancellation, Health, Inbox, InboxEntry, InboxRead, StoreError};
@@ -36,6 +36,8 @@ pub type ReadSpec = Arc<dyn Fn(&str, &Tenant, Timestamp) -> Result<Spec, String>
 /// Time between two reads of the inbox. After the commit of the application's transaction, an entry may wait this long
 /// until the owner reads it.
 const PERIOD: Duration = Duration::from_millis(200);
+/// Author of the cancellations that applications requested in SQL.
+const INBOX_AUTHOR: &str = "inbox";
 /// Time between two publications of the usage.
 const PUBLISH_PERIOD: Duration = Duration::from_secs(1);
 /// Maximum number of entries in one read.
@@ -243,7 +245,8 @@ impl Mover {
             self.shared.metrics.panics.inc();
             Err("the check of the spec panicked".to_owned())
         })?;
-        let request = Create { tenant: known, id: Some(id.clone()), incarnation: Some(incarnation), spec };
+        let by = Some(INBOX_AUTHOR.to_owned());
+        let request = Create { tenant: known, id: Some(id.clone()), incarnation: Some(incarnation), spec, by };
         Ok(Judged { number, tenant, id, effect: Effect::Create { poller, request: Box::new(request) } })
     }
 
@@ -351,7 +354,11 @@ impl Mover {
         if entries.is_empty() {
             return Ok(Vec::new());
         }
-        let cancellation = |entry: &Judged| Cancellation { tenant: entry.tenant, id: entry.id.clone() };
+        let author = Some(Author { at: self.shared.runtime.now(), key: Some(INBOX_AUTHOR.to_owned()) });
+        let cancellation = |entry: &Judged| {
+            let (tenant, id, author) = (entry.tenant, entry.id.clone(), author.clone());
+            Cancellation { tenant, id, author }
+        };
         let recorded = self.shared.store.append_cancellations(entries.iter().map(cancellation).collect()).await?;
         for result in recorded {
             let Some(schedule) = result.before else { continue };

@@ -14,6 +14,7 @@ mod clock;
 mod cluster;
 mod creator;
 mod deliver;
+mod explain;
 mod firing;
 mod inbox;
 mod known_tenants;
@@ -34,7 +35,7 @@ pub use membership::Outage;
 pub use options::Options;
 pub use prometheus_client::registry::Registry;
 pub use requests::{
-    AttemptOutcome, CancelResponse, Create, CreateRejection, OwnerError, PutResponse, RedriveResponse, Timing,
+    AttemptOutcome, CancelResponse, Create, CreateRejection, OwnerError, PutResponse, RedriveResponse, Timing, Waiting,
 };
 pub use service::Scheduler;
 pub use tenants::Tenants;

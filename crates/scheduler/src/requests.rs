@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use domain::occurrence::Run;
-use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Spec, Tenant, Timestamp};
+use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Spec, TargetKey, Tenant, Timestamp};
 use store::StoreError;
 
 /// Request for a new schedule. The caller must already have validated the spec.
@@ -16,6 +16,9 @@ pub struct Create {
     /// the same incarnation creates no second schedule.
     pub incarnation: Option<Incarnation>,
     pub spec: Spec,
+    /// Id of the API key that requested the change, for the history of the schedule's timings. `None` if the caller
+    /// does not know the key.
+    pub by: Option<String>,
 }
 
 /// Reason why the scheduler did not create a schedule.
@@ -82,6 +85,15 @@ pub struct AttemptOutcome {
     pub run: Run,
     pub then: Option<DueKey>,
     pub ends: bool,
+}
+
+/// Request for the reason for which a key that was due at `due` waits now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Waiting {
+    pub poller: PollerId,
+    pub incarnation: Incarnation,
+    pub target: TargetKey,
+    pub due: Timestamp,
 }
 
 /// Reason why an owner-only request has no result.

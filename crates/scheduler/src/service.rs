@@ -3,9 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use domain::explain::Explanation;
 use domain::id::SHARDS;
 use domain::occurrence::Run;
-use domain::{Incarnation, Occurrence, Precondition, Schedule, ScheduleId, ShardId, TenantId};
+use domain::{Incarnation, Occurrence, Precondition, Schedule, ScheduleId, ShardId, TenantId, Timestamp};
 use membership::{MemberId, Outage};
 use prometheus_client::registry::Registry;
 use runtime::{Runtime, TaskSet};
@@ -24,6 +25,7 @@ use crate::cluster::ownership::{Before, take};
 use crate::cluster::peers::InvalidRequest;
 use crate::cluster::serving::Serving;
 use crate::deliver::Deliver;
+use crate::explain::explain_at;
 use crate::firing::messages::Gained;
 use crate::firing::supervisor::supervise;
 use crate::inbox::{Mover, ReadSpec};
@@ -298,13 +300,18 @@ impl Scheduler {
         listing::page(&*self.shared.store, listing, || self.shared.turns.take(listing.tenant)).await
     }
 
-    /// Cancels the schedule with this id.
+    /// Cancels the schedule with this id. `key` is the id of the API key that requested the cancellation.
     ///
     /// # Errors
     /// Returns an error if the store fails. The schedule may or may not be cancelled. If its cancellation record is
     /// durable, the owner will cancel the schedule.
-    pub async fn cancel(&self, tenant: TenantId, id: ScheduleId) -> Result<CancelResponse, StoreError> {
-        self.forwarding.cancel(tenant, id).await
+    pub async fn cancel(
+        &self,
+        tenant: TenantId,
+        id: ScheduleId,
+        key: Option<String>,
+    ) -> Result<CancelResponse, StoreError> {
+        self.forwarding.cancel(tenant, id, key).await
     }
 
     /// Cancels a schedule, as [`Scheduler::cancel`] does, if it still has the incarnation and revision of `found`. If
@@ -314,8 +321,8 @@ impl Scheduler {
     /// # Errors
     /// Returns an error if the store fails, or if the owner is unreachable. The cancellation may or may not have taken
     /// effect.
-    pub async fn cancel_if(&self, found: &Schedule) -> Result<Option<CancelResponse>, StoreError> {
-        self.forwarding.cancel_if(found).await
+    pub async fn cancel_if(&self, found: &Schedule, key: Option<String>) -> Result<Option<CancelResponse>, StoreError> {
+        self.forwarding.cancel_if(found, key).await
     }
 
     /// Returns at most `limit` runs of a schedule in the order of their occurrences, from the first run after `after`.
@@ -397,6 +404,24 @@ impl Scheduler {
     pub async fn list_runs(&self, listing: &RunListing<'_>) -> Result<RunPage, StoreError> {
         let clock = || self.shared.runtime.monotonic();
         runs::page(&*self.shared.store, listing, clock, || self.shared.turns.take(listing.tenant)).await
+    }
+
+    /// Explains why a schedule did, did not or will not fire at the instant `at`. Returns `None` if no schedule has the
+    /// id.
+    ///
+    /// # Errors
+    /// Returns an error if the store fails.
+    pub async fn explain(
+        &self,
+        tenant: TenantId,
+        id: ScheduleId,
+        at: Timestamp,
+    ) -> Result<Option<Explanation>, StoreError> {
+        let has_owner = |shard: ShardId| {
+            let has_claimant = |cluster: &Arc<Cluster>| cluster.other_claimant(shard).is_some();
+            self.shared.owns(shard) || self.cluster.as_ref().is_some_and(has_claimant)
+        };
+        explain_at(&self.shared, &self.forwarding, has_owner, tenant, id, at).await
     }
 
     /// Returns the ids of the schedules with these incarnations. The id is `None` if the schedule does not exist.

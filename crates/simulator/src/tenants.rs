@@ -116,7 +116,7 @@ pub fn run(sim: &Simulation) {
             receiver.check_started(&created);
         }
         // The attempt of the latest occurrence may be in flight. Then the cancellation is too late for this occurrence.
-        let cancelled = scheduler.cancel(QUIET, created[0].id.clone()).await;
+        let cancelled = scheduler.cancel(QUIET, created[0].id.clone(), None).await;
         assert!(
             matches!(cancelled, Ok(CancelResponse::Cancelled | CancelResponse::TooLate)),
             "the store rejected a cancellation: {cancelled:?}"
@@ -182,7 +182,7 @@ async fn create(scheduler: &Scheduler, requests: Vec<Create>) -> Vec<Arc<Schedul
 
 fn request(owner: u64, id: String, when: When, spec: Spec) -> Create {
     let id = ScheduleId::new(&id).expect("a schedule id may contain letters, digits and `-`");
-    Create { tenant: Arc::new(tenant(owner)), id: Some(id), incarnation: None, spec: Spec { when, ..spec } }
+    Create { tenant: Arc::new(tenant(owner)), id: Some(id), incarnation: None, spec: Spec { when, ..spec }, by: None }
 }
 
 /// Returns `count` create requests of one hostile tenant. The schedules are due soon, and one in four is recurring.

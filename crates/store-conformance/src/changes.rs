@@ -230,7 +230,7 @@ pub(super) async fn concurrent_put_and_cancel_agree_on_the_result(subject: &dyn 
         let cancelling = async {
             yield_times(round % 7).await;
             match round % 2 {
-                0 => owner.try_write(Change::CancelIf(schedule.edition())).await,
+                0 => owner.try_write(Change::CancelIf(schedule.edition(), None)).await,
                 _ => owner.try_write(Change::Cancel(schedule.incarnation)).await,
             }
         };
@@ -257,20 +257,20 @@ pub(super) async fn conditional_cancel_spares_other_versions(subject: &dyn Subje
     let unknown = ScheduleVersion { incarnation: fixture.numbers.incarnation(), ..first.edition() };
     let later = ScheduleVersion { revision: Revision(1), ..first.edition() };
     for edition in [unknown, later] {
-        assert_eq!(owner.try_write(Change::CancelIf(edition)).await, Err(WriteRejection::Changed));
+        assert_eq!(owner.try_write(Change::CancelIf(edition, None)).await, Err(WriteRejection::Changed));
     }
     let second = put_over(owner, &first, minute(2)).await;
-    assert_eq!(owner.try_write(Change::CancelIf(first.edition())).await, Err(WriteRejection::Changed));
+    assert_eq!(owner.try_write(Change::CancelIf(first.edition(), None)).await, Err(WriteRejection::Changed));
     assert_eq!(fixture.now(&first).await, second);
 
     // An advance does not change the version of the schedule.
     let (incarnation, revision) = (second.incarnation, second.revision);
     owner.write(Change::Advance { incarnation, revision, due: due_of(&second, minute(3)) }).await;
-    owner.write(Change::CancelIf(second.edition())).await;
+    owner.write(Change::CancelIf(second.edition(), None)).await;
     let cancelled = fixture.now(&first).await;
     assert_eq!((cancelled.status, cancelled.revision, cancelled.next), (Status::Cancelled, Revision(2), None));
     for edition in [second.edition(), cancelled.edition()] {
-        assert_eq!(owner.try_write(Change::CancelIf(edition)).await, Err(WriteRejection::Changed));
+        assert_eq!(owner.try_write(Change::CancelIf(edition, None)).await, Err(WriteRejection::Changed));
     }
     assert_eq!(fixture.now(&first).await, cancelled);
 }
@@ -357,6 +357,7 @@ pub(super) async fn run_is_stored_exactly(subject: &dyn Subject) {
         started_at: minute(i64::from(number)),
         duration: Duration::from_millis(u64::from(number) * 100_000),
         result,
+        delay: None,
     });
     let run = Run {
         tenant: TENANT,

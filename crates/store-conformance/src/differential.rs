@@ -258,7 +258,7 @@ impl Drive {
             .iter()
             .map(|name| {
                 let (tenant, id) = self.resolve_existing(*name);
-                Cancellation { tenant, id }
+                Cancellation { tenant, id, author: None }
             })
             .collect();
         let engine = engine.append_cancellations(marks.clone()).await.expect("the engine accepts cancellation records");
@@ -332,7 +332,7 @@ impl Drive {
             Kind::Put(_) | Kind::PutIf(..) => unreachable!("handled above"),
             Kind::Cancel => Change::Cancel(incarnation),
             Kind::CancelIf { old_revision } => {
-                Change::CancelIf(ScheduleVersion { incarnation, revision: revision(old_revision) })
+                Change::CancelIf(ScheduleVersion { incarnation, revision: revision(old_revision) }, None)
             }
             Kind::Run { state, attempt, old_revision, ends } => {
                 let row = row(old_revision);
@@ -437,6 +437,8 @@ impl Drive {
         same(&engine.load(incarnations.clone()).await, &model.load(incarnations.clone()).await, context);
         let mut all_runs: BTreeMap<TenantId, Vec<Run>> = BTreeMap::new();
         for incarnation in incarnations.iter().copied() {
+            let past = model.past_timings(incarnation, Revision(0), usize::MAX).await;
+            same(&engine.past_timings(incarnation, Revision(0), usize::MAX).await, &past, context);
             let all = model.runs(incarnation, None, usize::MAX).await;
             same(&engine.runs(incarnation, None, usize::MAX).await, &all, context);
             let all = all.expect("the in-memory model accepts reads");

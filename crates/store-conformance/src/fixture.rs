@@ -24,7 +24,7 @@ pub(super) const TENANT: TenantId = TenantId(1);
 pub(super) const OTHER_TENANT: TenantId = TenantId(2);
 
 /// Returns an instant in the year 2033 or later. A higher `number` gives a later instant.
-pub(super) fn minute(number: i64) -> Timestamp {
+pub(super) const fn minute(number: i64) -> Timestamp {
     Timestamp::from_millis(2_000_000_000_000 + number * 60_000)
 }
 
@@ -87,7 +87,8 @@ pub(super) fn insert_in(poller: PollerId, incarnation: Incarnation, id: Schedule
         spec,
     };
     let occurrence = Occurrence { incarnation, nominal: at, revision: Revision(0), replay: 0 };
-    Insert { schedule: Arc::new(schedule), due: DueKey { position: at, occurrence, attempt: 1, target } }
+    let due = DueKey { position: at, occurrence, attempt: 1, target };
+    Insert { schedule: Arc::new(schedule), due, by: None }
 }
 
 /// Returns the due row of the schedule's current revision at the instant `nominal`.
@@ -103,6 +104,7 @@ pub(super) fn run_of(tenant: TenantId, occurrence: Occurrence, state: RunState) 
         started_at: occurrence.nominal,
         duration: Duration::from_millis(12),
         result: AttemptResult::Answered(503),
+        delay: None,
     };
     Run { tenant, occurrence, state, attempts: vec![attempt] }
 }
@@ -177,7 +179,7 @@ impl Fixture {
     }
 
     pub(super) async fn append_cancellations(&self, tenant: TenantId, id: &ScheduleId) -> CancellationResult {
-        let mark = Cancellation { tenant, id: id.clone() };
+        let mark = Cancellation { tenant, id: id.clone(), author: None };
         only(self.store.append_cancellations(vec![mark]).await.expect("the store accepts cancellation records"))
     }
 

@@ -13,11 +13,13 @@ mod changes;
 mod creating;
 pub mod differential;
 mod durable;
+mod explaining;
 mod fixture;
 mod gaps;
 pub mod inbox;
 mod listing;
 mod ownership;
+mod past_timings;
 mod positions;
 mod reading;
 mod run_listing;
@@ -133,6 +135,15 @@ conformance::suite! { $ dyn Subject, conformance_tests, [$crate];
         runs_are_listed_by_schedule_label_and_host
         page_of_runs_is_bounded
         listing_of_runs_is_complete_during_changes
+    }
+    past_timings {
+        replaced_revision_leaves_its_timing
+        cancelled_revision_leaves_its_timing_and_author
+        past_timings_are_read_from_a_revision
+        past_timings_survive_a_reopen_and_count_as_bytes
+    }
+    explaining {
+        each_cause_is_explained_from_the_rows_of_the_store
     }
     durable {
         data_survives_a_reopen

@@ -40,7 +40,7 @@ fn every_change(fixture: &Fixture, live: &Schedule, dead: Occurrence, new: Inser
         Change::Put(new),
         Change::Put(replacing.clone()),
         Change::PutIf { insert: replacing, seen: Some(live.seen()) },
-        Change::CancelIf(live.edition()),
+        Change::CancelIf(live.edition(), None),
         Change::Run { run, then: None, ends: false },
         Change::Advance { incarnation, revision, due: next },
         Change::Defer(DueKey { position: minute(32), ..next }),
@@ -98,7 +98,7 @@ pub(super) async fn older_term_is_rejected_for_every_change(subject: &dyn Subjec
     // rejections.
     let changes_the_version = |change: &Change| match change {
         Change::Put(insert) | Change::PutIf { insert, .. } => insert.schedule.id == live.id,
-        Change::CancelIf(_) => true,
+        Change::CancelIf(..) => true,
         _ => false,
     };
     for change in changes.into_iter().filter(|change| !changes_the_version(change)) {

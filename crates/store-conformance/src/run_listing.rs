@@ -156,6 +156,7 @@ pub(super) async fn runs_are_listed_by_state_status_and_lateness(subject: &dyn S
             started_at: occurrence.nominal + number * Duration::from_millis(100),
             duration: Duration::from_millis(7),
             result: result.clone(),
+            delay: None,
         });
         let run = Run { tenant: TENANT, occurrence, state: *state, attempts: attempts.collect() };
         write(&fixture, &schedule, run).await;

@@ -189,7 +189,7 @@ fn schedule(runtime: &Runtime) -> Insert {
     };
     let occurrence = Occurrence { incarnation, nominal: at, revision: Revision(0), replay: 0 };
     let due = DueKey { position: at, occurrence, attempt: 1, target: TargetKey(1) };
-    Insert { schedule: Arc::new(schedule), due }
+    Insert { schedule: Arc::new(schedule), due, by: None }
 }
 
 fn outcome(key: &DueKey, terms: &BTreeMap<domain::ShardId, domain::Term>) -> OwnerWrite {
@@ -198,6 +198,7 @@ fn outcome(key: &DueKey, terms: &BTreeMap<domain::ShardId, domain::Term>) -> Own
         started_at: key.position,
         duration: Duration::from_millis(2),
         result: AttemptResult::Answered(200),
+        delay: None,
     };
     let run = Run { tenant: TENANT, occurrence: key.occurrence, state: RunState::Succeeded, attempts: vec![attempt] };
     // All writes use the same poller, because the poller does not affect the rate.

@@ -11,12 +11,13 @@
 mod change;
 mod forget;
 mod list_runs;
+mod timing;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use domain::{DueKey, Incarnation, PollerId, Schedule, ScheduleId, Status, TenantId, Term, Timestamp};
+use domain::{Author, DueKey, Incarnation, PollerId, Schedule, ScheduleId, Status, TenantId, Term, Timestamp};
 use store::{
     Cancellation, CancellationResult, InsertLogEntry, Inserted, Outdated, Placed, StoreError, WriteRejection, Written,
 };
@@ -123,7 +124,7 @@ impl Machine {
                 }
                 Response::IndexedRuns(step)
             }
-            Kind::Cancellation => {
+            Kind::Cancellation | Kind::AuthoredCancellation => {
                 let mut marked = Vec::with_capacity(count);
                 for at in sequences {
                     marked.push(self.apply_cancellation(at, &reader.cancellation().map_err(malformed)?)?);
@@ -291,17 +292,26 @@ impl Machine {
         };
         let before: Schedule = self.rows.decode(&known)?;
         if before.status != Status::Cancelled {
-            self.cancel(at, mark.tenant, known.incarnation, known.changed);
+            self.cancel(at, mark.tenant, known.incarnation, known.changed, mark.author.clone())?;
         }
         Ok(CancellationResult { before: Some(Arc::new(before)), applied: true })
     }
 
-    fn cancel(&self, at: Sequence, tenant: TenantId, incarnation: Incarnation, mut changed: Changed) {
+    fn cancel(
+        &self,
+        at: Sequence,
+        tenant: TenantId,
+        incarnation: Incarnation,
+        mut changed: Changed,
+        author: Option<Author>,
+    ) -> Result<(), StoreError> {
+        self.write_cancelled_timing(at, tenant, incarnation, &changed, author)?;
         self.memory().usages.count(tenant, Some(changed.state.status), Some(Status::Cancelled));
         changed.state.status = Status::Cancelled;
         changed.state.revision.0 = changed.state.revision.0.saturating_add(1);
         changed.state.next = None;
         self.write_changed(at, incarnation, &changed);
+        Ok(())
     }
 
     fn take(&self, at: Sequence, shard: domain::ShardId) -> Term {

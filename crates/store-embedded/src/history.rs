@@ -13,7 +13,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use domain::{Incarnation, Occurrence, RunState, Status, Timestamp};
+use domain::{Incarnation, Occurrence, Revision, RunState, Status, Timestamp};
 use journal::Journal;
 use store::StoreError;
 use stored::schedule;
@@ -160,12 +160,46 @@ impl Sweeper<'_> {
             }
             deleted += self.submit(std::mem::take(items)).await?;
         }
+        deleted += self.examine_timings(incarnation, horizon, items, &mut keeps_runs).await?;
         if !keeps_runs && changed.state.status != Status::Active {
             let seen = self.written(&key::state(incarnation))?.filter(|seen| *seen < horizon.sequence);
             let before = horizon.at;
             items.extend(seen.map(|seen| ForgetItem::Schedule { incarnation, seen: seen.as_u64(), before }));
         }
         Ok(deleted)
+    }
+
+    /// Adds the schedule's old past timings to `items`. Sets `keeps_any` if a past timing remains. Returns the number
+    /// of rows that this call has already deleted.
+    async fn examine_timings(
+        &self,
+        incarnation: Incarnation,
+        horizon: Tick,
+        items: &mut Vec<ForgetItem>,
+        keeps_any: &mut bool,
+    ) -> Result<u64, StoreError> {
+        let (mut from, to) = key::past_timing_bounds(incarnation, Revision(0));
+        let mut deleted = 0;
+        loop {
+            let mut page = Vec::new();
+            self.rows.collect(Family::Points, &from, &to, PAGE, |timing_key, _| {
+                page.push(key::parse_past_timing(timing_key)?);
+                Ok::<(), Malformed>(())
+            })?;
+            for of in page.iter().copied() {
+                match self.written(&key::past_timing(of))? {
+                    Some(seen) if seen < horizon.sequence => {
+                        items.push(ForgetItem::PastTiming { of, seen: seen.as_u64() });
+                    }
+                    _ => *keeps_any = true,
+                }
+            }
+            match page.last() {
+                Some(last) if page.len() == PAGE => from = just_after(&key::past_timing(*last)),
+                _ => return Ok(deleted),
+            }
+            deleted += self.submit(std::mem::take(items)).await?;
+        }
     }
 
     /// Returns whether `done` of the schedule's poller is at or after the time of the clock record `horizon`. If `done`

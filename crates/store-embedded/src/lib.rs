@@ -47,7 +47,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use bytes::Bytes;
 use domain::occurrence::Run;
 use domain::{
-    Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term, Timestamp,
+    Audit, DueKey, Incarnation, Occurrence, PastTiming, PollerId, Revision, Schedule, ScheduleId, ShardId, Tenant,
+    TenantId, Term, Timestamp,
 };
 use journal::Journal;
 use prometheus_client::metrics::counter::Counter;
@@ -347,7 +348,7 @@ impl Store for EmbeddedStore {
     fn append_cancellations(&self, marks: Vec<Cancellation>) -> store::Answer<'_, Vec<CancellationResult>> {
         Box::pin(async move {
             self.check_reserved().await?;
-            let mut entries = self.builder(Kind::Cancellation);
+            let mut entries = self.builder(Kind::AuthoredCancellation);
             marks.iter().for_each(|mark| entries.cancellation(mark));
             Ok(join!(self.submit(entries).await?, CancellationResult))
         })
@@ -381,6 +382,15 @@ impl Store for EmbeddedStore {
 
     fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> store::Answer<'_, Vec<Run>> {
         Box::pin(self.scan(move |rows| rows.runs(incarnation, after, limit)))
+    }
+
+    fn past_timings(
+        &self,
+        incarnation: Incarnation,
+        from: Revision,
+        limit: usize,
+    ) -> store::Answer<'_, Vec<PastTiming>> {
+        Box::pin(self.scan(move |rows| rows.past_timings(incarnation, from, limit)))
     }
 
     fn list_runs(&self, read: RunRead) -> store::Answer<'_, RunList> {

@@ -7,12 +7,12 @@ use std::sync::atomic::AtomicBool;
 use bytes::Bytes;
 use domain::occurrence::Run;
 use domain::{
-    Audit, DueKey, Incarnation, Occurrence, Precondition, RunState, Schedule, ScheduleId, ScheduleVersion, TenantId,
-    Timestamp,
+    Audit, DueKey, Incarnation, Occurrence, PastTiming, Precondition, Revision, RunState, Schedule, ScheduleId,
+    ScheduleVersion, TenantId, Timestamp,
 };
 use store::{DueBound, DuePage, DueRead, Order, StoreError};
 use stored::schedule;
-use stored::{Malformed, Take, run};
+use stored::{Malformed, Take, run, timing};
 
 use crate::codec::changed::Changed;
 use crate::codec::key;
@@ -195,6 +195,21 @@ impl Rows {
         let mut found = Vec::new();
         self.collect(Family::Points, &from, &to, limit, |_, value| {
             found.push(run::decode(value)?);
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    pub(crate) fn past_timings(
+        &self,
+        incarnation: Incarnation,
+        from: Revision,
+        limit: usize,
+    ) -> Result<Vec<PastTiming>, StoreError> {
+        let (from, to) = key::past_timing_bounds(incarnation, from);
+        let mut found = Vec::new();
+        self.collect(Family::Points, &from, &to, limit, |key, value| {
+            found.push(timing::decode(key::parse_past_timing(key)?, value)?);
             Ok(())
         })?;
         Ok(found)

@@ -151,7 +151,7 @@ fn an_insert(number: u128) -> Insert {
     let nominal = schedule.next.expect("the schedule is active");
     let occurrence = Occurrence { incarnation, nominal, revision: schedule.revision, replay: 0 };
     let due = DueKey { position: nominal, occurrence, attempt: 1, target: schedule.spec.target.key() };
-    Insert { schedule: Arc::new(schedule), due }
+    Insert { schedule: Arc::new(schedule), due, by: None }
 }
 
 #[test]
@@ -161,8 +161,11 @@ fn usage_that_the_store_maintains_equals_a_count_of_all_rows() {
         let subject = Killed::new(runtime, dir.path(), options(1 << 30));
         let store = subject.open().await;
         let inserts: Vec<Insert> = (0..2_500).map(an_insert).collect();
-        let mark =
-            |at: usize| Cancellation { tenant: inserts[at].schedule.tenant, id: inserts[at].schedule.id.clone() };
+        let mark = |at: usize| Cancellation {
+            tenant: inserts[at].schedule.tenant,
+            id: inserts[at].schedule.id.clone(),
+            author: None,
+        };
         let marks = vec![mark(3), mark(1_700)];
         store.insert(inserts.clone()).await.unwrap();
         store.append_cancellations(marks).await.unwrap();
@@ -274,7 +277,7 @@ fn store_adds_schedules_of_an_earlier_build_to_its_listings() {
             all.push(incarnation);
             blue.extend(number.is_multiple_of(2).then_some(incarnation));
             if number.is_multiple_of(5) {
-                store.append_cancellations(vec![Cancellation { tenant, id }]).await.unwrap();
+                store.append_cancellations(vec![Cancellation { tenant, id, author: None }]).await.unwrap();
                 cancelled.push(incarnation);
             }
         }

@@ -246,7 +246,7 @@ fn schedule_at(runtime: &Runtime, ahead: Duration) -> Insert {
     };
     let occurrence = Occurrence { incarnation, nominal: at, revision: Revision(0), replay: 0 };
     let due = DueKey { position: at, occurrence, attempt: 1, target: key };
-    Insert { schedule: Arc::new(schedule), due }
+    Insert { schedule: Arc::new(schedule), due, by: None }
 }
 
 /// Returns the write of a successful outcome at the first attempt. The outcome ends the schedule.
@@ -256,6 +256,7 @@ fn outcome((poller, key): &(PollerId, DueKey), terms: &BTreeMap<ShardId, Term>) 
         started_at: key.position,
         duration: Duration::from_millis(12),
         result: AttemptResult::Answered(200),
+        delay: None,
     };
     let run = Run { tenant: TENANT, occurrence: key.occurrence, state: RunState::Succeeded, attempts: vec![attempt] };
     OwnerWrite { term: terms[&poller.shard()], poller: *poller, change: Change::Run { run, then: None, ends: true } }

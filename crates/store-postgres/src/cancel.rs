@@ -1,32 +1,46 @@
 //! Cancellations, which every member may make. One statement cancels the schedules of all waiting calls, and locks only
 //! these schedules.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use domain::{Incarnation, Schedule, ScheduleId, Status, TenantId};
+use domain::{Author, Incarnation, PastTiming, Schedule, ScheduleId, Status, TenantId, TimingEnd};
 use postgres_client::Failure;
+use postgres_client::tokio_postgres::Row;
+use postgres_client::tokio_postgres::types::ToSql;
 use store::{Cancellation, CancellationResult, StoreError};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::connections::query;
 use crate::engine::Inner;
-use crate::gather;
-use crate::rows::{status_number, uuid};
+use crate::rows::status_number;
+use crate::{gather, past_timings};
 
 /// Maximum number of schedules that one statement cancels.
 const NAMES_MAX: usize = 1_000;
 /// Maximum number of attempts for a statement that conflicts with another transaction.
 const TRIES: usize = 5;
 
-/// Cancels the schedules with the incarnations $1, with the same effect as [`store::Change::Cancel`].
+/// Cancels the schedules with the incarnations $1 that still have the revisions $4, with the same effect as
+/// [`store::Change::Cancel`], and writes the past timings $6. Returns the cancelled schedules.
 const CANCEL: &str = "with held as (
-        select incarnation from reveille.schedule where incarnation = any($1::uuid[]) and status <> $2
-        order by incarnation for no key update
+        select s.incarnation, i.revision, i.tenant, i.value
+        from reveille.schedule s
+        join unnest($1::uuid[], $4::bigint[], $5::bigint[], $6::bytea[]) as i (incarnation, revision, tenant, value)
+            on s.incarnation = i.incarnation
+        where s.status <> $2
+        order by s.incarnation for no key update of s
+    ), cancelled as (
+        update reveille.schedule s set status = $2, revision = s.revision + 1, next = null, ended_at = $3
+        from held where s.incarnation = held.incarnation and s.revision = held.revision and s.status <> $2
+        returning s.incarnation
+    ), past as (
+        insert into reveille.past_timing (incarnation, revision, tenant, value, written_at)
+        select h.incarnation, h.revision, h.tenant, h.value, $3 from held h join cancelled c using (incarnation)
+        on conflict (incarnation, revision) do nothing
     )
-    update reveille.schedule s set status = $2, revision = s.revision + 1, next = null, ended_at = $3
-    from held where s.incarnation = held.incarnation";
+    select incarnation from cancelled";
 
 impl gather::Work for Vec<Cancellation> {
     fn rows(&self) -> usize {
@@ -56,9 +70,8 @@ impl Inner {
     }
 
     async fn cancel_calls(&self, calls: Vec<gather::Job<Vec<Cancellation>, Vec<CancellationResult>>>) {
-        let names: Vec<(TenantId, ScheduleId)> =
-            calls.iter().flat_map(|call| &call.work).map(|mark| (mark.tenant, mark.id.clone())).collect();
-        match self.cancel(&names).await {
+        let marks: Vec<Cancellation> = calls.iter().flat_map(|call| &call.work).cloned().collect();
+        match self.cancel(&marks).await {
             Ok(marked) => {
                 let mut marked = marked.into_iter();
                 for call in calls {
@@ -76,13 +89,16 @@ impl Inner {
         }
     }
 
-    async fn cancel(&self, names: &[(TenantId, ScheduleId)]) -> Result<Vec<CancellationResult>, StoreError> {
-        let found = self.get(names).await?;
-        let open = found.iter().flatten().filter(|schedule| schedule.status != Status::Cancelled);
-        let open: BTreeSet<Uuid> = open.map(|schedule| uuid(schedule.incarnation)).collect();
-        if !open.is_empty() {
-            self.write_cancelled(open.into_iter().collect()).await.map_err(|failure| self.record_failure(failure))?;
+    async fn cancel(&self, marks: &[Cancellation]) -> Result<Vec<CancellationResult>, StoreError> {
+        let names: Vec<(TenantId, ScheduleId)> = marks.iter().map(|mark| (mark.tenant, mark.id.clone())).collect();
+        let found = self.get(&names).await?;
+        let mut open: BTreeMap<Incarnation, (Arc<Schedule>, Option<Author>)> = BTreeMap::new();
+        for (schedule, mark) in found.iter().zip(marks) {
+            if let Some(schedule) = schedule.as_ref().filter(|schedule| schedule.status != Status::Cancelled) {
+                open.entry(schedule.incarnation).or_insert_with(|| (schedule.clone(), mark.author.clone()));
+            }
         }
+        self.cancel_open(open).await?;
         // A second cancellation of a schedule in the same batch observes the effect of the first cancellation.
         let mut cancelled: BTreeMap<Incarnation, Arc<Schedule>> = BTreeMap::new();
         let mut before = |schedule: Arc<Schedule>| {
@@ -109,18 +125,64 @@ impl Inner {
             .collect())
     }
 
-    async fn write_cancelled(&self, incarnations: Vec<Uuid>) -> Result<(), Failure> {
+    /// Cancels these schedules. If a concurrent change ended the revision of a schedule, reads the schedule again, so
+    /// that the past timing belongs to the revision that the cancellation ends.
+    async fn cancel_open(
+        &self,
+        mut open: BTreeMap<Incarnation, (Arc<Schedule>, Option<Author>)>,
+    ) -> Result<(), StoreError> {
+        for _ in 0..TRIES {
+            if open.is_empty() {
+                return Ok(());
+            }
+            let timings = open.values().map(|(schedule, author)| past_timing_of(schedule, author.as_ref()));
+            let written = self.write_cancelled(timings.collect()).await;
+            for row in written.map_err(|failure| self.record_failure(failure))? {
+                open.remove(&Incarnation(row.get::<_, Uuid>(0).as_u128()));
+            }
+            for schedule in self.load(open.keys().copied().collect()).await?.into_iter().flatten() {
+                let incarnation = schedule.incarnation;
+                match open.get_mut(&incarnation) {
+                    Some((known, _)) if schedule.status != Status::Cancelled => *known = schedule,
+                    _ => drop(open.remove(&incarnation)),
+                }
+            }
+        }
+        match open.is_empty() {
+            true => Ok(()),
+            false => Err(StoreError::Unavailable(
+                "other requests changed the schedules at the same time; retry the request".to_owned(),
+            )),
+        }
+    }
+
+    async fn write_cancelled(&self, timings: past_timings::Columns) -> Result<Vec<Row>, Failure> {
+        let past_timings::Columns { incarnations, revisions, tenants, values } = &timings;
         let mut tries_left = TRIES;
         loop {
             let guard = self.owners.acquire().await?;
             let cancelled = status_number(Status::Cancelled);
             let now = self.runtime.now().as_millis();
-            let tried = query(guard.session(), CANCEL, &[&incarnations, &cancelled, &now]).await;
+            let parameters: [&(dyn ToSql + Sync); 6] = [incarnations, &cancelled, &now, revisions, tenants, values];
+            let tried = query(guard.session(), CANCEL, &parameters).await;
             tries_left -= 1;
             match tried {
                 Err(failure) if failure.is_conflict() && tries_left > 0 => {}
-                tried => return tried.map(|_| ()),
+                tried => return tried,
             }
         }
     }
+}
+
+/// Returns the past timing that a cancellation of `schedule` writes.
+fn past_timing_of(schedule: &Schedule, author: Option<&Author>) -> (TenantId, PastTiming) {
+    let timing = PastTiming {
+        edition: schedule.edition(),
+        when: schedule.spec.when.clone(),
+        from: schedule.updated_at,
+        until: author.map(|author| author.at),
+        end: TimingEnd::Cancelled,
+        by: author.and_then(|author| author.key.clone()),
+    };
+    (schedule.tenant, timing)
 }

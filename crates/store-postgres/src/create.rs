@@ -257,7 +257,7 @@ impl Inner {
         for work in works {
             match work {
                 Work::Insert(inserts) => {
-                    for Insert { schedule, due } in &**inserts {
+                    for Insert { schedule, due, .. } in &**inserts {
                         schedules.push(&Head::new(schedule), schedule);
                         rows.push((schedule.poller, *due));
                     }

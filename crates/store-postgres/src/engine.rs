@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
-    Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term, Timestamp,
+    Audit, DueKey, Incarnation, Occurrence, PastTiming, PollerId, Revision, Schedule, ScheduleId, ShardId, Tenant,
+    TenantId, Term, Timestamp,
 };
 use postgres_client::tokio_postgres::Row;
 use postgres_client::{Admission, Failure, Link, Probe, Server, Session};
@@ -287,6 +288,10 @@ impl Store for PostgresStore {
 
     fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
         Box::pin(self.inner.runs(incarnation, after, limit))
+    }
+
+    fn past_timings(&self, incarnation: Incarnation, from: Revision, limit: usize) -> Answer<'_, Vec<PastTiming>> {
+        Box::pin(self.inner.past_timings(incarnation, from, limit))
     }
 
     fn list_runs(&self, read: RunRead) -> Answer<'_, RunList> {

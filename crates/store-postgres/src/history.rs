@@ -1,4 +1,5 @@
-//! Deletion of old history: first the runs of past days, then the ended or cancelled schedules without runs.
+//! Deletion of old history: first the runs of past days and old past timings, then the ended or cancelled schedules
+//! without runs.
 //!
 //! The store deletes all runs of a day at once by dropping their partition. It finds other rows by an index, and
 //! deletes them in short transactions that wait for no lock.
@@ -59,6 +60,11 @@ const FORGET_ASKED: &str = "
     delete from reveille.asked where incarnation in (
         select incarnation from reveille.asked where incarnation > $1 and incarnation < $2 order by incarnation limit $3)
     returning incarnation";
+const FORGET_PAST_TIMINGS: &str = "
+    delete from reveille.past_timing where (incarnation, revision) in (
+        select incarnation, revision from reveille.past_timing
+        where written_at < $1 order by written_at limit $2 for update skip locked)
+    returning incarnation";
 const FORGET_REST: &str = "
     delete from reveille.run_rest r using (
         select incarnation, nominal, version from reveille.run_rest
@@ -112,7 +118,8 @@ impl Inner {
         // If one of these deletions fails, the store still makes the other deletions.
         let parts = [
             self.forget_runs(&session, before).await,
-            self.forget_rest(&session, before, until).await,
+            self.forget_pages(&session, FORGET_REST, before, until).await,
+            self.forget_pages(&session, FORGET_PAST_TIMINGS, before, until).await,
             self.forget_schedules(&session, before, until).await,
             self.forget_asked(&session, before, until).await,
             self.forget_inbox(&session, before).await,
@@ -145,11 +152,18 @@ impl Inner {
         dropped.into_iter().sum()
     }
 
-    async fn forget_rest(&self, session: &Session, before: Timestamp, until: Monotonic) -> Result<u64, Failure> {
+    /// Deletes rows by the statement `text`, a page at a time.
+    async fn forget_pages(
+        &self,
+        session: &Session,
+        text: &'static str,
+        before: Timestamp,
+        until: Monotonic,
+    ) -> Result<u64, Failure> {
         let before = before.as_millis();
         let mut deleted = 0;
         while self.runtime.monotonic() < until {
-            match query(session, FORGET_REST, &[&before, &limit_number(PAGE)]).await?.len() {
+            match query(session, text, &[&before, &limit_number(PAGE)]).await?.len() {
                 0 => break,
                 deleted_rows => deleted += deleted_rows,
             }

@@ -38,6 +38,7 @@ mod listing;
 mod options;
 mod ownership;
 mod partition;
+mod past_timings;
 mod plan;
 mod read;
 mod rows;

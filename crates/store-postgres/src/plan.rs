@@ -11,8 +11,8 @@ use std::sync::Arc;
 use domain::limits::ATTEMPTS_KEPT;
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, RunState, Schedule, ScheduleId, ScheduleVersion,
-    ShardId, Status, TenantId, Term,
+    Author, DueKey, Incarnation, Occurrence, PastTiming, PollerId, Precondition, Revision, RunState, Schedule,
+    ScheduleId, ScheduleVersion, ShardId, Status, TenantId, Term, Timestamp, TimingEnd, When,
 };
 use store::{Change, Insert, Inserted, OwnerWrite, Placed, Positions, WriteRejection, Written};
 
@@ -28,6 +28,8 @@ pub(crate) struct Needs {
     /// Incarnations that inserts and puts request. [`Needs::incarnations`] also contains them.
     pub(crate) asked: BTreeSet<Incarnation>,
     pub(crate) occurrences: BTreeSet<Occurrence>,
+    /// True if the plan needs the timings of the schedules, because the batch may end revisions.
+    pub(crate) timings: bool,
 }
 
 impl Needs {
@@ -37,10 +39,15 @@ impl Needs {
             needs.shards.insert(poller.shard());
             match change {
                 Change::Put(insert) | Change::PutIf { insert, .. } => needs.of_insert(insert),
-                Change::CancelIf(edition) => {
+                Change::CancelIf(edition, _) => {
+                    needs.timings = true;
                     needs.incarnations.insert(edition.incarnation);
                 }
-                Change::Cancel(incarnation) | Change::Advance { incarnation, .. } | Change::End { incarnation, .. } => {
+                Change::Cancel(incarnation) => {
+                    needs.timings = true;
+                    needs.incarnations.insert(*incarnation);
+                }
+                Change::Advance { incarnation, .. } | Change::End { incarnation, .. } => {
                     needs.incarnations.insert(*incarnation);
                 }
                 Change::Run { run, .. } => needs.of_occurrence(run.occurrence),
@@ -62,6 +69,7 @@ impl Needs {
 
     fn of_insert(&mut self, insert: &Insert) {
         let Schedule { tenant, id, incarnation, .. } = &*insert.schedule;
+        self.timings = true;
         self.names.insert((*tenant, id.clone()));
         self.incarnations.insert(*incarnation);
         self.asked.insert(*incarnation);
@@ -93,6 +101,9 @@ pub(crate) struct Plan {
     /// Incarnations that puts requested but did not use, because a schedule with the same id existed already.
     pub(crate) asked: BTreeSet<Incarnation>,
     pub(crate) runs: BTreeMap<Occurrence, KnownRun>,
+    /// Timing of each schedule in [`Plan::heads`] whose spec is readable, and the `updated_at` of the schedule. The map
+    /// is empty if the batch ends no revision.
+    pub(crate) timings: BTreeMap<Incarnation, (When, Timestamp)>,
     pub(crate) changes: Changes,
 }
 
@@ -114,6 +125,7 @@ pub(crate) struct Changes {
     pub(crate) asked: BTreeSet<Incarnation>,
     pub(crate) due: Vec<(PollerId, DueKey)>,
     pub(crate) runs: BTreeMap<Occurrence, Run>,
+    pub(crate) past_timings: Vec<(TenantId, PastTiming)>,
     pub(crate) redriven: BTreeSet<Occurrence>,
     pub(crate) positions: BTreeMap<PollerId, Moved>,
 }
@@ -127,7 +139,7 @@ pub(crate) enum ScheduleChange {
 
 impl Plan {
     pub(crate) fn insert(&mut self, insert: &Insert) -> Inserted {
-        let Insert { schedule, due } = insert;
+        let Insert { schedule, due, by: _ } = insert;
         if let Some(holder) = self.holder(schedule)
             && (self.is_used(schedule.incarnation) || holder.status != Status::Cancelled)
         {
@@ -148,8 +160,8 @@ impl Plan {
         match change {
             Change::Put(insert) => return self.put(poller, insert),
             Change::PutIf { insert, seen } => return self.put_if(poller, insert, seen),
-            Change::Cancel(incarnation) => self.cancel(poller, incarnation)?,
-            Change::CancelIf(edition) => self.cancel_if(poller, edition)?,
+            Change::Cancel(incarnation) => self.cancel(poller, incarnation, None)?,
+            Change::CancelIf(edition, author) => self.cancel_if(poller, edition, author)?,
             Change::Run { run, then, ends } => self.write_outcome(poller, run, then, ends)?,
             Change::Advance { incarnation, revision, due } => self.advance(poller, incarnation, revision, due)?,
             Change::End { incarnation, revision } => {
@@ -201,16 +213,17 @@ impl Plan {
             self.changes.freed.insert(before);
         }
         self.heads.insert(incarnation, Head::new(schedule));
+        self.timings.insert(incarnation, (schedule.spec.when.clone(), schedule.updated_at));
         self.names.insert((schedule.tenant, schedule.id.clone()), incarnation);
         self.changes.schedules.insert(incarnation, ScheduleChange::New(schedule.clone()));
     }
 
     fn put(&mut self, poller: PollerId, insert: Insert) -> Result<Written, WriteRejection> {
-        let Insert { schedule: requested, mut due } = insert;
+        let Insert { schedule: requested, mut due, by } = insert;
         let existing = self.holder(&requested).cloned();
         let before = existing.as_ref().map(|existing| existing.status);
         let planned = match existing {
-            Some(live) if live.status != Status::Cancelled => self.replace(&requested, &live),
+            Some(live) if live.status != Status::Cancelled => self.replace(&requested, &live, by),
             Some(_) if self.is_used(requested.incarnation) => return Err(WriteRejection::NotFound),
             Some(_) | None => {
                 self.create(&requested);
@@ -236,7 +249,7 @@ impl Plan {
         }
     }
 
-    fn replace(&mut self, requested: &Schedule, live: &Head) -> Arc<Schedule> {
+    fn replace(&mut self, requested: &Schedule, live: &Head, by: Option<String>) -> Arc<Schedule> {
         let mut planned = requested.clone();
         planned.incarnation = live.incarnation;
         planned.poller = live.poller;
@@ -246,23 +259,46 @@ impl Plan {
         if requested.incarnation != live.incarnation && self.asked.insert(requested.incarnation) {
             self.changes.asked.insert(requested.incarnation);
         }
+        self.end_revision(live, Some(planned.updated_at), TimingEnd::Replaced, by);
+        self.timings.insert(live.incarnation, (planned.spec.when.clone(), planned.updated_at));
         self.heads.insert(live.incarnation, Head::new(&planned));
         self.set_spec(live.incarnation, planned.clone());
         planned
     }
 
-    fn cancel(&mut self, poller: PollerId, incarnation: Incarnation) -> Result<(), WriteRejection> {
-        if self.owned(poller, incarnation)?.status == Status::Cancelled {
+    /// Adds the past timing of the current revision of a schedule, which the batch ends. A damaged schedule has no
+    /// timing, and leaves no past timing.
+    fn end_revision(&mut self, head: &Head, until: Option<Timestamp>, end: TimingEnd, by: Option<String>) {
+        let edition = ScheduleVersion { incarnation: head.incarnation, revision: head.revision };
+        let Some((when, from)) = self.timings.get(&head.incarnation).cloned() else { return };
+        self.changes.past_timings.push((head.tenant, PastTiming { edition, when, from, until, end, by }));
+    }
+
+    fn cancel(
+        &mut self,
+        poller: PollerId,
+        incarnation: Incarnation,
+        author: Option<Author>,
+    ) -> Result<(), WriteRejection> {
+        let head = self.owned(poller, incarnation)?.clone();
+        if head.status == Status::Cancelled {
             return Err(WriteRejection::NotFound);
         }
+        let until = author.as_ref().map(|author| author.at);
+        self.end_revision(&head, until, TimingEnd::Cancelled, author.and_then(|author| author.key));
         self.finish(incarnation, Status::Cancelled).revision.0 += 1;
         Ok(())
     }
 
-    fn cancel_if(&mut self, poller: PollerId, edition: ScheduleVersion) -> Result<(), WriteRejection> {
+    fn cancel_if(
+        &mut self,
+        poller: PollerId,
+        edition: ScheduleVersion,
+        author: Option<Author>,
+    ) -> Result<(), WriteRejection> {
         match self.heads.get(&edition.incarnation) {
             Some(head) if head.revision == edition.revision && head.status != Status::Cancelled => {
-                self.cancel(poller, edition.incarnation)
+                self.cancel(poller, edition.incarnation, author)
             }
             Some(_) | None => Err(WriteRejection::Changed),
         }

@@ -26,6 +26,7 @@ const SCHEMA: Schema = Schema {
         include_str!("../migrations/0010-epochs.sql"),
         include_str!("../migrations/0011-authorities.sql"),
         include_str!("../migrations/0012-run-time.sql"),
+        include_str!("../migrations/0013-past-timings.sql"),
     ],
     lock: "x'52657665696c6c65'::bigint",
 };
@@ -198,7 +199,7 @@ mod tests {
             SCHEMA.migrations.iter().map(|migration| domain::id::fnv1a(migration.as_bytes())).collect();
         let first = [4_224_502_875, 4_031_461_419, 3_603_038_693, 1_248_121_497, 2_406_174_216, 3_091_802_326];
         assert_eq!(digests[..6], first);
-        let later = [709_879_593, 3_904_843_749, 545_978_333, 1_324_711_996, 3_447_424_399, 31_849_554];
+        let later = [709_879_593, 3_904_843_749, 545_978_333, 1_324_711_996, 3_447_424_399, 31_849_554, 3_882_378_593];
         assert_eq!(digests[6..], later);
     }
 }

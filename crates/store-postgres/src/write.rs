@@ -25,11 +25,12 @@ use crate::connections::ConnectionGuard;
 use crate::engine::Inner;
 use crate::error::{is_about_a_row, store_error};
 use crate::partition::Partition;
+use crate::past_timings::{TIMING_COLUMNS, timing_of};
 use crate::plan::{Changes, KnownRun, Needs, Plan, ScheduleChange};
 use crate::rows::{
     HEAD_COLUMNS, Head, OccurrenceColumns, ScheduleColumns, head_of, poller_number, run_key_of, status_number, uuid,
 };
-use crate::{due, epoch, gather};
+use crate::{due, epoch, gather, past_timings};
 
 /// Maximum number of attempts for one transaction. The store repeats a transaction that conflicted with another
 /// transaction, or that failed because another member had dropped a partition.
@@ -88,7 +89,7 @@ const WRITE_POSITIONS: &str = "insert into reveille.position as p (poller, close
 fn lock_schedules() -> &'static str {
     static TEXT: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
         format!(
-            "select {HEAD_COLUMNS} from reveille.schedule where incarnation = any($1::uuid[])
+            "select {HEAD_COLUMNS}, {TIMING_COLUMNS} from reveille.schedule where incarnation = any($1::uuid[])
              order by incarnation for no key update"
         )
     });
@@ -374,7 +375,7 @@ async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
     // The transaction looks up the ids again after it has locked their schedules. From this point, no other transaction
     // can take the ids.
     let (schedule_rows, names_now, run_rows, asked_rows) = try_join!(
-        query(session, &schedules, vec![&incarnations]),
+        query(session, &schedules, vec![&incarnations, &needs.timings]),
         query(session, &names, vec![&tenants, &ids]),
         async {
             // The query for runs locks every partition of the runs, so it runs only if the batch needs runs.
@@ -412,6 +413,7 @@ fn plan_of(terms: &[Row], schedules: &[Row], names: &[Row], runs: &[Row], asked:
     }
     for row in schedules {
         let head = head_of(row)?;
+        plan.timings.extend(timing_of(row, 9).map(|timing| (head.incarnation, timing)));
         plan.heads.insert(head.incarnation, head);
     }
     for row in names {
@@ -480,7 +482,7 @@ async fn write(
 ) -> Result<(), Failure> {
     let Plan { heads, changes, .. } = plan;
     let now = now.as_millis();
-    let Changes { schedules, freed, asked, runs, redriven, positions, due: _ } = changes;
+    let Changes { schedules, freed, asked, runs, past_timings, redriven, positions, due: _ } = changes;
     let freed: Vec<Uuid> =
         freed.into_iter().filter(|id| !matches!(schedules.get(id), Some(ScheduleChange::New(_)))).map(uuid).collect();
     let asked: Vec<Uuid> = asked.into_iter().map(uuid).collect();
@@ -498,6 +500,7 @@ async fn write(
     let run_tenants: Vec<i64> = runs.values().map(|run| i64::from(run.tenant.0)).collect();
     let run_states: Vec<i16> = runs.values().map(|run| run::state_number(run.state).into()).collect();
     let run_values: Vec<Vec<u8>> = runs.values().map(run::encode_rest).collect();
+    let past: past_timings::Columns = past_timings.into_iter().collect();
     let redriven: BTreeSet<Occurrence> = redriven;
     let redriven: OccurrenceColumns = redriven.iter().collect();
     let pollers: Vec<i64> = positions.keys().copied().map(poller_number).collect();
@@ -536,6 +539,8 @@ async fn write(
         [&run_keys.incarnations, &run_keys.nominals, &run_keys.versions, &run_tenants, &run_states, &run_values, &now];
     let redriven_parameters: [&(dyn ToSql + Sync); 4] =
         [&redriven.incarnations, &redriven.nominals, &redriven.versions, &now];
+    let past_parameters: [&(dyn ToSql + Sync); 5] =
+        [&past.incarnations, &past.revisions, &past.tenants, &past.values, &now];
     let (freed_parameters, asked_parameters): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 1]) =
         ([&freed], [&asked]);
     let position_parameters: [&(dyn ToSql + Sync); 4] = [&pollers, &closed, &done, &reopened];
@@ -551,6 +556,7 @@ async fn write(
     sending.statement(INSERT_SCHEDULES, !new.incarnations.is_empty(), &new_parameters).await?;
     sending.statement(REPLACE_SCHEDULES, !replaced.incarnations.is_empty(), &replaced_parameters).await?;
     sending.statement(CHANGE_SCHEDULES, !changed.incarnations.is_empty(), &changed_parameters).await?;
+    sending.statement(past_timings::INSERT, !past.incarnations.is_empty(), &past_parameters).await?;
     sending.statement(INSERT_ASKED, !asked.is_empty(), &asked_parameters).await?;
     sending.statement(WRITE_RUNS, !run_values.is_empty(), &run_parameters).await?;
     sending.statement(REDRIVE_RUNS, !redriven.incarnations.is_empty(), &redriven_parameters).await?;

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use domain::occurrence::Run;
 use domain::{
-    Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term, Timestamp,
+    Audit, DueKey, Incarnation, Occurrence, PastTiming, PollerId, Revision, Schedule, ScheduleId, ShardId, Tenant,
+    TenantId, Term, Timestamp,
 };
 use runtime::Runtime;
 
@@ -56,7 +57,7 @@ impl Store for EncryptedStore {
                 Change::Put(insert) | Change::PutIf { insert, .. } => self.encrypt_schedule(&mut insert.schedule),
                 Change::Reencrypt(schedule) => self.encrypt_schedule(schedule),
                 Change::Cancel(_)
-                | Change::CancelIf(_)
+                | Change::CancelIf(..)
                 | Change::Run { .. }
                 | Change::Advance { .. }
                 | Change::End { .. }
@@ -97,6 +98,10 @@ impl Store for EncryptedStore {
 
     fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
         self.store.runs(incarnation, after, limit)
+    }
+
+    fn past_timings(&self, incarnation: Incarnation, from: Revision, limit: usize) -> Answer<'_, Vec<PastTiming>> {
+        self.store.past_timings(incarnation, from, limit)
     }
 
     fn list_runs(&self, read: RunRead) -> Answer<'_, RunList> {

@@ -49,8 +49,8 @@ use std::sync::Arc;
 
 use domain::occurrence::Run;
 use domain::{
-    Audit, DueKey, Incarnation, LabelKey, Occurrence, PollerId, Precondition, Revision, Schedule, ScheduleId,
-    ScheduleVersion, ShardId, Status, Tenant, TenantId, Term, Timestamp,
+    Audit, Author, DueKey, Incarnation, LabelKey, Occurrence, PastTiming, PollerId, Precondition, Revision, Schedule,
+    ScheduleId, ScheduleVersion, ShardId, Status, Tenant, TenantId, Term, Timestamp,
 };
 use futures_util::future::BoxFuture;
 
@@ -112,6 +112,11 @@ pub trait Store: Send + Sync + 'static {
     /// Returns up to `limit` recorded runs of a schedule, in the order of [`Occurrence`]. The runs follow the
     /// occurrence `after`.
     fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
+
+    /// Returns up to `limit` past timings of a schedule, in the order of their revisions. Their revisions are at or
+    /// after `from`. A change that gives a schedule a new revision also writes the timing of the old revision, in the
+    /// same step. [`Store::maintain`] deletes past timings by the same rule as runs.
+    fn past_timings(&self, incarnation: Incarnation, from: Revision, limit: usize) -> Answer<'_, Vec<PastTiming>>;
 
     /// Returns a page of the runs that match `read`, in the order of [`Occurrence::by_time`] or in the reverse order.
     /// The module [`runs`] combines these pages with conditions on the schedules of the runs. An engine examines at
@@ -248,8 +253,8 @@ pub struct Usage {
     pub ended: u64,
     /// Number of cancelled schedules that [`Store::maintain`] has not deleted yet.
     pub cancelled: u64,
-    /// Size in bytes of all schedules and runs of the tenant. A schedule counts at least the bytes of its payload. An
-    /// engine adds a fixed number of bytes per row for keys and states, and does not count due rows.
+    /// Size in bytes of all schedules, past timings and runs of the tenant. A schedule counts at least the bytes of its
+    /// payload. An engine adds a fixed number of bytes per row for keys and states, and does not count due rows.
     pub bytes: u64,
 }
 
@@ -286,6 +291,9 @@ pub struct Insert {
     /// ([`ScheduleId::from_incarnation`]), or the user chose the id.
     pub schedule: Arc<Schedule>,
     pub due: DueKey,
+    /// Id of the API key that requested the put, for the past timing of the revision that the put replaces. `None` if
+    /// the caller does not know the key.
+    pub by: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -316,6 +324,9 @@ pub struct Placed {
 pub struct Cancellation {
     pub tenant: TenantId,
     pub id: ScheduleId,
+    /// Actor and instant of the cancellation, for the past timing that the cancellation writes. `None` if the caller
+    /// does not know them.
+    pub author: Option<Author>,
 }
 
 #[derive(Clone, Debug)]
@@ -462,9 +473,10 @@ pub struct OwnerWrite {
 pub enum Change {
     /// Creates the schedule, or replaces the existing schedule that has the same tenant and id. An active or ended
     /// schedule keeps its incarnation and gets the next revision. If the existing schedule is cancelled, the new
-    /// schedule takes its id. The engine writes `due` with the resulting incarnation and revision. A replaced schedule
-    /// keeps its poller and its `created_at`. An engine that confirms placement in [`Store::insert`] also confirms the
-    /// placement of this row, and returns the position of the row.
+    /// schedule takes its id. A replacement also writes the past timing of the replaced revision. This timing ends at
+    /// the `updated_at` of the new schedule. The engine writes `due` with the resulting incarnation and revision. A
+    /// replaced schedule keeps its poller and its `created_at`. An engine that confirms placement in [`Store::insert`]
+    /// also confirms the placement of this row, and returns the position of the row.
     ///
     /// The engine rejects the change with [`WriteRejection::NotFound`] if the schedule that has the id is cancelled and
     /// an earlier put or insert of this incarnation took effect. This also applies if the earlier put replaced an
@@ -474,14 +486,16 @@ pub enum Change {
     /// condition is that no schedule has the id, not even a cancelled schedule. The engine checks this condition in the
     /// same step as the write. It rejects the change with [`WriteRejection::Changed`] if the condition does not hold.
     PutIf { insert: Insert, seen: Option<Precondition> },
-    /// Sets an active or ended schedule to [`Status::Cancelled`], with the next revision and without `next`. The engine
+    /// Sets an active or ended schedule to [`Status::Cancelled`], with the next revision and without `next`, and writes
+    /// the past timing of the old revision. This timing has the author of the schedule's last cancellation record that
+    /// the engine has not applied itself, if there is such a record. The engine
     /// rejects the change with [`WriteRejection::NotFound`] if no schedule has this incarnation, or if the schedule is
     /// cancelled.
     Cancel(Incarnation),
     /// Has the same effect as [`Change::Cancel`] if the schedule has this version. The engine checks the version in the
     /// same step as the cancellation. It rejects the change with [`WriteRejection::Changed`] if the schedule has
-    /// another version, does not exist, or is cancelled.
-    CancelIf(ScheduleVersion),
+    /// another version, does not exist, or is cancelled. The past timing has the given author.
+    CancelIf(ScheduleVersion, Option<Author>),
     /// Writes the record of a run. `then`, the due row of a retry, is durable before `run`. If `ends` is true and the
     /// schedule still has the run's revision, the schedule ends as with [`Change::End`]. The engine rejects the whole
     /// change with [`WriteRejection::Resolved`] if the occurrence already has a final record.

@@ -23,7 +23,8 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
-    Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Status, Tenant, TenantId, Term,
+    Audit, DueKey, Incarnation, Occurrence, PastTiming, PollerId, Revision, Schedule, ScheduleId, ShardId, Status,
+    Tenant, TenantId, Term,
 };
 use runtime::Runtime;
 
@@ -137,7 +138,7 @@ impl MemoryStore {
     }
 
     async fn insert_one(&self, call: &mut call::Call<'_>, insert: Insert) -> Result<Inserted, StoreError> {
-        let Insert { schedule, mut due } = insert;
+        let Insert { schedule, mut due, by: _ } = insert;
         Model::check_new(&schedule, &due);
         call.step().await?;
         if let Some(known) = self.model().conflicting_incarnation(&schedule) {
@@ -163,7 +164,7 @@ impl MemoryStore {
             if let Some(known) = model.conflicting_incarnation(&schedule) {
                 return Ok(Inserted::Exists(known));
             }
-            model.write_schedule(incarnation, schedule);
+            model.write_schedule(incarnation, schedule, None);
         }
         if !log_first {
             call.step().await?;
@@ -203,10 +204,10 @@ impl MemoryStore {
             return Ok(CancellationResult { before, applied: true });
         };
         if self.options.applies_marks {
-            self.model().cancel(schedule.incarnation);
+            self.model().cancel(schedule.incarnation, mark.author);
         } else {
             call.step().await?;
-            self.model().append_cancellation(schedule.poller.shard(), schedule.incarnation);
+            self.model().append_cancellation(schedule.poller.shard(), schedule.incarnation, mark.author);
         }
         Ok(CancellationResult { before, applied: self.options.applies_marks })
     }
@@ -290,6 +291,10 @@ impl Store for MemoryStore {
 
     fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
         Box::pin(self.change(Access::Read, move |model| model.runs(incarnation, after, limit)))
+    }
+
+    fn past_timings(&self, incarnation: Incarnation, from: Revision, limit: usize) -> Answer<'_, Vec<PastTiming>> {
+        Box::pin(self.change(Access::Read, move |model| model.past_timings(incarnation, from, limit)))
     }
 
     fn list_runs(&self, read: RunRead) -> Answer<'_, RunList> {

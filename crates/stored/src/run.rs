@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::outline::lateness;
-use domain::{Attempt, AttemptResult, Occurrence, RunOutline, RunState, RunStateKind, TenantId};
+use domain::{
+    Attempt, AttemptResult, Delay, Occurrence, Quota, RunOutline, RunState, RunStateKind, TenantId, Timestamp,
+};
 
 use crate::{Malformed, Put as _, Take};
 
@@ -16,6 +18,23 @@ const VERSION: u8 = 1;
 const VERSION_MARKED: u8 = 2;
 const WHAT: &str = "a run";
 const ATTEMPT_LEN_MIN: usize = 2 + 8 + 12 + 1;
+/// Bit of the number of an attempt's result. The bit states that a delay follows the result. Builds without delays
+/// cannot read an attempt with this bit.
+const DELAYED: u8 = 0x80;
+/// Length of an encoded delay.
+const DELAY_LEN: usize = 1 + 1 + 8;
+
+/// Quotas that delay attempts, in the order of their numbers in the encoding. Later builds may append quotas.
+pub(crate) const DELAYING: [Quota; 8] = [
+    Quota::CallbacksPerMinute,
+    Quota::InFlightMax,
+    Quota::InFlightPerTargetMax,
+    Quota::CallbacksPerSecondPerTarget,
+    Quota::HttpInFlightMax,
+    Quota::HttpCallbacksPerSecond,
+    Quota::BusInFlightMax,
+    Quota::BusCallbacksPerSecond,
+];
 
 /// Appends a run.
 pub fn put(out: &mut Vec<u8>, run: &Run) {
@@ -77,23 +96,61 @@ fn put_attempt(out: &mut Vec<u8>, attempt: &Attempt) {
     out.u16(attempt.number);
     out.timestamp(attempt.started_at);
     out.duration(attempt.duration);
+    let delay = attempt.delay.and_then(encode_delay);
+    let delayed = if delay.is_some() { DELAYED } else { 0 };
     match &attempt.result {
         AttemptResult::Answered(status) => {
-            out.u8(0);
+            out.u8(delayed);
             out.u16(*status);
         }
         AttemptResult::Unreachable(reason) => {
-            out.u8(1);
+            out.u8(delayed | 1);
             out.text(reason);
         }
-        AttemptResult::TimedOut => out.u8(2),
-        AttemptResult::Panicked => out.u8(3),
+        AttemptResult::TimedOut => out.u8(delayed | 2),
+        AttemptResult::Panicked => out.u8(delayed | 3),
         // Builds without bus targets cannot read this result.
         AttemptResult::Stored { partition, offset } => {
-            out.u8(4);
+            out.u8(delayed | 4);
             out.u32(*partition);
             out.u64(*offset);
         }
+    }
+    if let Some((kind, quota, at)) = delay {
+        out.u8(kind);
+        out.u8(quota);
+        out.timestamp(at);
+    }
+}
+
+/// Returns the numbers of a delay and of its quota, and its instant. Returns `None` for a quota that delays no
+/// attempts.
+fn encode_delay(delay: Delay) -> Option<(u8, u8, Timestamp)> {
+    let none = Timestamp::default();
+    Some(match delay {
+        Delay::Quota { quota, since } => {
+            let number = DELAYING.iter().position(|delaying| *delaying == quota)?;
+            (0, u8::try_from(number).ok()?, since)
+        }
+        Delay::Slot => (1, 0, none),
+        Delay::Circuit { until: None } => (2, 0, none),
+        Delay::Circuit { until: Some(until) } => (3, 0, until),
+        Delay::MemberDown { until } => (4, 0, until),
+    })
+}
+
+fn take_delay(take: &mut Take<'_>) -> Result<Delay, Malformed> {
+    let (kind, quota, at) = (take.u8()?, take.u8()?, take.timestamp()?);
+    match (kind, quota) {
+        (0, number) => {
+            let quota = DELAYING.get(usize::from(number)).copied().ok_or_else(|| take.malformed())?;
+            Ok(Delay::Quota { quota, since: at })
+        }
+        (1, 0) => Ok(Delay::Slot),
+        (2, 0) => Ok(Delay::Circuit { until: None }),
+        (3, 0) => Ok(Delay::Circuit { until: Some(at) }),
+        (4, 0) => Ok(Delay::MemberDown { until: at }),
+        _ => Err(take.malformed()),
     }
 }
 
@@ -130,12 +187,16 @@ pub fn outline(bytes: &[u8]) -> Result<RunOutline, Malformed> {
             outline.lateness = lateness(&occurrence, number, started_at);
         }
         take.skip_duration()?;
-        match take.u8()? {
+        let kind = take.u8()?;
+        match kind & !DELAYED {
             0 => outline.add_status(take.u16()?),
             1 => take.skip_blobs(1)?,
             2 | 3 => {}
             4 => drop(take.bytes(4 + 8)?),
             _ => return Err(take.malformed()),
+        }
+        if kind & DELAYED != 0 {
+            take.bytes(DELAY_LEN)?;
         }
     }
     take.end()?;
@@ -196,7 +257,8 @@ fn take_attempt(take: &mut Take<'_>) -> Result<Attempt, Malformed> {
     let number = take.u16()?;
     let started_at = take.timestamp()?;
     let duration: Duration = take.duration()?;
-    let result = match take.u8()? {
+    let kind = take.u8()?;
+    let result = match kind & !DELAYED {
         0 => AttemptResult::Answered(take.u16()?),
         1 => AttemptResult::Unreachable(take.text()?.to_owned()),
         2 => AttemptResult::TimedOut,
@@ -204,5 +266,6 @@ fn take_attempt(take: &mut Take<'_>) -> Result<Attempt, Malformed> {
         4 => AttemptResult::Stored { partition: take.u32()?, offset: take.u64()? },
         _ => return Err(take.malformed()),
     };
-    Ok(Attempt { number, started_at, duration, result })
+    let delay = if kind & DELAYED == 0 { None } else { Some(take_delay(take)?) };
+    Ok(Attempt { number, started_at, duration, result, delay })
 }

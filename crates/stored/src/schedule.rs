@@ -184,7 +184,7 @@ pub fn labels(row: &[u8]) -> Result<Vec<LabelKey>, Malformed> {
     Ok(labels)
 }
 
-fn put_when(out: &mut Vec<u8>, when: &When) {
+pub(crate) fn put_when(out: &mut Vec<u8>, when: &When) {
     match when {
         When::At(at) => {
             out.u8(0);
@@ -244,7 +244,7 @@ fn encode_bus_options(bus: &BusTarget) -> Vec<u8> {
     out
 }
 
-fn put_optional_text(out: &mut Vec<u8>, text: Option<&str>) {
+pub(crate) fn put_optional_text(out: &mut Vec<u8>, text: Option<&str>) {
     out.u8(u8::from(text.is_some()));
     out.text(text.unwrap_or_default());
 }
@@ -322,6 +322,31 @@ pub fn decode_spec(stored: &Bytes) -> Result<Spec, Malformed> {
     Ok(spec)
 }
 
+/// Decodes the timing in a row. The function does not decode the fields after the timing.
+///
+/// # Errors
+/// Returns an error if `row` does not start with a head, an id and a timing.
+pub fn when(row: &[u8]) -> Result<When, Malformed> {
+    let mut take = Take::new(WHAT, row);
+    take.bytes(HEAD_LEN)?;
+    take.skip_blobs(1)?; // The id.
+    take_when(&mut take)
+}
+
+/// Length of the longest start of an encoded spec that contains the timing.
+pub const WHEN_LEN_MAX: usize = 1 + 1 + 4 + Cron::EXPRESSION_BYTES_MAX + 4 + Cron::ZONE_BYTES_MAX;
+
+/// Decodes the timing at the start of an encoded spec. `start` has at least the first [`WHEN_LEN_MAX`] bytes of the
+/// spec, or the whole spec.
+///
+/// # Errors
+/// Returns an error if `start` is not the start of a spec.
+pub fn when_of_spec(start: &[u8]) -> Result<When, Malformed> {
+    let mut take = Take::new("a schedule's spec", start);
+    take.version(VERSION)?;
+    take_when(&mut take)
+}
+
 fn take_spec(take: &mut Take<'_>, all: &Bytes) -> Result<Spec, Malformed> {
     Ok(Spec {
         when: take_when(take)?,
@@ -332,7 +357,7 @@ fn take_spec(take: &mut Take<'_>, all: &Bytes) -> Result<Spec, Malformed> {
     })
 }
 
-fn take_when(take: &mut Take<'_>) -> Result<When, Malformed> {
+pub(crate) fn take_when(take: &mut Take<'_>) -> Result<When, Malformed> {
     match take.u8()? {
         0 => Ok(When::At(take.timestamp()?)),
         1 => Ok(When::Cron(Cron::from_stored(take.text()?, take.text()?))),
@@ -376,7 +401,7 @@ fn take_bus_options(mut take: Take<'_>) -> Result<(Option<String>, Option<CloudE
     Ok((key, cloud_event))
 }
 
-fn take_optional_text(take: &mut Take<'_>) -> Result<Option<String>, Malformed> {
+pub(crate) fn take_optional_text(take: &mut Take<'_>) -> Result<Option<String>, Malformed> {
     match (take.u8()?, take.text()?) {
         (0, "") => Ok(None),
         (1, text) => Ok(Some(text.to_owned())),

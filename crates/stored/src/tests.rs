@@ -7,9 +7,9 @@ use domain::occurrence::Run;
 use domain::recurrence::Cron;
 use domain::retry::RetryPolicy;
 use domain::{
-    ApiKey, Attempt, AttemptResult, Audit, BusTarget, CloudEvent, CloudEventMode, DueKey, HttpTarget, Incarnation,
-    LabelKey, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId, Secret, SigningSecret, Spec, Status,
-    Target, TargetKey, Tenant, TenantId, Timestamp, When,
+    ApiKey, Attempt, AttemptResult, Audit, BusTarget, CloudEvent, CloudEventMode, Delay, DueKey, HttpTarget,
+    Incarnation, LabelKey, Occurrence, PastTiming, PollerId, Revision, RunState, Schedule, ScheduleId, Secret,
+    SigningSecret, Spec, Status, Target, TargetKey, Tenant, TenantId, Timestamp, TimingEnd, When,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use store::HandedOver;
 
 use crate::schedule::Head;
-use crate::{Take, hand_over, run, schedule, tenant};
+use crate::{Take, hand_over, run, schedule, tenant, timing};
 
 fn timestamp() -> impl Strategy<Value = Timestamp> {
     prop_oneof![Just(Timestamp::MIN), Just(Timestamp::MAX), any::<i64>().prop_map(Timestamp::from_millis)]
@@ -112,6 +112,16 @@ fn schedule() -> impl Strategy<Value = Schedule> {
     })
 }
 
+fn delay() -> impl Strategy<Value = Delay> {
+    prop_oneof![
+        (0..run::DELAYING.len(), timestamp())
+            .prop_map(|(number, since)| Delay::Quota { quota: run::DELAYING[number], since }),
+        Just(Delay::Slot),
+        option::of(timestamp()).prop_map(|until| Delay::Circuit { until }),
+        timestamp().prop_map(|until| Delay::MemberDown { until }),
+    ]
+}
+
 fn run() -> impl Strategy<Value = Run> {
     let state = prop_oneof![
         Just(RunState::Retrying),
@@ -131,8 +141,9 @@ fn run() -> impl Strategy<Value = Run> {
         Just(AttemptResult::Panicked),
         (any::<u32>(), any::<u64>()).prop_map(|(partition, offset)| AttemptResult::Stored { partition, offset }),
     ];
-    let attempt = (any::<u16>(), timestamp(), duration(), result)
-        .prop_map(|(number, started_at, duration, result)| Attempt { number, started_at, duration, result });
+    let attempt = (any::<u16>(), timestamp(), duration(), result, option::of(delay())).prop_map(
+        |(number, started_at, duration, result, delay)| Attempt { number, started_at, duration, result, delay },
+    );
     (any::<u32>(), occurrence(), state, vec(attempt, 0..4)).prop_map(|(tenant, occurrence, state, attempts)| Run {
         tenant: TenantId(tenant),
         occurrence,
@@ -184,6 +195,28 @@ proptest! {
         prop_assert_eq!(read.as_ref(), Ok(&run));
         prop_assert_eq!(run::outline(&bytes), Ok(domain::RunOutline::of(&run)));
         prop_assert_eq!(run::decode(&bytes), Ok(run));
+    }
+
+    #[test]
+    fn decoding_an_encoded_past_timing_returns_the_same_timing(
+        schedule in schedule(),
+        until in option::of(timestamp()),
+        by in option::of(".{0,20}"),
+        is_cancelled in any::<bool>()
+    ) {
+        let end = if is_cancelled { TimingEnd::Cancelled } else { TimingEnd::Replaced };
+        let (when, from) = (schedule.spec.when.clone(), schedule.updated_at);
+        let past = PastTiming { edition: schedule.edition(), when: when.clone(), from, until, end, by };
+        let bytes = timing::encode(schedule.tenant, &past);
+        prop_assert_eq!(timing::tenant(&bytes), Ok(schedule.tenant));
+        prop_assert_eq!(timing::decode(schedule.edition(), &bytes), Ok(past));
+        for len in 0..bytes.len() {
+            prop_assert!(timing::decode(schedule.edition(), &bytes[..len]).is_err());
+        }
+        let spec = schedule::encode_spec(&schedule.spec);
+        let start = &spec[..spec.len().min(schedule::WHEN_LEN_MAX)];
+        prop_assert_eq!(schedule::when_of_spec(start), Ok(when.clone()));
+        prop_assert_eq!(schedule::when(&schedule_row(&schedule)), Ok(when));
     }
 
     #[test]
@@ -263,6 +296,7 @@ fn a_run() -> Run {
         started_at: Timestamp::from_millis(1_800_000_000_456),
         duration: Duration::from_millis(12),
         result,
+        delay: None,
     };
     Run {
         tenant: TenantId(7),
@@ -389,6 +423,7 @@ fn encoded_column_values_match_the_golden_file_of_version_1() {
         started_at: at,
         duration: Duration::from_millis(12),
         result,
+        delay: None,
     });
     let run = Run { tenant: TenantId(7), occurrence, state: RunState::Failed, attempts: attempts.collect() };
     let missed = Run {

@@ -177,7 +177,7 @@ async fn insert_schedules(runtime: &Runtime, store: &dyn Store, tenant: &Tenant)
             let (incarnation, revision) = (schedule.incarnation, schedule.revision);
             let occurrence = Occurrence { incarnation, nominal: far, revision, replay: 0 };
             let due = DueKey { position: far, occurrence, attempt: 1, target: schedule.spec.target.key() };
-            Insert { schedule: schedule.clone(), due }
+            Insert { schedule: schedule.clone(), due, by: None }
         };
         let inserted = store.insert(some.iter().map(insert).collect()).await.context("cannot insert the schedules")?;
         let is_created = |inserted: &Inserted| matches!(inserted, Inserted::Placed(_));

@@ -46,6 +46,7 @@ fn run(schedule: &Schedule, nominal: u64, state: RunState) -> Run {
         started_at: at(nominal + 5),
         duration: Duration::from_secs(1),
         result: AttemptResult::TimedOut,
+        delay: None,
     };
     let occurrence = Occurrence { incarnation, nominal: at(nominal), revision, replay: 0 };
     Run { tenant: TenantId(1), occurrence, state, attempts: vec![attempt] }

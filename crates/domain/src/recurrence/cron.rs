@@ -105,6 +105,15 @@ impl Cron {
         self.evaluator().map_or(0, |evaluator| evaluator.fields.distance_min_secs())
     }
 
+    /// Returns the effect of a clock change on the instant `at`, if the clock change moves or suppresses an occurrence.
+    /// The result is `None` for an expression that matches every hour of the day, because clock changes never move its
+    /// instants.
+    #[must_use]
+    pub fn clock_change_at(&self, at: Timestamp) -> Option<ClockChange> {
+        let millis = at.as_millis();
+        (millis.rem_euclid(1_000) == 0).then(|| self.evaluator()?.clock_change_at(millis / 1_000)).flatten()
+    }
+
     fn evaluator(&self) -> Option<&Evaluator> {
         let parse = || Evaluator::parse(&self.expression, &self.zone).ok().map(Arc::new);
         self.evaluator.get_or_init(parse).as_deref()
@@ -123,6 +132,16 @@ impl fmt::Debug for Cron {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Cron({:?} in {})", self.expression, self.zone)
     }
+}
+
+/// Effect of a clock change of a time zone on an occurrence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ClockChange {
+    /// The clock skips a matching local time. The expression fires at `fires_at`, the first instant after the skip.
+    Skipped { fires_at: Timestamp },
+    /// The clock shows the matching local time for the second time. The expression fires only at `fires_at`, when the
+    /// clock shows this time for the first time.
+    Repeated { fires_at: Timestamp },
 }
 
 /// Converts unix seconds to an instant. Returns `None` for a time after the last representable instant.
@@ -224,6 +243,27 @@ impl Evaluator {
         let before = stretch.start.saturating_add(stretch.offset_before);
         let after = stretch.start.saturating_add(stretch.offset);
         !self.fields.is_every_hour() && self.fields.first(before, after).is_some()
+    }
+
+    /// Returns the effect of the clock change at the start of the period that contains the second `at`. The second `at`
+    /// is one of these: the instant to which the clock change moves a skipped time, the instant at which the skipped
+    /// time would have been without the clock change, or the second of two instants with the same local time.
+    fn clock_change_at(&self, at: i64) -> Option<ClockChange> {
+        let stretch = self.stretch(at)?;
+        let ahead = stretch.offset - stretch.offset_before;
+        let since_change = at.checked_sub(stretch.start)?;
+        if self.fields.is_every_hour() || since_change >= ahead.abs() {
+            return None;
+        }
+        let is_match = self.fields.is_at(at + stretch.offset);
+        if ahead < 0 {
+            let fires_at = timestamp(at + ahead)?;
+            return is_match.then_some(ClockChange::Repeated { fires_at });
+        }
+        let is_moved_here = since_change == 0 && self.fires_for_leap(stretch);
+        let is_moved_away = self.fields.is_at(at + stretch.offset_before);
+        let fires_at = timestamp(stretch.start)?;
+        (!is_match && (is_moved_here || is_moved_away)).then_some(ClockChange::Skipped { fires_at })
     }
 
     /// Returns the period with a constant offset that contains `at`. Returns `None` outside the years that the time

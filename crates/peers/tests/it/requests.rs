@@ -9,7 +9,7 @@ use peers::{Handler, Listener, ListenerOptions};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use runtime::Runtime;
-use scheduler::{InvalidRequest, Peers, REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX};
+use scheduler::{InvalidRequest, PeerError, Peers, REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
@@ -195,7 +195,8 @@ async fn metric_counts_peer_requests_by_response_status() {
     drop(runtime.spawn("listener", listener.serve_until(identity(), Arc::new(move |id| id == me), handler, stop)));
     assert!(nudge(&peers, &to).await.is_ok());
     assert!(nudge(&peers, &to).await.is_ok());
-    assert!(peers.request(&to, "dance", Bytes::new()).await.is_err());
+    let unknown = Err(PeerError::UnknownOperation { member: to.name.clone() });
+    assert_eq!(peers.request(&to, "dance", Bytes::new()).await, unknown);
     let mut text = String::new();
     encode(&mut text, &registry).unwrap();
     let mut lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();

@@ -131,7 +131,7 @@ pub(crate) fn reason(answer: Result<Bytes, PeerError>) -> String {
             assert_eq!(member, "receiver");
             reason
         }
-        Ok(response) => panic!("unexpected response: {response:?}"),
+        other => panic!("unexpected response: {other:?}"),
     }
 }
 

@@ -66,7 +66,7 @@ fn schedule_to(number: u128, id: &str, target: Target) -> Insert {
         next: Some(at),
         spec,
     };
-    Insert { schedule: schedule.into(), due }
+    Insert { schedule: schedule.into(), due, by: None }
 }
 
 /// Store with an operator and a tenant. `engine` does not encrypt.

@@ -66,6 +66,7 @@ impl PeerClient {
                 Ok(Err(OwnerError::NotOwned)) => "not_owned",
                 Ok(Err(OwnerError::Failed(_))) => "failed",
                 Err(PeerError::Unreachable { .. }) => "unreachable",
+                Err(PeerError::UnknownOperation { .. }) => "unknown_operation",
             };
             requests.get_or_create(&RequestLabels { ask: O::NAME, outcome }).inc();
             response

@@ -8,18 +8,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use domain::{Occurrence, Precondition, Schedule, ScheduleId, ShardId, Status, TenantId};
+use domain::{Author, Delay, Occurrence, Precondition, Schedule, ScheduleId, ShardId, Status, TenantId};
 use futures_util::future::{join, join_all};
 use membership::{Member, MemberId};
 use store::{Cancellation, StoreError};
 
 use crate::changes::{Changes, home_poller};
 use crate::cluster::assignment::Cluster;
-use crate::cluster::operations::{Cancel, CancelIf, CreateNamed, Named, Nudge, Put, PutIf, Redrive, encode_request};
+use crate::cluster::operations::{
+    Cancel, CancelIf, CancelIfBy, CreateNamed, Named, Nudge, Operation, Put, PutBy, PutIf, PutIfBy, Redrive,
+    encode_request,
+};
 use crate::cluster::ownership::receive_outcome;
 use crate::cluster::peers::{PeerError, REQUEST_BYTES_MAX};
+use crate::explain::delay_now;
 use crate::requests::{
-    AttemptOutcome, CancelResponse, Create, CreateRejection, OwnerError, PutResponse, RedriveResponse, Timing,
+    AttemptOutcome, CancelResponse, Create, CreateRejection, OwnerError, PutResponse, RedriveResponse, Timing, Waiting,
 };
 use crate::shared::Shared;
 
@@ -94,7 +98,11 @@ impl Forwarding {
         let Some(cluster) = &self.cluster else { return Ok(self.changes.put(request).await?) };
         let shard = self.shard_of(&request).await?;
         let here = || self.changes.put(request.clone());
-        let there = |owner| cluster.peers.request(&owner, &Put(Named::of(&request)));
+        let there = |owner| {
+            let put = Put(Named::of(&request));
+            let authored = request.by.clone().map(|by| PutBy { put: put.clone(), by });
+            request_as(cluster, owner, authored, put)
+        };
         match Box::pin(self.at_owner(cluster, shard, here, there)).await {
             Err(undone) => unreachable_owner(undone).map(Err),
             Ok(response) => Ok(response),
@@ -110,7 +118,11 @@ impl Forwarding {
         let Some(cluster) = &self.cluster else { return Ok(self.changes.put_if(request, seen, timing).await?) };
         let shard = self.shard_of(&request).await?;
         let here = || self.changes.put_if(request.clone(), seen, timing);
-        let there = |owner| cluster.peers.request(&owner, &PutIf { named: Named::of(&request), seen, timing });
+        let there = |owner| {
+            let put = PutIf { named: Named::of(&request), seen, timing };
+            let authored = request.by.clone().map(|by| PutIfBy { put: put.clone(), by });
+            request_as(cluster, owner, authored, put)
+        };
         match Box::pin(self.at_owner(cluster, shard, here, there)).await {
             Err(undone) => unreachable_owner(undone).map(|rejection| Some(Err(rejection))),
             Ok(response) => Ok(response),
@@ -126,8 +138,14 @@ impl Forwarding {
         Ok(live.map_or(home, |live| live.poller).shard())
     }
 
-    pub(crate) async fn cancel(&self, tenant: TenantId, id: ScheduleId) -> Result<CancelResponse, StoreError> {
-        let recorded = self.shared.store.append_cancellations(vec![Cancellation { tenant, id }]).await?.pop();
+    pub(crate) async fn cancel(
+        &self,
+        tenant: TenantId,
+        id: ScheduleId,
+        key: Option<String>,
+    ) -> Result<CancelResponse, StoreError> {
+        let author = Some(Author { at: self.shared.runtime.now(), key });
+        let recorded = self.shared.store.append_cancellations(vec![Cancellation { tenant, id, author }]).await?.pop();
         let recorded = recorded.expect("the store returns one result per cancellation record");
         let Some(schedule) = recorded.before else { return Ok(CancelResponse::NotFound) };
         let (poller, incarnation, applied) = (schedule.poller, schedule.incarnation, recorded.applied);
@@ -144,7 +162,11 @@ impl Forwarding {
         Ok(self.at_owner(cluster, poller.shard(), here, |owner| cluster.peers.request(&owner, &cancel)).await?)
     }
 
-    pub(crate) async fn cancel_if(&self, found: &Schedule) -> Result<Option<CancelResponse>, StoreError> {
+    pub(crate) async fn cancel_if(
+        &self,
+        found: &Schedule,
+        key: Option<String>,
+    ) -> Result<Option<CancelResponse>, StoreError> {
         let Schedule { poller, incarnation, status, .. } = *found;
         let edition = found.edition();
         match (status, &self.cluster) {
@@ -155,10 +177,14 @@ impl Forwarding {
                 let cancel = Cancel { poller, incarnation, applied: true };
                 Box::pin(self.cancel_at_owner(cluster, cancel)).await.map(Some)
             }
-            (Status::Active | Status::Ended, None) => Ok(self.changes.cancel_if(poller, edition).await?),
+            (Status::Active | Status::Ended, None) => Ok(self.changes.cancel_if(poller, edition, key).await?),
             (Status::Active | Status::Ended, Some(cluster)) => {
-                let here = || self.changes.cancel_if(poller, edition);
-                let there = |owner| cluster.peers.request(&owner, &CancelIf { poller, edition });
+                let here = || self.changes.cancel_if(poller, edition, key.clone());
+                let there = |owner| {
+                    let cancel = CancelIf { poller, edition };
+                    let authored = key.clone().map(|by| CancelIfBy { cancel: cancel.clone(), by });
+                    request_as(cluster, owner, authored, cancel)
+                };
                 Ok(Box::pin(self.at_owner(cluster, poller.shard(), here, there)).await?)
             }
         }
@@ -173,6 +199,23 @@ impl Forwarding {
         let here = || self.changes.redrive(tenant, of);
         let there = |owner| cluster.peers.request(&owner, &Redrive { tenant, of });
         Ok(Box::pin(self.at_owner(cluster, schedule.poller.shard(), here, there)).await?)
+    }
+
+    /// Returns the reason for which a key waits now, according to its owner.
+    ///
+    /// # Errors
+    /// Returns an error if the owner is unreachable.
+    pub(crate) async fn delay_now(&self, waiting: Waiting) -> Result<Option<Delay>, OwnerError> {
+        let Some(cluster) = &self.cluster else { return delay_now(&self.shared, waiting).await };
+        let here = || delay_now(&self.shared, waiting);
+        let there = |owner: Member| async move {
+            match cluster.peers.request(&owner, &waiting).await {
+                // A member of an earlier build knows no reason.
+                Err(PeerError::UnknownOperation { .. }) => Ok(Ok(None)),
+                response => response,
+            }
+        };
+        Box::pin(self.at_owner(cluster, waiting.poller.shard(), here, there)).await
     }
 
     /// Runs an operation at the owner of `shard`. Calls `here` if this member is the owner, and `there` if another
@@ -198,7 +241,7 @@ impl Forwarding {
                 let name = owner.name.clone();
                 match runtime.timeout(FORWARD_TIMEOUT, there(owner)).await {
                     Some(Ok(response)) => response,
-                    Some(Err(error @ PeerError::Unreachable { .. })) => {
+                    Some(Err(error)) => {
                         return Err(StoreError::Unavailable(error.to_string()).into());
                     }
                     None => {
@@ -220,7 +263,9 @@ impl Forwarding {
     }
 
     /// Sends the outcome of an attempt to the shard's next owner. That owner waits for the outcome.
-    pub(crate) async fn forward_outcome(&self, outcome: AttemptOutcome) {
+    pub(crate) async fn forward_outcome(&self, mut outcome: AttemptOutcome) {
+        // Earlier builds cannot decode the delay of an attempt.
+        outcome.run.attempts.iter_mut().for_each(|attempt| attempt.delay = None);
         let shard = outcome.poller.shard();
         let Some(cluster) = &self.cluster else {
             // This member has taken its own shard again.
@@ -269,6 +314,23 @@ impl Forwarding {
             }));
         }
     }
+}
+
+/// Requests the operation `authored`, which contains an API key. Requests `plain`, the same operation without the key,
+/// if there is no key or if the owner runs an earlier build.
+async fn request_as<A: Operation, P: Operation<Answer = A::Answer>>(
+    cluster: &Cluster,
+    owner: Member,
+    authored: Option<A>,
+    plain: P,
+) -> Result<Result<A::Answer, OwnerError>, PeerError> {
+    if let Some(authored) = authored {
+        match cluster.peers.request(&owner, &authored).await {
+            Err(PeerError::UnknownOperation { .. }) => {}
+            response => return response,
+        }
+    }
+    cluster.peers.request(&owner, &plain).await
 }
 
 /// Returns the rejection of a put that no owner has answered.

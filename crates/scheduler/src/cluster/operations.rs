@@ -14,15 +14,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, Schedule, ScheduleId, ScheduleVersion, ShardId,
-    Spec, TenantId, Timestamp,
+    Delay, DueKey, Incarnation, Occurrence, PollerId, Precondition, Quota, Revision, Schedule, ScheduleId,
+    ScheduleVersion, ShardId, Spec, TargetKey, TenantId, Timestamp,
 };
 use membership::MemberId;
 use store::StoreError;
 use stored::{Malformed, Put as _, Take};
 
 use crate::requests::{
-    AttemptOutcome, CancelResponse, Create, CreateRejection, OwnerError, PutResponse, RedriveResponse, Timing,
+    AttemptOutcome, CancelResponse, Create, CreateRejection, OwnerError, PutResponse, RedriveResponse, Timing, Waiting,
 };
 
 const VERSION: u8 = 1;
@@ -66,6 +66,27 @@ pub struct CancelIf {
     pub edition: ScheduleVersion,
 }
 
+/// Puts a schedule, as [`Put`] does, on behalf of the API key `by`. Earlier builds know only [`Put`].
+#[derive(Clone, PartialEq, Debug)]
+pub struct PutBy {
+    pub put: Put,
+    pub by: String,
+}
+
+/// Puts a schedule under a precondition, as [`PutIf`] does, on behalf of the API key `by`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PutIfBy {
+    pub put: PutIf,
+    pub by: String,
+}
+
+/// Cancels a schedule under a precondition, as [`CancelIf`] does, on behalf of the API key `by`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CancelIfBy {
+    pub cancel: CancelIf,
+    pub by: String,
+}
+
 /// Redrives a dead letter, as [`crate::Scheduler::redrive`] does.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Redrive {
@@ -97,7 +118,7 @@ impl Named {
     /// # Panics
     /// Panics if the request contains no id.
     pub(crate) fn of(request: &Create) -> Self {
-        let Create { tenant, id, incarnation, spec } = request;
+        let Create { tenant, id, incarnation, spec, by: _ } = request;
         let id = id.clone().expect("a forwarded create names an id");
         Named { tenant: tenant.id, id, incarnation: *incarnation, spec: spec.clone() }
     }
@@ -122,6 +143,10 @@ operations! {
     Release "let_go" -> Vec<ShardId>;
     AttemptOutcome "outcome" -> ();
     Nudge "nudge" -> ();
+    Waiting "waiting" -> Option<Delay>;
+    PutBy "put_by" -> Result<PutResponse, CreateRejection>;
+    PutIfBy "put_if_by" -> Option<Result<PutResponse, CreateRejection>>;
+    CancelIfBy "cancel_if_by" -> Option<CancelResponse>;
 }
 
 pub(crate) fn encode_request<O: Operation>(operation: &O) -> Bytes {
@@ -192,6 +217,10 @@ fields! {
     Release { member, shards }
     AttemptOutcome { poller, run, then, ends }
     Nudge {}
+    PutBy { put, by }
+    PutIfBy { put, by }
+    CancelIfBy { cancel, by }
+    Waiting { poller, incarnation, target, due }
     Named { tenant, id, incarnation, spec }
     PutResponse { schedule, created, too_late }
     ScheduleVersion { incarnation, revision }
@@ -231,6 +260,7 @@ variants! {
     CreateRejection { 0 => Exists, 1 => Unreachable, 2 => NeverFires }
     CancelResponse { 0 => NotFound, 1 => Cancelled, 2 => TooLate, 3 => Pending { decided_by } }
     RedriveResponse { 0 => NotFound, 1 => NotDead, 2 => Redriven(occurrence) }
+    Delay { 0 => Quota { quota, since }, 1 => Slot, 2 => Circuit { until }, 3 => MemberDown { until } }
     OwnerError { 0 => NotOwned, 1 => Failed(error) }
     StoreError { 0 => Unavailable(text), 1 => Full(text), 2 => Damaged(text), 3 => Unindexed(text) }
 }
@@ -296,6 +326,7 @@ macro_rules! values {
 
 values! {
     TenantId: u32(id => id.0), TenantId;
+    TargetKey: u32(key => key.0), TargetKey;
     Revision: u32(revision => revision.0), Revision;
     ShardId: u16(shard => shard.0), ShardId;
     Incarnation: u128(incarnation => incarnation.0), Incarnation;
@@ -326,6 +357,17 @@ impl Wire for bool {
             1 => Ok(true),
             _ => Err(take.malformed()),
         }
+    }
+}
+
+impl Wire for Quota {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.text(self.name());
+    }
+
+    fn take(take: &mut Take<'_>) -> Result<Self, Malformed> {
+        let name = take.text()?;
+        Quota::ALL.into_iter().find(|quota| quota.name() == name).ok_or_else(|| take.malformed())
     }
 }
 

@@ -23,7 +23,7 @@ pub trait Peers: Send + Sync + 'static {
     ///
     /// # Errors
     /// Returns [`PeerError::Unreachable`] if no response arrives. The member `to` may or may not have executed the
-    /// operation.
+    /// operation. Returns [`PeerError::UnknownOperation`] if the member does not know the operation.
     fn request(
         &self,
         to: &Member,
@@ -37,6 +37,9 @@ pub trait Peers: Send + Sync + 'static {
 pub enum PeerError {
     #[error("cannot reach member {member}: {reason}")]
     Unreachable { member: String, reason: String },
+    /// The member runs an earlier build, which does not know the operation. The request has had no effect.
+    #[error("member {member} does not know the operation; upgrade this member")]
+    UnknownOperation { member: String },
 }
 
 /// Rejection of a request that this member cannot handle. The request has had no effect.

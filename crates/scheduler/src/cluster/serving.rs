@@ -10,12 +10,13 @@ use stored::Malformed;
 use crate::changes::Changes;
 use crate::cluster::assignment::Cluster;
 use crate::cluster::operations::{
-    Cancel, CancelIf, CreateNamed, Named, Nudge, Operation, Put, PutIf, Redrive, Release, decode_request,
-    encode_response,
+    Cancel, CancelIf, CancelIfBy, CreateNamed, Named, Nudge, Operation, Put, PutBy, PutIf, PutIfBy, Redrive, Release,
+    decode_request, encode_response,
 };
 use crate::cluster::ownership::receive_outcome;
 use crate::cluster::peers::InvalidRequest;
-use crate::requests::{AttemptOutcome, Create, OwnerError};
+use crate::explain::delay_now;
+use crate::requests::{AttemptOutcome, Create, CreateRejection, OwnerError, PutResponse, Waiting};
 use crate::shared::Shared;
 use crate::tenants::Tenants;
 
@@ -40,26 +41,31 @@ impl Serving {
                 };
                 respond(request, create).await
             }
-            Put::NAME => respond(request, async |Put(named)| changes.put(self.create_of(named).await?).await).await,
-            PutIf::NAME => {
-                let put = async |PutIf { named, seen, timing }| {
-                    changes.put_if(self.create_of(named).await?, seen, timing).await
-                };
-                respond(request, put).await
-            }
+            Put::NAME => respond(request, async |put| self.put(put, None).await).await,
+            PutBy::NAME => respond(request, async |PutBy { put, by }| self.put(put, Some(by)).await).await,
+            PutIf::NAME => respond(request, async |put| self.put_if(put, None).await).await,
+            PutIfBy::NAME => respond(request, async |PutIfBy { put, by }| self.put_if(put, Some(by)).await).await,
             Cancel::NAME => {
                 let cancel =
                     async |Cancel { poller, incarnation, applied }| changes.cancel(poller, incarnation, applied).await;
                 respond(request, cancel).await
             }
             CancelIf::NAME => {
-                respond(request, async |CancelIf { poller, edition }| changes.cancel_if(poller, edition).await).await
+                respond(request, async |CancelIf { poller, edition }| changes.cancel_if(poller, edition, None).await)
+                    .await
+            }
+            CancelIfBy::NAME => {
+                let cancel = async |CancelIfBy { cancel: CancelIf { poller, edition }, by }| {
+                    changes.cancel_if(poller, edition, Some(by)).await
+                };
+                respond(request, cancel).await
             }
             Redrive::NAME => respond(request, async |Redrive { tenant, of }| changes.redrive(tenant, of).await).await,
             Release::NAME => respond(request, async |release| self.release(release).await).await,
             AttemptOutcome::NAME => {
                 respond(request, async |outcome| receive_outcome(&self.shared, outcome).await).await
             }
+            Waiting::NAME => respond(request, async |waiting| delay_now(&self.shared, waiting).await).await,
             Nudge::NAME => {
                 let nudge = async |Nudge| {
                     self.shared.nudge.notify_one();
@@ -70,6 +76,24 @@ impl Serving {
             _ => return Err(InvalidRequest::UnknownOperation),
         };
         Ok(response?)
+    }
+
+    async fn put(
+        &self,
+        Put(named): Put,
+        by: Option<String>,
+    ) -> Result<Result<PutResponse, CreateRejection>, OwnerError> {
+        let request = self.create_of(named).await?;
+        self.changes.put(Create { by, ..request }).await
+    }
+
+    async fn put_if(
+        &self,
+        PutIf { named, seen, timing }: PutIf,
+        by: Option<String>,
+    ) -> Result<Option<Result<PutResponse, CreateRejection>>, OwnerError> {
+        let request = self.create_of(named).await?;
+        self.changes.put_if(Create { by, ..request }, seen, timing).await
     }
 
     async fn release(&self, Release { member, shards }: Release) -> Result<Vec<ShardId>, OwnerError> {
@@ -85,7 +109,7 @@ impl Serving {
             Tenants::new(self.shared.clone()).refresh().await?;
         }
         let tenant = self.shared.tenants.get(tenant).ok_or(OwnerError::NotOwned)?;
-        Ok(Create { tenant, id: Some(id), incarnation, spec })
+        Ok(Create { tenant, id: Some(id), incarnation, spec, by: None })
     }
 }
 

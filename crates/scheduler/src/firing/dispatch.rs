@@ -17,6 +17,7 @@
 //! Invariant: each tenant or lane that may start a key and does not wait has exactly one turn. All other tenants and
 //! lanes have no turn, so [`Dispatch::pop`] does not visit them.
 
+mod blocked;
 mod circuit;
 mod deferred;
 mod kinds;
@@ -28,11 +29,13 @@ use std::time::Duration;
 
 use domain::decide::CatchUp;
 use domain::quota::TokenBucket;
-use domain::{TargetKey, TargetKind, TenantId, Timestamp};
+use domain::{Quota, TargetKey, TargetKind, TenantId, Timestamp};
 use runtime::Monotonic;
 
 use crate::options::Options;
 
+pub(crate) use blocked::Wait;
+use blocked::{Blocked, Reason, quotas_of};
 use circuit::Circuit;
 pub(crate) use circuit::TargetHealth;
 use deferred::Deferred;
@@ -105,6 +108,8 @@ struct TenantState {
     parked: usize,
     bucket: TokenBucket,
     kinds: Kinds,
+    /// Latest period in which a limit of the tenant blocked its keys.
+    blocked: Blocked,
     /// True if the tenant is in [`Dispatch::turns`].
     has_turn: bool,
     waits_until: Option<Monotonic>,
@@ -139,6 +144,8 @@ struct LaneState {
     in_flight: usize,
     bucket: TokenBucket,
     circuit: Circuit,
+    /// Latest period in which a limit of the lane or its circuit blocked its keys.
+    blocked: Blocked,
     /// True if the lane is in its tenant's `turns`.
     has_turn: bool,
     waits_until: Option<Monotonic>,
@@ -271,10 +278,12 @@ impl Dispatch {
             if !self.slots.has_share(tenant, &mut state.slots)
                 || !self.unresolved.has_share(tenant, &mut state.unresolved)
             {
+                state.blocked.record(Reason::Slot, now.wall, now.wall);
                 continue; // The tenant gets its next turn when it is below its share.
             }
             if let Err(until) = state.may_start(now.monotonic) {
                 state.throttled_at = now.wall;
+                state.blocked.record_until(Reason::Quota(Quota::CallbacksPerMinute), now, until);
                 state.waits_until = Some(until);
                 self.waits.insert((until, Waiter::Tenant(tenant)));
                 continue;
@@ -299,6 +308,7 @@ impl Dispatch {
             }
             if let Err(until) = kind_state.has_token(&limits, now.monotonic) {
                 kind_state.waits_until = Some(until);
+                kind_state.blocked.record_until(Reason::Quota(quotas_of(kind).1), now, until);
                 self.waits.insert((until, Waiter::Kind(tenant, kind)));
                 continue;
             }
@@ -320,6 +330,9 @@ impl Dispatch {
             }
             if let Err(until) = lane.may_start(&state.limits, now.monotonic) {
                 lane.waits_until = Some(until);
+                let is_open = lane.circuit.open_until(now.monotonic).is_some();
+                let quota = Reason::Quota(Quota::CallbacksPerSecondPerTarget);
+                lane.blocked.record_until(if is_open { Reason::Circuit } else { quota }, now, until);
                 self.waits.insert((until, Waiter::Lane((tenant, target))));
                 continue;
             }
@@ -372,6 +385,7 @@ impl Dispatch {
         let state = self.lanes.get_mut(&lane).expect("each key in flight belongs to a lane in `lanes`");
         let tenant = self.tenants.get_mut(&lane.0).expect("the tenant of a lane exists");
         assert!(state.in_flight > 0, "a key whose attempt ended was in flight");
+        tenant.record_blocked(lane, state, self.slots.is_full(), now.wall);
         state.in_flight -= 1;
         self.slots.free(lane.0, &mut tenant.slots);
         let kind = lane.1.kind();
@@ -527,6 +541,7 @@ impl TenantState {
             parked: 0,
             bucket: TokenBucket::default(),
             kinds: Kinds::default(),
+            blocked: Blocked::default(),
             has_turn: false,
             waits_until: None,
             throttled_at: Timestamp::MIN,

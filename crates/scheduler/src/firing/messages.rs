@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use domain::{PollerId, ShardId, Term, Timestamp};
+use domain::{Delay, PollerId, ShardId, Term, Timestamp};
 use store::{Cursor, DuePage, DueRead, HandedOver, InsertLogEntry, OwnerWrite, Positions, WriteRejection};
 use tokio::sync::oneshot;
 
 use crate::cluster::shards::ShardTerm;
 use crate::firing::dispatch::{Lane, TargetHealth};
 use crate::firing::window::{EntryId, PollerIndex, ReadKind};
-use crate::requests::AttemptOutcome;
+use crate::requests::{AttemptOutcome, Waiting};
 
 /// Result of one read of due rows.
 pub(crate) type ReadDone = (PollerIndex, ReadKind, DueRead, Option<DuePage>);
@@ -30,6 +30,8 @@ pub(crate) enum ToOwner {
     /// Outcome of an attempt that an earlier owner had in flight. The response is true if the owner expected the
     /// outcome.
     Outcome(AttemptOutcome, oneshot::Sender<bool>),
+    /// Request for the reason for which a key waits now.
+    Waiting(Waiting, oneshot::Sender<Option<Delay>>),
 }
 
 /// Shards that the member has gained, or new pollers of owned shards. The owner fires their rows from now on.

@@ -158,7 +158,7 @@ fn after_closed(closed: &mut BTreeMap<PollerId, Timestamp>, write: &mut OwnerWri
         Change::Put(_)
         | Change::PutIf { .. }
         | Change::Cancel(_)
-        | Change::CancelIf(_)
+        | Change::CancelIf(..)
         | Change::Redrive { .. }
         | Change::Reopen(_) => {
             unreachable!(

@@ -13,6 +13,7 @@
 
 mod hand_over;
 mod reading;
+mod waiting;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -281,7 +282,7 @@ impl Owner {
                     continue;
                 }
             }
-            batch.push(self.starting(entry));
+            batch.push(self.starting(entry, now));
             if batch.len() == STARTS_PER_TASK {
                 self.start(std::mem::take(&mut batch));
             }
@@ -289,14 +290,15 @@ impl Owner {
         self.start(batch);
     }
 
-    fn starting(&self, entry: EntryId) -> Starting {
+    fn starting(&self, entry: EntryId, now: Now) -> Starting {
         let known = self.window.entry(entry);
+        let lane = self.lane(entry);
         let (poller, shard_term) = self.window.poller(known.poller);
         let (closed, closed_at_take) = self.window.closed(known.poller);
         self.context.in_flight.add(poller, known.key, shard_term.term);
         Starting {
             entry,
-            lane: self.lane(entry),
+            lane,
             key: known.key,
             poller,
             shard_term,
@@ -304,6 +306,7 @@ impl Owner {
             closed,
             closed_at_take,
             catch_up: self.dispatch.catch_up(known.key.occurrence.nominal),
+            wait: self.wait_of(lane, known.key.occurrence.nominal, shard_term, now),
         }
     }
 
@@ -376,6 +379,9 @@ impl Owner {
             ToOwner::Gained(gained) => self.gain(gained),
             ToOwner::Release(shards, sender) => {
                 let _receiver_is_gone = sender.send(self.release(&shards));
+            }
+            ToOwner::Waiting(waiting, sender) => {
+                let _receiver_is_gone = sender.send(self.delay_now(waiting));
             }
             ToOwner::Outcome(outcome, sender) => {
                 let _receiver_is_gone = sender.send(self.accept_outcome(outcome));

@@ -12,8 +12,8 @@ use std::time::Duration;
 use domain::decide::{CatchUp, Start, after_attempt, after_outcome, at_start, may_start_untraced};
 use domain::occurrence::Run;
 use domain::{
-    Attempt, AttemptResult, BUS_NOT_CONFIGURED, BUS_REJECTED, DueKey, EGRESS_REJECTED, Incarnation, NOT_DECRYPTED,
-    Occurrence, PollerId, RunState, Schedule, Status, Timestamp, When,
+    Attempt, AttemptResult, BUS_NOT_CONFIGURED, BUS_REJECTED, Delay, DueKey, EGRESS_REJECTED, Incarnation, LATE_MIN,
+    NOT_DECRYPTED, Occurrence, PollerId, RunState, Schedule, Status, Timestamp, When,
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use futures_util::{FutureExt, future::BoxFuture};
@@ -26,7 +26,7 @@ use tracing::{Instrument, Span};
 use crate::cluster::shards::ShardTerm;
 use crate::deliver::{CONNECTION_WAIT_MAX, Delivered, Delivery};
 use crate::firing::context::Context;
-use crate::firing::dispatch::{Lane, TargetHealth};
+use crate::firing::dispatch::{Lane, TargetHealth, Wait};
 use crate::firing::messages::{EndReason, Ended, PendingWrite, Then, ToOwner, ToWriter};
 use crate::firing::window::EntryId;
 use crate::metrics::{AttemptLabels, OutcomeLabels, Reason, count_store_error};
@@ -54,11 +54,23 @@ pub(crate) struct Starting {
     /// Durable `closed` of the poller when this owner took the shard.
     pub(crate) closed_at_take: Timestamp,
     pub(crate) catch_up: CatchUp,
+    /// Reason for which the key starts late, and the end of its wait. `None` if the key is on time, or if the owner
+    /// knows no reason.
+    pub(crate) wait: Option<Wait>,
 }
 
 impl Starting {
     fn ended(&self, reason: EndReason) -> Ended {
         Ended { lane: self.lane, entry: self.entry, reason, health: None }
+    }
+
+    /// Returns the reason for which the first attempt of the key starts late. Returns `None` for other attempts. The
+    /// wait of an attempt begins when a user sets its timing.
+    fn delay(&self, schedule: &Schedule, started_at: Timestamp) -> Option<Delay> {
+        let is_first = self.key.attempt == 1 && self.key.occurrence.replay == 0;
+        let due = self.key.occurrence.nominal.max(schedule.updated_at);
+        let wait = self.wait.filter(|wait| is_first && wait.until > due)?;
+        (started_at.since(due) >= LATE_MIN).then_some(wait.delay)
     }
 
     fn pending_write(&self, change: Change, then: Then) -> PendingWrite {
@@ -183,6 +195,7 @@ async fn start_one(context: &Context, starting: Starting, schedule: Option<Arc<S
                 started_at: context.clock.now(),
                 duration: Duration::ZERO,
                 result: AttemptResult::Panicked,
+                delay: None,
             };
             write_attempt(context, starting, &schedule, run, attempt, None).await
         }
@@ -353,7 +366,8 @@ async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, ru
     Span::current().record("result", AttemptLabels::of(schedule.spec.target.kind(), &delivered.result).result());
     let duration = context.runtime.monotonic().since(began);
     context.metrics.callback_duration_seconds.observe(duration.as_secs_f64());
-    let attempt = Attempt { number: key.attempt, started_at, duration, result: delivered.result };
+    let delay = starting.delay(&schedule, started_at);
+    let attempt = Attempt { number: key.attempt, started_at, duration, result: delivered.result, delay };
     write_attempt(context, starting, &schedule, run, attempt, delivered.retry_after).await
 }
 

@@ -134,7 +134,7 @@ fn every_member_accepts_requests_for_every_schedule() {
             let put = cluster.at(there, async move { second.put(moved).await }).await.unwrap().unwrap();
             assert!(!put.created && !put.too_late);
             if n % 4 == 0 {
-                let response = cluster.at(there, async move { other.cancel(TENANT, name).await }).await.unwrap();
+                let response = cluster.at(there, async move { other.cancel(TENANT, name, None).await }).await.unwrap();
                 assert_eq!(response, CancelResponse::Cancelled);
             }
         }
@@ -168,7 +168,7 @@ fn cancellation_is_pending_while_the_owner_is_unreachable() {
         let mut pending = 0;
         for id in &ids {
             let (requester, id) = (b.clone(), ScheduleId::new(id).unwrap());
-            match cluster.at("b", async move { requester.cancel(TENANT, id).await }).await.unwrap() {
+            match cluster.at("b", async move { requester.cancel(TENANT, id, None).await }).await.unwrap() {
                 CancelResponse::Pending { decided_by } => {
                     assert!(decided_by <= cluster.in_ms(3_500), "{decided_by:?}");
                     pending += 1;
@@ -246,6 +246,7 @@ fn members_lose_no_run_while_they_discover_new_pollers() {
                 id: None,
                 incarnation: None,
                 spec: spec(When::At(at), "http://target.test/"),
+                by: None,
             };
             let member = b.clone();
             let created = cluster.at("b", async move { member.create(vec![request]).await }).await.unwrap();
@@ -377,7 +378,7 @@ fn member_cancels_no_attempt_in_flight_during_a_hand_over() {
         let cancelling = ids.iter().enumerate().map(async |(number, id)| {
             cluster.sleep(Duration::from_millis(4 * number as u64)).await;
             let (member, id) = (a.clone(), ScheduleId::new(id).unwrap());
-            cluster.at("a", async move { member.cancel(TENANT, id).await }).await.unwrap()
+            cluster.at("a", async move { member.cancel(TENANT, id, None).await }).await.unwrap()
         });
         let joining = async {
             cluster.sleep(Duration::from_millis(300)).await;
@@ -460,7 +461,7 @@ fn cancellation_during_a_hand_over_prevents_every_callback() {
         let cancelling = ids.iter().enumerate().map(async |(number, id)| {
             cluster.sleep(Duration::from_millis(4 * number as u64)).await;
             let (member, id) = (c.clone(), ScheduleId::new(id).unwrap());
-            cluster.at("c", async move { member.cancel(TENANT, id).await }).await.unwrap()
+            cluster.at("c", async move { member.cancel(TENANT, id, None).await }).await.unwrap()
         });
         let leaving = async {
             cluster.sleep(Duration::from_millis(500)).await;
@@ -523,7 +524,7 @@ fn owner_takes_back_shards_that_another_process_took() {
                     0 => cluster.at("b", async move { member.put(named(&id, far)).await }).await.is_ok(),
                     _ => {
                         let id = ScheduleId::new(&id).unwrap();
-                        let response = cluster.at("b", async move { member.cancel(TENANT, id).await }).await;
+                        let response = cluster.at("b", async move { member.cancel(TENANT, id, None).await }).await;
                         // The test repeats a pending cancellation. The repeated request may find that the schedule is
                         // already cancelled.
                         matches!(response, Ok(CancelResponse::Cancelled | CancelResponse::NotFound))

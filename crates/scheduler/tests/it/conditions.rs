@@ -2,11 +2,13 @@
 //! another request cancels it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use domain::{Schedule, ScheduleId, Status, Timestamp, When};
+use domain::{Revision, Schedule, ScheduleId, Status, Timestamp, When};
 use futures_util::future::{join, join_all};
 use scheduler::{CancelResponse, Create, PutResponse, Scheduler, Timing};
+use store::Store as _;
 
 use crate::cluster::both_engines;
 use crate::harness::TENANT;
@@ -65,6 +67,39 @@ fn concurrent_changes_through_several_members_all_take_effect() {
 }
 
 #[test]
+fn past_timings_name_the_key_of_a_change_through_any_member() {
+    both_engines(async |sim, options| {
+        let cluster = TestCluster::new(sim, options, quick).await;
+        let (a, b) = (cluster.join("a").await, cluster.join("b").await);
+        cluster.wait_until_balanced(&[&a, &b]).await;
+        for is_earlier_build in [false, true] {
+            cluster.network.2.store(is_earlier_build, Ordering::Relaxed);
+            let request = Create { by: Some("k1".to_owned()), ..far(&cluster) };
+            for (name, member) in [("a", &a), ("b", &b), ("a", &a)] {
+                let (member, request) = (member.clone(), request.clone());
+                cluster.at(name, async move { member.put(request).await.unwrap().unwrap() }).await;
+            }
+            let (found, member, put) = (get(&b).await.unwrap(), b.clone(), request.clone());
+            let seen = Some(found.seen());
+            let put = async move { member.put_if(put, seen, Timing::Restarted).await.unwrap() };
+            cluster.at("b", put).await.expect("no other request changes the schedule").unwrap();
+            for (name, member) in [("a", &a), ("b", &b)] {
+                let (found, member) = (get(member).await.unwrap(), member.clone());
+                let cancel = async move { member.cancel_if(&found, Some("k1".to_owned())).await.unwrap() };
+                assert_eq!(cluster.at(name, cancel).await, Some(CancelResponse::Cancelled));
+            }
+            let past = cluster.store.past_timings(found.incarnation, Revision(0), 10).await.unwrap();
+            let with_key = past.iter().filter(|past| past.by.as_deref() == Some("k1")).count();
+            // Each request went to the owner directly, or through the other member.
+            match is_earlier_build {
+                false => assert_eq!((past.len(), with_key), (4, 4)),
+                true => assert!(past.len() == 4 && (1..4).contains(&with_key), "{past:?}"),
+            }
+        }
+    });
+}
+
+#[test]
 fn concurrent_change_does_not_undo_a_cancellation() {
     both_engines(async |sim, options| {
         let cluster = TestCluster::new(sim, options, quick).await;
@@ -82,7 +117,7 @@ fn concurrent_change_does_not_undo_a_cancellation() {
             let cancelling = async {
                 cluster.sleep(Duration::from_micros(700 * round)).await;
                 let (cancels, id) = (a.clone(), ScheduleId::new(ID).unwrap());
-                cluster.at("a", async move { cancels.cancel(TENANT, id).await.unwrap() }).await
+                cluster.at("a", async move { cancels.cancel(TENANT, id, None).await.unwrap() }).await
             };
             let (changed, cancelled) = join(join_all(changes), cancelling).await;
             assert_eq!(cancelled, CancelResponse::Cancelled);
@@ -95,10 +130,10 @@ fn concurrent_change_does_not_undo_a_cancellation() {
             let created = u32::try_from(changed.iter().flatten().count()).unwrap();
             assert_eq!(now.revision.0, found.revision.0 + created + 1, "every acknowledged change took effect");
             let cancels = b.clone();
-            let gone = cluster.at("b", async move { cancels.cancel_if(&found).await.unwrap() }).await;
+            let gone = cluster.at("b", async move { cancels.cancel_if(&found, None).await.unwrap() }).await;
             assert_eq!(gone, None, "the version has changed");
             let cancels = b.clone();
-            let again = cluster.at("b", async move { cancels.cancel_if(&now).await.unwrap() }).await;
+            let again = cluster.at("b", async move { cancels.cancel_if(&now, None).await.unwrap() }).await;
             assert_eq!(again, Some(CancelResponse::Cancelled));
         }
         cluster.sleep(Duration::from_secs(90)).await;
@@ -156,7 +191,7 @@ fn conditional_cancellation_is_never_pending() {
         let mut unreachable = 0;
         for schedule in &found {
             let (cancels, schedule) = (b.clone(), schedule.clone());
-            match cluster.at("b", async move { cancels.cancel_if(&schedule).await }).await {
+            match cluster.at("b", async move { cancels.cancel_if(&schedule, None).await }).await {
                 Ok(response) => assert_eq!(response, Some(CancelResponse::Cancelled)),
                 Err(_) => unreachable += 1,
             }
@@ -166,7 +201,7 @@ fn conditional_cancellation_is_never_pending() {
         for schedule in found {
             let (cancels, id) = (b.clone(), schedule.id.clone());
             let now = b.get(TENANT, id).await.unwrap().unwrap();
-            let response = cluster.at("b", async move { cancels.cancel_if(&now).await.unwrap() }).await;
+            let response = cluster.at("b", async move { cancels.cancel_if(&now, None).await.unwrap() }).await;
             assert_eq!(response, Some(CancelResponse::Cancelled), "a new owner applies the cancellation");
         }
         cluster.sleep(Duration::from_secs(70)).await;

@@ -78,7 +78,7 @@ fn metric_counts_the_active_schedules_of_all_tenants() {
         harness.create_for(TENANT, "one", later.clone(), "http://receiver.test/a").await;
         harness.create_for(TenantId(2), "two", later.clone(), "http://receiver.test/a").await;
         let cancelled = harness.create_for(TenantId(2), "three", later, "http://receiver.test/a").await;
-        harness.scheduler.cancel(TenantId(2), cancelled.id.clone()).await.unwrap();
+        harness.scheduler.cancel(TenantId(2), cancelled.id.clone(), None).await.unwrap();
         harness.runtime.sleep(Duration::from_secs(11)).await;
         let metrics = harness.scheduler.metrics_text();
         assert!(metrics.contains("reveille_schedules{state=\"active\"} 2\n"), "{metrics}");
@@ -124,10 +124,10 @@ fn cancellation_prevents_all_attempts_that_are_not_in_flight() {
         let id = |text: &str| ScheduleId::new(text).unwrap();
         harness.create("early", When::At(harness.in_ms(1_000))).await;
         harness.create("late", When::At(harness.in_ms(1_000))).await;
-        assert_eq!(harness.scheduler.cancel(TENANT, id("early")).await.unwrap(), CancelResponse::Cancelled);
+        assert_eq!(harness.scheduler.cancel(TENANT, id("early"), None).await.unwrap(), CancelResponse::Cancelled);
         harness.wait_for_calls(1).await;
-        assert_eq!(harness.scheduler.cancel(TENANT, id("late")).await.unwrap(), CancelResponse::TooLate);
-        assert_eq!(harness.scheduler.cancel(TENANT, id("none")).await.unwrap(), CancelResponse::NotFound);
+        assert_eq!(harness.scheduler.cancel(TENANT, id("late"), None).await.unwrap(), CancelResponse::TooLate);
+        assert_eq!(harness.scheduler.cancel(TENANT, id("none"), None).await.unwrap(), CancelResponse::NotFound);
         harness.runtime.sleep(Duration::from_secs(60)).await;
         let calls = harness.calls();
         assert_eq!(calls.len(), 1, "no retry after the cancellation: {calls:?}");
@@ -148,6 +148,7 @@ fn put_replaces_the_old_instant_of_a_schedule() {
             id: Some(ScheduleId::new("moves").unwrap()),
             incarnation: None,
             spec: spec(When::At(later), "http://receiver.test/b"),
+            by: None,
         };
         let response = harness.scheduler.put(put).await.unwrap().unwrap();
         assert!(!response.created);
@@ -179,6 +180,7 @@ fn overdue_callbacks_start_oldest_first_after_a_restart() {
                 When::At(first + Duration::from_millis(n)),
                 if n % 2 == 0 { "http://a.test/" } else { "http://b.test/" },
             ),
+            by: None,
         };
         let created = harness.scheduler.create((0..SCHEDULES).map(request).collect()).await.unwrap();
         assert!(created.iter().all(Result::is_ok));

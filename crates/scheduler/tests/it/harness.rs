@@ -121,6 +121,7 @@ impl Harness {
             id: Some(ScheduleId::new(id).unwrap()),
             incarnation: None,
             spec: spec(when, url),
+            by: None,
         };
         Ok(self.scheduler.create(vec![request]).await?.pop().unwrap())
     }

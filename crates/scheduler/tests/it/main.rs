@@ -7,6 +7,7 @@ mod conditions;
 mod firing;
 mod harness;
 mod inbox;
+mod lateness;
 mod missed;
 mod quotas;
 mod requests;

@@ -14,7 +14,7 @@ const OTHER: TenantId = TenantId(2);
 
 impl Harness {
     /// Changes the quotas of the first tenant, as its admin does.
-    async fn set_quotas(&self, version: u64, quotas: Quotas) -> Tenant {
+    pub(crate) async fn set_quotas(&self, version: u64, quotas: Quotas) -> Tenant {
         let mut changed = Tenant { version, quotas, ..tenant(TENANT) };
         changed.grow_pollers(4);
         let entry = Audit::of(&changed, self.runtime.now(), "test", "quotas.update", "");
@@ -26,7 +26,7 @@ impl Harness {
     async fn create_spread(&self, of: &Tenant, from: Timestamp, step: Duration, count: u32, url: &str) {
         let request = |n| {
             let spec = spec(When::At(from + step * n), url);
-            Create { tenant: Arc::new(of.clone()), id: None, incarnation: None, spec }
+            Create { tenant: Arc::new(of.clone()), id: None, incarnation: None, spec, by: None }
         };
         let created = self.scheduler.create((0..count).map(request).collect()).await.unwrap();
         assert!(created.iter().all(Result::is_ok));

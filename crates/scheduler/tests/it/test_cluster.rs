@@ -12,7 +12,7 @@ use futures_util::future::BoxFuture;
 use membership::memory::{EngineOptions, MemoryOwnership};
 use membership::{Member, Profile};
 use runtime::Runtime;
-use scheduler::operations::{Cancel, Operation as _};
+use scheduler::operations::{Cancel, CancelIfBy, Operation as _, PutBy, PutIfBy};
 use scheduler::{
     Create, Deliver, Delivered, Delivery, Options, PeerError, Peering, Peers, REQUEST_BYTES_MAX, Registry, Scheduler,
 };
@@ -60,10 +60,14 @@ impl Deliver for Target {
     }
 }
 
-/// Network between the members. It contains the scheduler of each member by the member's name, and a flag that makes
-/// the network lose cancellation requests.
+/// Network between the members. It contains the scheduler of each member by the member's name, a flag that makes the
+/// network lose cancellation requests, and a flag that makes members reject operations of this build.
 #[derive(Clone, Default)]
-pub(crate) struct Network(pub(crate) Arc<Mutex<BTreeMap<String, Scheduler>>>, pub(crate) Arc<AtomicBool>);
+pub(crate) struct Network(
+    pub(crate) Arc<Mutex<BTreeMap<String, Scheduler>>>,
+    pub(crate) Arc<AtomicBool>,
+    pub(crate) Arc<AtomicBool>,
+);
 
 /// Sender of one member's requests to other members. Each request takes some time, and runs in a task of the other
 /// member.
@@ -87,6 +91,10 @@ impl Peers for Wire {
             runtime.sleep(Duration::from_micros(300)).await;
             if operation == Cancel::NAME && network.1.load(Ordering::Relaxed) {
                 return Err(unreachable("lost"));
+            }
+            if [PutBy::NAME, PutIfBy::NAME, CancelIfBy::NAME].contains(&operation) && network.2.load(Ordering::Relaxed)
+            {
+                return Err(PeerError::UnknownOperation { member: name });
             }
             let there = network.0.lock().unwrap().get(&name).cloned().ok_or_else(|| unreachable("unknown"))?;
             assert!(request.len() <= REQUEST_BYTES_MAX, "the sender splits a longer request");
@@ -218,6 +226,7 @@ impl TestCluster {
                 id: None,
                 incarnation: None,
                 spec: spec(When::At(at), "http://target.test/"),
+                by: None,
             }
         });
         let (member, requests) = (member.clone(), requests.collect());
@@ -255,6 +264,7 @@ pub(crate) fn named(id: &str, at: Timestamp) -> Create {
         id: Some(ScheduleId::new(id).unwrap()),
         incarnation: None,
         spec: spec(When::At(at), "http://target.test/"),
+        by: None,
     }
 }
 

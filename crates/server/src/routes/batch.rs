@@ -253,7 +253,7 @@ impl Batch {
         self.app.count_create(tenant)?;
         let parsed = read_schedule(text, None, limits, &tenant.egress, now)?;
         let reservation = self.app.admit(tenant, None, &parsed.spec, now).await?;
-        let request = Create { tenant: tenant.clone(), id: parsed.id, incarnation: None, spec: parsed.spec };
+        let request = Create { tenant: tenant.clone(), id: parsed.id, incarnation: None, spec: parsed.spec, by: None };
         let when = timing_pointer(&request);
         self.group.requests.push(request);
         self.group.reservations.push(reservation);

@@ -28,7 +28,7 @@ pub(super) const TRIES: usize = 20;
 
 pub(super) async fn put(
     State(app): App,
-    Caller { tenant, .. }: Caller,
+    Caller { tenant, key }: Caller,
     NewId(id): NewId,
     _: MediaType,
     condition: Condition,
@@ -39,7 +39,8 @@ pub(super) async fn put(
     let now = app.runtime.now();
     let parsed = read_schedule(&bytes, Some(&id), &app.options.limits, &tenant.egress, now)?;
     let reservation = app.admit(&tenant, Some(&id), &parsed.spec, now).await?;
-    let request = Create { tenant, id: Some(id), incarnation: None, spec: parsed.spec };
+    let by = Some(key.id.clone());
+    let request = Create { tenant, id: Some(id), incarnation: None, spec: parsed.spec, by };
     if condition.is_none() && !is_dry_run {
         let when = timing_pointer(&request);
         let response = app.scheduler.put(request).await?;
@@ -101,7 +102,7 @@ fn put_response(app: &AppState, response: Result<PutResponse, CreateRejection>, 
 
 pub(super) async fn patch(
     State(app): App,
-    Caller { tenant, .. }: Caller,
+    Caller { tenant, key }: Caller,
     ExistingId(id): ExistingId,
     _: MediaType,
     condition: Condition,
@@ -129,7 +130,8 @@ pub(super) async fn patch(
             0 => reservation = app.admit(&tenant, Some(&id), &spec, now).await?,
             _ => quota::check_spec(&tenant, &spec, now)?,
         }
-        let request = Create { tenant: tenant.clone(), id: Some(id.clone()), incarnation: None, spec };
+        let by = Some(key.id.clone());
+        let request = Create { tenant: tenant.clone(), id: Some(id.clone()), incarnation: None, spec, by };
         if is_dry_run {
             app.stored.finish(&reservation, Written::Nothing);
             return dry_run::preview(&app, request, Some(&found), timing);
@@ -161,12 +163,13 @@ fn timing_of(names_timing: bool, found: &Schedule, now: Timestamp) -> Result<Tim
 
 pub(super) async fn cancel(
     State(app): App,
-    Caller { tenant, .. }: Caller,
+    Caller { tenant, key }: Caller,
     ExistingId(id): ExistingId,
     condition: Condition,
 ) -> HandlerResult {
+    let key = Some(key.id.clone());
     if condition.is_none() {
-        return cancel_response(app.scheduler.cancel(tenant.id, id).await?);
+        return cancel_response(app.scheduler.cancel(tenant.id, id, key).await?);
     }
     for _ in 0..TRIES {
         let found = app.scheduler.get(tenant.id, id.clone()).await?.ok_or_else(schedule_not_found)?;
@@ -174,7 +177,7 @@ pub(super) async fn cancel(
         if found.status != Status::Cancelled {
             condition.check(Some(&found)).map_err(Unmet::reject)?;
         }
-        if let Some(response) = app.scheduler.cancel_if(&found).await? {
+        if let Some(response) = app.scheduler.cancel_if(&found, key.clone()).await? {
             return cancel_response(response);
         }
     }

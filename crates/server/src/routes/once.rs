@@ -147,7 +147,13 @@ fn request(
         return Err(id_and_key());
     }
     let incarnation = Incarnation::with_fingerprint(now, app.runtime.random_u128(), fingerprint(body));
-    Ok(Create { tenant: tenant.clone(), id: Some(id.clone()), incarnation: Some(incarnation), spec: parsed.spec })
+    Ok(Create {
+        tenant: tenant.clone(),
+        id: Some(id.clone()),
+        incarnation: Some(incarnation),
+        spec: parsed.spec,
+        by: None,
+    })
 }
 
 fn id_and_key() -> Rejected {

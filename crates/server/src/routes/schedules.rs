@@ -36,7 +36,7 @@ pub(super) async fn create(
     let now = app.runtime.now();
     let parsed = read_schedule(&bytes, None, &app.options.limits, &tenant.egress, now)?;
     let reservation = app.admit(&tenant, None, &parsed.spec, now).await?;
-    let request = Create { tenant, id: parsed.id, incarnation: None, spec: parsed.spec };
+    let request = Create { tenant, id: parsed.id, incarnation: None, spec: parsed.spec, by: None };
     let when = timing_pointer(&request);
     if is_dry_run {
         app.stored.finish(&reservation, Written::Nothing);

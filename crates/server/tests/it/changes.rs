@@ -310,7 +310,7 @@ async fn server_rejects_a_patch_of_an_overdue_one_shot_schedule() {
     let old = Schedule { id, incarnation, poller, next: Some(at), spec, ..Schedule::clone(&known) };
     let occurrence = Occurrence { incarnation, nominal: at, revision: old.revision, replay: 0 };
     let due = DueKey { position: at, occurrence, attempt: 1, target };
-    world.store.insert(vec![Insert { schedule: Arc::new(old), due }]).await.unwrap();
+    world.store.insert(vec![Insert { schedule: Arc::new(old), due, by: None }]).await.unwrap();
     let patched = world.send("PATCH", "/v1/schedules/old", &change("a")).await;
     assert_eq!(status_and_code(&patched), (409, "schedule_over".to_owned()), "{}", patched.body);
     world.stop().await;

@@ -4,7 +4,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use domain::occurrence::Run;
-use domain::{Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term};
+use domain::{
+    Audit, DueKey, Incarnation, Occurrence, PastTiming, PollerId, Revision, Schedule, ScheduleId, ShardId, Tenant,
+    TenantId, Term,
+};
 use runtime::Runtime;
 use serde_json::{Value, json};
 use server::Options;
@@ -65,6 +68,7 @@ impl Store for Listed {
         list_chosen_ids(read: ChosenIdRead) -> Answer<'_, ChosenIdPage>;
         find_runs(occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>>;
         runs(incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
+        past_timings(incarnation: Incarnation, from: Revision, limit: usize) -> Answer<'_, Vec<PastTiming>>;
         dead_letters(tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
         usage(tenants: Vec<TenantId>) -> Answer<'_, Vec<Usage>>;
         tenants() -> Answer<'_, Vec<Tenant>>;

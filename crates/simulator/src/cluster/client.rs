@@ -84,7 +84,7 @@ impl<'a> Client<'a> {
     fn request(&self, id: Option<ScheduleId>) -> Create {
         let now = self.cluster.sim.outside().now();
         let spec = self.cluster.sim.draw(|random| user::spec(random, now));
-        Create { tenant: Arc::new(tenant()), id, incarnation: None, spec }
+        Create { tenant: Arc::new(tenant()), id, incarnation: None, spec, by: None }
     }
 
     fn new_id(&mut self) -> ScheduleId {
@@ -232,7 +232,7 @@ impl<'a> Client<'a> {
         let (Some((id, incarnation)), Some(member)) = (self.pick(), self.member()) else { return };
         let (tenant, name) = (tenant().id, id.clone());
         let (history, off_before) = (&self.cluster.history, self.off(&member));
-        let operation = |scheduler: scheduler::Scheduler| async move { scheduler.cancel(tenant, name).await };
+        let operation = |scheduler: scheduler::Scheduler| async move { scheduler.cancel(tenant, name, None).await };
         match self.cluster.call(&member, operation).await {
             Some(Ok(CancelResponse::Cancelled)) => history.cancelled(incarnation),
             Some(Ok(CancelResponse::TooLate)) => {

@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::occurrence::Run;
-use domain::{Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term};
+use domain::{
+    Audit, DueKey, Incarnation, Occurrence, PastTiming, PollerId, Revision, Schedule, ScheduleId, ShardId, Tenant,
+    TenantId, Term,
+};
 use futures_util::future::BoxFuture;
 use membership::{ClaimName, Member, MemberId, Ownership, Renewed, View};
 use runtime::Runtime;
@@ -91,6 +94,10 @@ impl Store for RemoteStore {
 
     fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
         self.over(self.store.runs(incarnation, after, limit))
+    }
+
+    fn past_timings(&self, incarnation: Incarnation, from: Revision, limit: usize) -> Answer<'_, Vec<PastTiming>> {
+        self.over(self.store.past_timings(incarnation, from, limit))
     }
 
     fn list_runs(&self, read: RunRead) -> Answer<'_, RunList> {

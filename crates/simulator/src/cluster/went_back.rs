@@ -75,7 +75,7 @@ async fn create(cluster: &TestCluster, incarnations: &Incarnations, count: usize
         let name = &names[cluster.sim.draw(|random| random.index(names.len()))];
         let now = cluster.sim.outside().now();
         let spec = cluster.sim.draw(|random| user::spec(random, now));
-        let request = Create { tenant: Arc::new(tenant()), id: None, incarnation: None, spec };
+        let request = Create { tenant: Arc::new(tenant()), id: None, incarnation: None, spec, by: None };
         let epoch = cluster.local_store().epoch();
         let created = cluster.call(name, async move |scheduler| scheduler.create(vec![request]).await).await;
         let schedule = created.and_then(Result::ok).and_then(|mut responses| responses.pop()).and_then(Result::ok);

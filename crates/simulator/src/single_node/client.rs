@@ -56,7 +56,7 @@ impl<'a> Client<'a> {
         let true_time = self.sim.outside().now();
         let now = self.sim.clock(MEMBER).min(true_time + JUMP_MAX);
         let spec = self.sim.draw(|random| user::spec(random, now));
-        Create { tenant: Arc::new(tenant()), id, incarnation: None, spec }
+        Create { tenant: Arc::new(tenant()), id, incarnation: None, spec, by: None }
     }
 
     async fn create(&mut self) {
@@ -120,7 +120,7 @@ impl<'a> Client<'a> {
         let Some((id, incarnation)) = self.pick() else { return };
         let name = id.clone();
         let tenant = tenant().id;
-        let response = self.engine.call(|scheduler| async move { scheduler.cancel(tenant, name).await }).await;
+        let response = self.engine.call(|scheduler| async move { scheduler.cancel(tenant, name, None).await }).await;
         match response {
             Some(Ok(CancelResponse::Cancelled)) => self.history.cancelled(incarnation),
             Some(Ok(CancelResponse::TooLate)) => {

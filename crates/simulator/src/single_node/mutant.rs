@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
-    Audit, Cron, DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, ScheduleId, ShardId, Tenant, TenantId,
-    Term, Timestamp, When,
+    Audit, Cron, DueKey, Incarnation, Occurrence, PastTiming, PollerId, Revision, RunState, Schedule, ScheduleId,
+    ShardId, Tenant, TenantId, Term, Timestamp, When,
 };
 use futures_util::future::BoxFuture;
 use runtime::{Disk, DiskFile, DiskLock, Monotonic, OpenMode, Place, Runtime, TaskHandle, World};
@@ -208,6 +208,10 @@ impl Store for Mutated {
 
     fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
         self.store.runs(incarnation, after, limit)
+    }
+
+    fn past_timings(&self, incarnation: Incarnation, from: Revision, limit: usize) -> Answer<'_, Vec<PastTiming>> {
+        self.store.past_timings(incarnation, from, limit)
     }
 
     fn list_runs(&self, read: RunRead) -> Answer<'_, RunList> {

@@ -143,7 +143,7 @@ fn full_store_rejects_user_writes_and_closed_store_rejects_reads() {
         assert_eq!(store.health(), Health::Full);
         let rejected = store.insert(vec![insert.clone()]).await;
         assert!(matches!(rejected, Err(StoreError::Full { .. })), "{rejected:?}");
-        let mark = Cancellation { tenant: TENANT, id: insert.schedule.id.clone() };
+        let mark = Cancellation { tenant: TENANT, id: insert.schedule.id.clone(), author: None };
         assert!(matches!(store.append_cancellations(vec![mark]).await, Err(StoreError::Full { .. })));
         let positions = Change::Positions(Positions { closed: minute(1), done: minute(1) });
         let written = store.write(vec![OwnerWrite { term, poller: POLLER, change: positions }]).await;

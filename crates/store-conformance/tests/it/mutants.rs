@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use domain::occurrence::Run;
 use domain::{
-    Audit, DueKey, Incarnation, Occurrence, PollerId, RunFilter, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term,
+    Audit, DueKey, Incarnation, Occurrence, PastTiming, PollerId, Revision, RunFilter, Schedule, ScheduleId, ShardId,
+    Tenant, TenantId, Term,
 };
 use futures_util::FutureExt as _;
 use proptest::strategy::{Strategy as _, ValueTree as _};
@@ -36,6 +37,7 @@ enum Bug {
     ConditionIsCheckedBeforehand,
     CursorLosesCancellations,
     DeadLettersIncludeOtherTenants,
+    DelaysAreLost,
     DueAfterKeySkipsItsInstant,
     DueNextIsLimitedByUntil,
     DueUntilIsExcluded,
@@ -53,6 +55,8 @@ enum Bug {
     NothingIsStored,
     OldTermIsAccepted,
     OneRejectionRejectsAll,
+    PastTimingsIgnoreTheirStart,
+    PastTimingsLoseTheAuthor,
     PayloadIsConvertedToText,
     PositionsAreOfAnotherPoller,
     ReopenKeepsPositions,
@@ -82,6 +86,7 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::ConditionIsCheckedBeforehand, "one_of_two_concurrent_conditional_puts_succeeds"),
     (Bug::CursorLosesCancellations, "cancellation_records_stay_until_cursor_is_presented"),
     (Bug::DeadLettersIncludeOtherTenants, "dead_letters_are_read_in_pages"),
+    (Bug::DelaysAreLost, "each_cause_is_explained_from_the_rows_of_the_store"),
     (Bug::DueAfterKeySkipsItsInstant, "instant_with_many_rows_is_read_in_pages"),
     (Bug::DueNextIsLimitedByUntil, "due_page_returns_position_of_the_next_row"),
     (Bug::DueUntilIsExcluded, "due_rows_are_in_key_order_within_bounds"),
@@ -101,6 +106,8 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::NothingIsStored, "data_survives_a_reopen"),
     (Bug::OldTermIsAccepted, "older_term_is_rejected_for_every_change"),
     (Bug::OneRejectionRejectsAll, "rejected_item_does_not_affect_other_items"),
+    (Bug::PastTimingsIgnoreTheirStart, "past_timings_are_read_from_a_revision"),
+    (Bug::PastTimingsLoseTheAuthor, "cancelled_revision_leaves_its_timing_and_author"),
     (Bug::PayloadIsConvertedToText, "every_field_of_a_schedule_is_preserved"),
     (Bug::PositionsAreOfAnotherPoller, "positions_never_decrease"),
     (Bug::ReopenKeepsPositions, "reopened_poller_keeps_its_new_rows"),
@@ -230,7 +237,7 @@ impl Broken {
                     }
                     Change::Put(insert)
                 }
-                Change::CancelIf(edition) => {
+                Change::CancelIf(edition, _) => {
                     let now = self.store.load(vec![edition.incarnation]).await?.pop().flatten();
                     if self.has(Bug::ConditionIsCheckedBeforehand) && now.map(|now| now.edition()) != Some(edition) {
                         return Ok(false);
@@ -370,6 +377,18 @@ impl Store for Broken {
         self.store.runs(incarnation, after, limit)
     }
 
+    fn past_timings(&self, incarnation: Incarnation, from: Revision, limit: usize) -> Answer<'_, Vec<PastTiming>> {
+        let from = if self.has(Bug::PastTimingsIgnoreTheirStart) { Revision(0) } else { from };
+        let read = self.store.past_timings(incarnation, from, limit);
+        Box::pin(async move {
+            let mut past = read.await?;
+            if self.has(Bug::PastTimingsLoseTheAuthor) {
+                past.iter_mut().for_each(|past| past.by = None);
+            }
+            Ok(past)
+        })
+    }
+
     fn list_runs(&self, mut read: RunRead) -> Answer<'_, RunList> {
         if self.has(Bug::RunOrderIsIgnored) {
             read.order = Order::Oldest;
@@ -395,6 +414,9 @@ impl Store for Broken {
         Box::pin(async move {
             let mut list = self.store.list_runs(read).await?;
             list.next = list.next.filter(|_| !self.has(Bug::RunListIsAlwaysLast));
+            if self.has(Bug::DelaysAreLost) {
+                list.runs.iter_mut().flat_map(|run| &mut run.attempts).for_each(|attempt| attempt.delay = None);
+            }
             Ok(list)
         })
     }

@@ -102,7 +102,7 @@ pub(crate) fn insert(number: u128, name: Option<&str>) -> Insert {
         next: Some(at),
         spec,
     };
-    Insert { schedule: Arc::new(schedule), due }
+    Insert { schedule: Arc::new(schedule), due, by: None }
 }
 
 pub(crate) async fn has_schedule(store: &dyn Store, insert: &Insert) -> bool {

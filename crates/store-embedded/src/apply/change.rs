@@ -31,18 +31,18 @@ impl Machine {
         match &write.change {
             ChangeItem::Put(insert) => self.put(at, poller, insert, |_| true),
             ChangeItem::PutIf { insert, seen } => self.put(at, poller, insert, |known| known.map(Known::seen) == *seen),
-            ChangeItem::CancelIf(edition) => match self.rows.changed(edition.incarnation, at)? {
+            ChangeItem::CancelIf(edition, author) => match self.rows.changed(edition.incarnation, at)? {
                 Some(changed)
                     if changed.state.revision == edition.revision && changed.state.status != Status::Cancelled =>
                 {
-                    self.cancel(at, poller.tenant, edition.incarnation, changed);
+                    self.cancel(at, poller.tenant, edition.incarnation, changed, author.clone())?;
                     DONE
                 }
                 Some(_) | None => rejected(WriteRejection::Changed),
             },
             ChangeItem::Cancel(incarnation) => match self.rows.changed(*incarnation, at)? {
                 Some(changed) if changed.state.status != Status::Cancelled => {
-                    self.cancel(at, poller.tenant, *incarnation, changed);
+                    self.cancel(at, poller.tenant, *incarnation, changed, None)?;
                     DONE
                 }
                 Some(_) | None => rejected(WriteRejection::NotFound),
@@ -131,6 +131,7 @@ impl Machine {
         let labels = |row: &[u8]| schedule::labels(row).map_err(|error| self.rows.malformed(number, error));
         let (labels, labels_before) = (labels(&row)?, labels(&known.row)?);
         let overwritten = self.rows.row(number, at)?.map(|row| row.len());
+        self.write_replaced_timing(at, before.tenant, known, state.updated_at, insert.by)?;
         self.index().put(Family::Rows, &key::row(number), &row, at);
         self.write_changed(at, known.incarnation, &Changed { state, row: number });
         // The index keeps the first row of a schedule, because the state machine recognises a repeated create by this

@@ -1,4 +1,4 @@
-//! Deletion of old history: first the runs of a schedule, then the schedule with its id.
+//! Deletion of old history: first the runs and the past timings of a schedule, then the schedule with its id.
 //!
 //! The history sweep chooses rows without a lock. This module checks each row again, and keeps a row that has changed
 //! since the sweep chose it.
@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
-use domain::{Incarnation, Occurrence, RunState, Status, Timestamp};
+use domain::{Incarnation, Occurrence, Revision, RunState, Status, Timestamp};
 use store::StoreError;
 use stored::{Put, run, schedule};
 
@@ -36,6 +36,7 @@ impl Machine {
             ForgetItem::Schedule { incarnation, seen, before } => {
                 self.forget_schedule(at, *incarnation, Sequence::from_u64(*seen), *before, deleted)
             }
+            ForgetItem::PastTiming { of, seen } => self.forget_past_timing(at, *of, Sequence::from_u64(*seen)),
         }
     }
 
@@ -74,7 +75,7 @@ impl Machine {
         // The schedule stays until its poller's `done` reaches `before`. An owner that restarts reads the due rows
         // after `done`, and needs the run records to recognise the rows that an owner has already fired.
         let is_done = self.memory().positions(head.poller).done >= before;
-        if known.changed.state.status == Status::Active || !is_done || self.has_run(incarnation, at)? {
+        if known.changed.state.status == Status::Active || !is_done || self.has_history(incarnation, at)? {
             return Ok(false);
         }
         if !is_server_made(id, incarnation) {
@@ -103,18 +104,20 @@ impl Machine {
         Ok(true)
     }
 
-    fn has_run(&self, incarnation: Incarnation, at: Sequence) -> Result<bool, StoreError> {
-        let (from, to) = key::run_bounds(incarnation);
+    /// Returns whether the schedule has a run or a past timing.
+    fn has_history(&self, incarnation: Incarnation, at: Sequence) -> Result<bool, StoreError> {
         let mut found = false;
-        let scan = self.index().scan(Family::Points, &from, &to, at, &mut |_, _| {
-            found = true;
-            ControlFlow::Break(())
-        });
-        scan.map_err(damaged)?;
+        for (from, to) in [key::run_bounds(incarnation), key::past_timing_bounds(incarnation, Revision(0))] {
+            let scan = self.index().scan(Family::Points, &from, &to, at, &mut |_, _| {
+                found = true;
+                ControlFlow::Break(())
+            });
+            scan.map_err(damaged)?;
+        }
         Ok(found)
     }
 
-    fn written(&self, point_key: &[u8], at: Sequence) -> Result<Option<Sequence>, StoreError> {
+    pub(super) fn written(&self, point_key: &[u8], at: Sequence) -> Result<Option<Sequence>, StoreError> {
         self.index().written(point_key, at).map_err(damaged)
     }
 }

@@ -2,8 +2,8 @@
 //! items one by one, and the items borrow the entry's bytes.
 
 use domain::{
-    Audit, DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, ScheduleId, ScheduleVersion, ShardId,
-    Tenant, TenantId, Term, Timestamp,
+    Audit, Author, DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, ScheduleId, ScheduleVersion,
+    ShardId, Tenant, TenantId, Term, Timestamp,
 };
 use store::{Cancellation, Change, HandOver, HandedOver, Insert, OwnerWrite, Positions};
 use stored::{Malformed, Put, Take, hand_over, run, schedule};
@@ -27,6 +27,8 @@ pub(crate) enum Kind {
     Forget = 9,
     Rebuild = 10,
     IndexRuns = 11,
+    /// Cancellations with authors. Entries of the kind `Cancellation` contain none.
+    AuthoredCancellation = 12,
 }
 
 /// Builder of the journal entries of one call. It begins a new entry when the current entry has reached `entry_len_max`
@@ -86,10 +88,16 @@ impl Builder {
         });
     }
 
+    /// Adds the item of an entry of the kind [`Kind::AuthoredCancellation`].
     pub(crate) fn cancellation(&mut self, mark: &Cancellation) {
+        let is_authored = self.kind == Kind::AuthoredCancellation;
         self.item(|out| {
             out.u32(mark.tenant.0);
             out.text(mark.id.as_str());
+            if is_authored {
+                out.u8(u8::from(mark.author.is_some()));
+                mark.author.iter().for_each(|author| put_author(out, author));
+            }
         });
     }
 
@@ -131,6 +139,11 @@ impl Builder {
                 out.u64(*seen);
                 out.timestamp(*before);
             }
+            ForgetItem::PastTiming { of, seen } => {
+                out.u8(4);
+                put_edition(out, of);
+                out.u64(*seen);
+            }
         });
     }
 
@@ -169,12 +182,19 @@ fn put_edition(out: &mut Vec<u8>, edition: &ScheduleVersion) {
     out.u32(edition.revision.0);
 }
 
+fn put_author(out: &mut Vec<u8>, author: &Author) {
+    out.timestamp(author.at);
+    out.u8(u8::from(author.key.is_some()));
+    author.key.iter().for_each(|key| out.text(key));
+}
+
 fn put_write(out: &mut Vec<u8>, write: &OwnerWrite) {
     out.u64(write.term.0);
     out.poller(write.poller);
     match &write.change {
         Change::Put(insert) => {
-            out.u8(0);
+            out.u8(if insert.by.is_some() { 13 } else { 0 });
+            insert.by.iter().for_each(|by| out.text(by));
             put_insert(out, insert);
         }
         Change::Cancel(incarnation) => {
@@ -221,18 +241,20 @@ fn put_write(out: &mut Vec<u8>, write: &OwnerWrite) {
             out.timestamp(positions.done);
         }
         Change::PutIf { insert, seen } => {
-            out.u8(8);
+            out.u8(if insert.by.is_some() { 14 } else { 8 });
             out.u8(u8::from(seen.is_some()));
             if let Some(Precondition { edition, next }) = seen {
                 put_edition(out, edition);
                 out.u8(u8::from(next.is_some()));
                 out.timestamp(next.unwrap_or_default());
             }
+            insert.by.iter().for_each(|by| out.text(by));
             put_insert(out, insert);
         }
-        Change::CancelIf(edition) => {
-            out.u8(9);
+        Change::CancelIf(edition, author) => {
+            out.u8(if author.is_some() { 12 } else { 9 });
             put_edition(out, edition);
+            author.iter().for_each(|author| put_author(out, author));
         }
         Change::Reencrypt(schedule) => {
             out.u8(10);
@@ -256,21 +278,23 @@ pub(crate) struct InsertItem<'a> {
     pub id: &'a str,
     /// Bytes of [`schedule::put`].
     pub row: &'a [u8],
+    /// Id of the API key that requested a put.
+    pub by: Option<&'a str>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct WriteItem<'a> {
     pub term: Term,
     pub poller: PollerId,
     pub change: ChangeItem<'a>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum ChangeItem<'a> {
     Put(InsertItem<'a>),
     PutIf { insert: InsertItem<'a>, seen: Option<Precondition> },
     Cancel(Incarnation),
-    CancelIf(ScheduleVersion),
+    CancelIf(ScheduleVersion, Option<Author>),
     Run { run: RunItem<'a>, then: Option<DueKey>, ends: bool },
     Advance { incarnation: Incarnation, revision: Revision, due: DueKey },
     End { incarnation: Incarnation, revision: Revision },
@@ -313,6 +337,8 @@ pub(crate) enum ForgetItem {
     Run { of: Occurrence, seen: u64 },
     /// Deletes an ended or cancelled schedule without runs. The poller's `done` must be at or after `before`.
     Schedule { incarnation: Incarnation, seen: u64, before: Timestamp },
+    /// Deletes the past timing of a revision.
+    PastTiming { of: ScheduleVersion, seen: u64 },
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -340,6 +366,7 @@ impl<'a> Reader<'a> {
             9 => Kind::Forget,
             10 => Kind::Rebuild,
             11 => Kind::IndexRuns,
+            12 => Kind::AuthoredCancellation,
             _ => return Err(take.malformed()),
         };
         let count = take.u32()?;
@@ -353,7 +380,12 @@ impl<'a> Reader<'a> {
         let due = self.take.due()?;
         let row = self.take.blob()?;
         let (head, id) = schedule::head_and_id(row)?;
-        Ok(InsertItem { due, head, id, row })
+        Ok(InsertItem { due, head, id, row, by: None })
+    }
+
+    fn insert_by(&mut self) -> Result<InsertItem<'a>, Malformed> {
+        let by = Some(self.take.text()?);
+        Ok(InsertItem { by, ..self.insert()? })
     }
 
     /// Decodes the item of an entry of the kind [`Kind::Place`] or [`Kind::Rebuild`].
@@ -361,10 +393,19 @@ impl<'a> Reader<'a> {
         Ok((self.take.poller()?, self.take.due()?))
     }
 
+    /// Decodes the item of an entry of the kind [`Kind::Cancellation`] or [`Kind::AuthoredCancellation`].
     pub(crate) fn cancellation(&mut self) -> Result<Cancellation, Malformed> {
         let tenant = TenantId(self.take.u32()?);
         let id = ScheduleId::new(self.take.text()?).map_err(|_| self.take.malformed())?;
-        Ok(Cancellation { tenant, id })
+        let has_author = self.kind == Kind::AuthoredCancellation && self.flag()?;
+        let author = if has_author { Some(self.author()?) } else { None };
+        Ok(Cancellation { tenant, id, author })
+    }
+
+    fn author(&mut self) -> Result<Author, Malformed> {
+        let at = self.take.timestamp()?;
+        let key = if self.flag()? { Some(self.take.text()?.to_owned()) } else { None };
+        Ok(Author { at, key })
     }
 
     /// Decodes a tenant that a build without tenant versions wrote.
@@ -393,6 +434,7 @@ impl<'a> Reader<'a> {
                 seen: self.take.u64()?,
                 before: self.take.timestamp()?,
             },
+            4 => ForgetItem::PastTiming { of: self.edition()?, seen: self.take.u64()? },
             _ => return Err(self.take.malformed()),
         })
     }
@@ -416,6 +458,7 @@ impl<'a> Reader<'a> {
         let poller = self.take.poller()?;
         let change = match self.take.u8()? {
             0 => ChangeItem::Put(self.insert()?),
+            13 => ChangeItem::Put(self.insert_by()?),
             1 => ChangeItem::Cancel(Incarnation(self.take.u128()?)),
             2 => self.run()?,
             3 => ChangeItem::Advance {
@@ -431,7 +474,12 @@ impl<'a> Reader<'a> {
                 let seen = if self.flag()? { Some(self.seen()?) } else { None };
                 ChangeItem::PutIf { insert: self.insert()?, seen }
             }
-            9 => ChangeItem::CancelIf(self.edition()?),
+            14 => {
+                let seen = if self.flag()? { Some(self.seen()?) } else { None };
+                ChangeItem::PutIf { insert: self.insert_by()?, seen }
+            }
+            9 => ChangeItem::CancelIf(self.edition()?, None),
+            12 => ChangeItem::CancelIf(self.edition()?, Some(self.author()?)),
             10 => {
                 let row = self.take.blob()?;
                 ChangeItem::Reencrypt { head: schedule::head(row)?, row }

@@ -1,7 +1,8 @@
 //! Index keys. Their byte order is the order in which the port lists rows.
 
 use domain::{
-    DueKey, Incarnation, LabelKey, Occurrence, PollerId, Revision, ScheduleId, ShardId, TargetKey, TenantId, Timestamp,
+    DueKey, Incarnation, LabelKey, Occurrence, PollerId, Revision, ScheduleId, ScheduleVersion, ShardId, TargetKey,
+    TenantId, Timestamp,
 };
 use stored::{Malformed, Take};
 
@@ -19,6 +20,7 @@ pub(crate) const TICK: u8 = b'c';
 pub(crate) const USAGE: u8 = b'n';
 // The kinds b'l', b'o' and b'x' are not free: the modules `super::listed` and `super::timed` use them.
 const LABEL: u8 = b'b';
+pub(crate) const PAST_TIMING: u8 = b'v';
 
 /// Returns the key of a schedule's row in `Family::Rows`.
 pub(crate) fn row(key: Incarnation) -> [u8; 16] {
@@ -303,6 +305,30 @@ pub(crate) fn parse_labelled(key: &[u8]) -> Result<Incarnation, Malformed> {
     let incarnation = Incarnation(u128::from_be_bytes(take.array()?));
     take.end()?;
     Ok(incarnation)
+}
+
+/// Returns the key of the past timing of a revision.
+pub(crate) fn past_timing(of: ScheduleVersion) -> [u8; 21] {
+    let mut key = [PAST_TIMING; 21];
+    key[1..17].copy_from_slice(&of.incarnation.0.to_be_bytes());
+    key[17..].copy_from_slice(&of.revision.0.to_be_bytes());
+    key
+}
+
+pub(crate) fn parse_past_timing(key: &[u8]) -> Result<ScheduleVersion, Malformed> {
+    let mut take = Take::new("a past timing's key", key);
+    take.version(PAST_TIMING)?;
+    let incarnation = Incarnation(u128::from_be_bytes(take.array()?));
+    let revision = Revision(u32::from_be_bytes(take.array()?));
+    take.end()?;
+    Ok(ScheduleVersion { incarnation, revision })
+}
+
+/// Returns the bounds of the keys of a schedule's past timings from the revision `from` on: an inclusive lower and an
+/// exclusive upper key.
+pub(crate) fn past_timing_bounds(incarnation: Incarnation, from: Revision) -> (Vec<u8>, Vec<u8>) {
+    let to = past_timing(ScheduleVersion { incarnation, revision: Revision(u32::MAX) });
+    (past_timing(ScheduleVersion { incarnation, revision: from }).to_vec(), [&to[..], &[0]].concat())
 }
 
 pub(crate) fn parse_row(key: &[u8]) -> Result<Incarnation, Malformed> {

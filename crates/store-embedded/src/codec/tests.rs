@@ -5,7 +5,7 @@ use bytes::Bytes;
 use domain::occurrence::Run;
 use domain::retry::RetryPolicy;
 use domain::{
-    ApiKey, Attempt, AttemptResult, Audit, DueKey, HttpTarget, Incarnation, LabelKey, Occurrence, PollerId,
+    ApiKey, Attempt, AttemptResult, Audit, Author, DueKey, HttpTarget, Incarnation, LabelKey, Occurrence, PollerId,
     Precondition, Revision, RunFilter, RunOutline, RunState, RunStateKind, Schedule, ScheduleId, ScheduleVersion,
     Secret, ShardId, SigningSecret, Spec, Status, Target, TargetKey, Tenant, TenantId, Term, Timestamp, When,
 };
@@ -89,7 +89,8 @@ fn run() -> impl Strategy<Value = Run> {
 }
 
 fn insert() -> impl Strategy<Value = Insert> {
-    (schedule(), due()).prop_map(|(schedule, due)| Insert { schedule: schedule.into(), due })
+    let by = option::of(".{0,20}");
+    (schedule(), due(), by).prop_map(|(schedule, due, by)| Insert { schedule: schedule.into(), due, by })
 }
 
 fn edition() -> impl Strategy<Value = ScheduleVersion> {
@@ -97,6 +98,10 @@ fn edition() -> impl Strategy<Value = ScheduleVersion> {
         incarnation: Incarnation(incarnation),
         revision: Revision(revision),
     })
+}
+
+fn author() -> impl Strategy<Value = Author> {
+    (timestamp(), option::of(".{0,20}")).prop_map(|(at, key)| Author { at, key })
 }
 
 fn seen() -> impl Strategy<Value = Precondition> {
@@ -108,7 +113,7 @@ fn change() -> impl Strategy<Value = Change> {
         insert().prop_map(Change::Put),
         (insert(), option::of(seen())).prop_map(|(insert, seen)| Change::PutIf { insert, seen }),
         any::<u128>().prop_map(|incarnation| Change::Cancel(Incarnation(incarnation))),
-        edition().prop_map(Change::CancelIf),
+        (edition(), option::of(author())).prop_map(|(edition, author)| Change::CancelIf(edition, author)),
         (run(), option::of(due()), any::<bool>()).prop_map(|(run, then, ends)| Change::Run { run, then, ends }),
         (any::<u128>(), any::<u32>(), due()).prop_map(|(incarnation, revision, due)| Change::Advance {
             incarnation: Incarnation(incarnation),
@@ -150,12 +155,12 @@ fn same_insert(item: &InsertItem<'_>, insert: &Insert) -> bool {
 
 fn same_change(item: &ChangeItem<'_>, change: &Change) -> bool {
     match (item, change) {
-        (ChangeItem::Put(item), Change::Put(insert)) => same_insert(item, insert),
+        (ChangeItem::Put(item), Change::Put(insert)) => same_insert(item, insert) && item.by == insert.by.as_deref(),
         (ChangeItem::PutIf { insert: a, seen: b }, Change::PutIf { insert, seen }) => {
-            same_insert(a, insert) && b == seen
+            same_insert(a, insert) && a.by == insert.by.as_deref() && b == seen
         }
         (ChangeItem::Cancel(item), Change::Cancel(incarnation)) => item == incarnation,
-        (ChangeItem::CancelIf(item), Change::CancelIf(edition)) => item == edition,
+        (ChangeItem::CancelIf(a, b), Change::CancelIf(edition, author)) => (a, b) == (edition, author),
         (ChangeItem::Run { run: item, then: item_then, ends: item_ends }, Change::Run { run, then, ends }) => {
             (item_then, item_ends) == (then, ends)
                 && (item.tenant, item.occurrence, item.state) == (run.tenant, run.occurrence, run.state)
@@ -240,11 +245,14 @@ proptest! {
 
     #[test]
     fn decoded_single_item_journal_entry_contains_the_encoded_item(
-        id in "[A-Za-z0-9_-]{1,128}", tenant in any::<u32>(), poller in poller(), due in due(), shard in any::<u16>()
+        id in "[A-Za-z0-9_-]{1,128}", tenant in any::<u32>(), poller in poller(), due in due(), shard in any::<u16>(),
+        author in option::of(author())
     ) {
-        let mark = Cancellation { tenant: TenantId(tenant), id: ScheduleId::new(&id).unwrap() };
+        let mark = Cancellation { tenant: TenantId(tenant), id: ScheduleId::new(&id).unwrap(), author };
+        let entry = one_entry(Kind::AuthoredCancellation, |builder| builder.cancellation(&mark));
+        prop_assert_eq!(Reader::new(&entry).unwrap().cancellation(), Ok(mark.clone()));
         let entry = one_entry(Kind::Cancellation, |builder| builder.cancellation(&mark));
-        prop_assert_eq!(Reader::new(&entry).unwrap().cancellation(), Ok(mark));
+        prop_assert_eq!(Reader::new(&entry).unwrap().cancellation(), Ok(Cancellation { author: None, ..mark }));
         let entry = one_entry(Kind::Place, |builder| builder.place(poller, &due));
         prop_assert_eq!(Reader::new(&entry).unwrap().place(), Ok((poller, due)));
         let entry = one_entry(Kind::Rebuild, |builder| builder.place(poller, &due));
@@ -367,6 +375,7 @@ fn a_run() -> Run {
         started_at: Timestamp::from_millis(1_800_000_000_456),
         duration: Duration::from_millis(12),
         result,
+        delay: None,
     };
     Run {
         tenant: TenantId(7),
@@ -426,7 +435,7 @@ fn encoded_bytes_match_golden_file_of_version_1() {
     let changed = Changed { state: Head::of(&schedule).state, row: Incarnation(9) };
     let tenant = a_tenant();
     let audit = Audit::of(&tenant, Timestamp::from_millis(11), "k1", "key.create", "k2");
-    let insert = Insert { schedule: schedule.clone().into(), due: a_due_key() };
+    let insert = Insert { schedule: schedule.clone().into(), due: a_due_key(), by: None };
     let poller = schedule.poller;
     let write = |change| OwnerWrite { term: Term(77), poller, change };
     let incarnation = schedule.incarnation;
@@ -445,9 +454,9 @@ fn encoded_bytes_match_golden_file_of_version_1() {
         write(Change::PutIf { insert: insert.clone(), seen: None }),
         write(Change::PutIf { insert: insert.clone(), seen: Some(schedule.seen()) }),
         write(Change::PutIf { insert: insert.clone(), seen: Some(Precondition { next: None, ..schedule.seen() }) }),
-        write(Change::CancelIf(schedule.edition())),
+        write(Change::CancelIf(schedule.edition(), None)),
     ];
-    let mark = Cancellation { tenant: TenantId(7), id: schedule.id.clone() };
+    let mark = Cancellation { tenant: TenantId(7), id: schedule.id.clone(), author: None };
     let attempt = HandedOver { poller, key: a_due_key(), until: Timestamp::from_millis(10) };
     let hand_over = HandOver { shard: ShardId(5), term: Term(6), attempts: vec![attempt] };
     let checkpoint = crate::checkpoint::Checkpoint {

@@ -12,7 +12,7 @@ use std::ops::{ControlFlow, RangeInclusive};
 
 use domain::{Status, TenantId};
 use store::{StoreError, Usage};
-use stored::{Malformed, Put as _, Take, run, schedule};
+use stored::{Malformed, Put as _, Take, run, schedule, timing};
 
 use crate::codec::key;
 use crate::index::{Family, Index, Sequence};
@@ -122,7 +122,10 @@ impl Usages {
         }
         self.of.clear();
         self.is_complete = false;
-        let counted = self.count_schedules(rows, before).and_then(|count| Ok((count, self.count_runs(rows, before)?)));
+        let counted = self.count_schedules(rows, before).and_then(|count| {
+            self.count_past_timings(rows, before)?;
+            Ok((count, self.count_runs(rows, before)?))
+        });
         let (schedules, runs) = match counted {
             Ok(counted) => counted,
             // The damaged row ends the count. The store still serves the other rows, as an earlier build did.
@@ -156,6 +159,23 @@ impl Usages {
                 }
             }
         }
+    }
+
+    fn count_past_timings(&mut self, rows: &Rows, before: Sequence) -> Result<(), StoreError> {
+        let (from, to) = ([key::PAST_TIMING], [key::PAST_TIMING + 1]);
+        let mut first_error = None;
+        let scan = rows.index.scan(Family::Points, &from, &to, before, &mut |_, value| match timing::tenant(value) {
+            Ok(tenant) => {
+                self.resize(tenant, None, Some(value.len()));
+                ControlFlow::Continue(())
+            }
+            Err(error) => {
+                first_error = Some(error);
+                ControlFlow::Break(())
+            }
+        });
+        scan.map_err(damaged)?;
+        first_error.map_or(Ok(()), |error| Err(rows.malformed_point(&from, error)))
     }
 
     fn count_runs(&mut self, rows: &Rows, before: Sequence) -> Result<u64, StoreError> {

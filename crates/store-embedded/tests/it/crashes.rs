@@ -165,7 +165,10 @@ async fn append_cancellations(store: &EmbeddedStore, record: &Record, id: &Sched
         let cancelled: Possible = possible.iter().flatten().map(|(known, _)| Some((*known, true))).collect();
         possible.extend(cancelled);
     }
-    let marked = store.append_cancellations(vec![Cancellation { tenant: TENANT, id: id.clone() }]).await?.remove(0);
+    let marked = store
+        .append_cancellations(vec![Cancellation { tenant: TENANT, id: id.clone(), author: None }])
+        .await?
+        .remove(0);
     let found = marked.before.map(|before| (before.incarnation, true));
     record.expected().narrow(id, found);
     Ok(())

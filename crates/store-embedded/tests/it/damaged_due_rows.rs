@@ -31,7 +31,8 @@ fn an_insert(number: u64) -> Insert {
 fn run(insert: &Insert, state: RunState) -> Run {
     let nominal = insert.due.position;
     let result = AttemptResult::Answered(500);
-    let attempt = Attempt { number: 1, started_at: nominal, duration: Duration::from_millis(5), result };
+    let duration = Duration::from_millis(5);
+    let attempt = Attempt { number: 1, started_at: nominal, duration, result, delay: None };
     Run { tenant: insert.schedule.tenant, occurrence: insert.due.occurrence, state, attempts: vec![attempt] }
 }
 

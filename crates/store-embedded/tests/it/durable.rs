@@ -73,7 +73,8 @@ fn store_opens_if_no_journal_entry_wrote_a_row() {
         let dir = std::path::Path::new("/data");
         for _ in 0..3 {
             let home = Home::open(&runtime, dir, small(IndexKind::Map)).await;
-            let unknown = store::Cancellation { tenant: TENANT, id: domain::ScheduleId::new("unknown").unwrap() };
+            let unknown =
+                store::Cancellation { tenant: TENANT, id: domain::ScheduleId::new("unknown").unwrap(), author: None };
             let marked = home.store.append_cancellations(vec![unknown]).await.unwrap();
             assert!(marked[0].before.is_none());
             home.close().await;

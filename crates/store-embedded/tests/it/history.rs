@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::occurrence::Run;
-use domain::{DueKey, LabelKey, Occurrence, RunFilter, RunState, Schedule, Status, Term, Timestamp};
+use domain::{DueKey, LabelKey, Occurrence, Revision, RunFilter, RunState, Schedule, Status, Term, Timestamp};
 use runtime::Runtime;
 use simulator::{Incident, Simulation, run_seeds};
 use store::{Change, Insert, ListBy, ListRead, Order, OwnerWrite, Positions, RunRead, Store, Usage};
@@ -102,6 +102,35 @@ fn simulate(test: impl AsyncFn(Runtime)) {
         let sim = Simulation::new(seed);
         sim.run_until(async { test(sim.member("a")).await });
     }
+}
+
+#[test]
+fn history_sweep_deletes_old_past_timings() {
+    simulate(async |runtime| {
+        let owned = Owned::open(&runtime).await;
+        let insert = owned.insert(1, Some("a")).await;
+        let revisions = async |owned: &Owned| {
+            let read = owned.home.store.past_timings(insert.schedule.incarnation, Revision(0), 100).await.unwrap();
+            read.iter().map(|past| past.edition.revision.0).collect::<Vec<_>>()
+        };
+        let put = async |owned: &Owned, number: u64| {
+            owned.write(Change::Put(one_shot(number, runtime.now(), Some("a"), b"x"))).await;
+        };
+        put(&owned, 2).await;
+        owned.pass(HISTORY / 2).await;
+        put(&owned, 3).await;
+        assert_eq!(revisions(&owned).await, [0, 1]);
+        owned.pass(HISTORY / 2 + PERIOD * 2).await;
+        assert_eq!(revisions(&owned).await, [1], "an active schedule loses its old past timings");
+        owned.write(Change::Cancel(insert.schedule.incarnation)).await;
+        let owned = owned.reopen().await;
+        owned.pass(HISTORY / 2 + PERIOD * 2).await;
+        assert_eq!(revisions(&owned).await, [2]);
+        owned.pass(HISTORY).await;
+        assert_eq!((revisions(&owned).await, owned.find(&insert).await), (vec![], None));
+        assert_eq!(owned.usage().await, Usage::default());
+        owned.home.close().await;
+    });
 }
 
 #[test]

@@ -96,7 +96,7 @@ fn listing_is_complete_and_in_order_after_a_process_kill() {
             // The test cancels few schedules, which are far apart in the listing.
             let cancelled = [3, 4_001, 4_006, 8_999].map(new_schedule);
             for insert in &cancelled {
-                let mark = Cancellation { tenant: TENANT, id: insert.schedule.id.clone() };
+                let mark = Cancellation { tenant: TENANT, id: insert.schedule.id.clone(), author: None };
                 home.store.append_cancellations(vec![mark]).await.unwrap();
             }
             let cancelled = cancelled.map(|insert| insert.schedule.incarnation);

@@ -36,7 +36,7 @@ fn store_on_a_nearly_full_disk_rejects_only_user_writes() {
             "{rejected:?}"
         );
         let cancelled = an_insert(1).schedule;
-        let cancellation = Cancellation { tenant: cancelled.tenant, id: cancelled.id.clone() };
+        let cancellation = Cancellation { tenant: cancelled.tenant, id: cancelled.id.clone(), author: None };
         store.append_cancellations(vec![cancellation]).await.unwrap();
         let operator = Tenant::new(TenantId(77), "new", 1, SigningSecret::first(vec![7; 32], Timestamp::MIN));
         let entry = Audit::of(&operator, Timestamp::MIN, "test", "tenant.create", "");

@@ -90,5 +90,5 @@ pub(crate) fn one_shot(number: u64, at: Timestamp, id: Option<&str>, payload: &[
     };
     let occurrence = Occurrence { incarnation, nominal: at, revision: Revision(0), replay: 0 };
     let due = DueKey { position: at, occurrence, attempt: 1, target: TargetKey(9) };
-    Insert { schedule: Arc::new(schedule), due }
+    Insert { schedule: Arc::new(schedule), due, by: None }
 }

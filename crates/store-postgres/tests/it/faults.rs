@@ -202,7 +202,7 @@ fn calls_fail_soon_if_the_server_stops_responding() {
             // These calls are under way when the store detects that the server does not respond. The test repeats them
             // afterwards.
             for _ in 0..2 {
-                let mark = Cancellation { tenant: TENANT, id: insert.schedule.id.clone() };
+                let mark = Cancellation { tenant: TENANT, id: insert.schedule.id.clone(), author: None };
                 let failures = async {
                     let (inserted, read) = join(store.insert(vec![soon()]), store.positions(vec![POLLER])).await;
                     let changed = store.write(vec![owned(term, outcome(&insert))]);
@@ -352,7 +352,11 @@ fn damaged_schedule_does_not_prevent_cancellation_of_others() {
         );
         shared().sql(name_of(&url), &damage).unwrap();
         let mark = |insert: &Insert| {
-            home.store.append_cancellations(vec![Cancellation { tenant: TENANT, id: insert.schedule.id.clone() }])
+            home.store.append_cancellations(vec![Cancellation {
+                tenant: TENANT,
+                id: insert.schedule.id.clone(),
+                author: None,
+            }])
         };
         let responses = join_all(inserts.iter().map(mark)).await;
         assert!(matches!(responses[1], Err(StoreError::Damaged(_))), "{responses:?}");

@@ -104,6 +104,7 @@ fn store_deletes_only_old_history_of_ended_schedules() {
         }
         owned.write(Change::Put(named(one_shot(&runtime, now + HOUR), "changed"))).await;
         assert_eq!(asked_rows(&url), "1");
+        assert_eq!(runs_in(&url, "past_timing"), "3", "two cancellations and a replacement");
 
         let before = between(&runtime).await;
         let replay = Occurrence { replay: 1, ..redriven.due.occurrence };
@@ -123,6 +124,7 @@ fn store_deletes_only_old_history_of_ended_schedules() {
             assert!(owned.has_schedule(stays).await, "{stays:?}");
         }
         assert_eq!(asked_rows(&url), "0");
+        assert_eq!(runs_in(&url, "past_timing"), "0");
 
         // The deletion of the schedule `name` freed its id, so that a new schedule can take the id.
         let renamed = named(one_shot(&runtime, now + HOUR), "name");
@@ -188,7 +190,8 @@ fn one_maintenance_call_deletes_thousands_of_cancelled_schedules() {
         let cancels = cancels.map(|change| crate::support::owned(owned.term, change)).collect();
         owned.store.write(cancels).await.unwrap();
         let before = between(&runtime).await;
-        assert_eq!(owned.store.maintain(now, before).await, Ok(2_300));
+        // Each cancellation left a past timing.
+        assert_eq!(owned.store.maintain(now, before).await, Ok(2 * 2_300));
         let all = inserts.iter().map(|insert| insert.due.occurrence.incarnation).collect();
         let left = owned.store.load(all).await.unwrap();
         assert!(left[..2_300].iter().all(Option::is_none) && left[2_300..].iter().all(Option::is_some));
@@ -215,7 +218,7 @@ fn history_deletion_skips_locked_or_reactivated_schedule() {
         other_session.execute("update reveille.schedule set status = 0 where id = 'live'").await;
         other_session.execute("begin; select from reveille.schedule where id = 'held' for update").await;
         let [over, held, live] = &all;
-        assert_eq!(owned.store.maintain(now, before).await, Ok(1));
+        assert_eq!(owned.store.maintain(now, before).await, Ok(1 + 3), "one schedule and three past timings");
         assert!(!owned.has_schedule(over).await && owned.has_schedule(held).await && owned.has_schedule(live).await);
         other_session.execute("commit").await;
         assert_eq!(owned.store.maintain(now, before).await, Ok(1));

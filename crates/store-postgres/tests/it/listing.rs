@@ -68,7 +68,7 @@ fn deletion_of_a_schedule_deletes_its_label_rows() {
         home.store.insert(inserts.to_vec()).await.unwrap();
         assert_eq!(rows().trim(), "6");
         let ended = owned(term, outcome(&inserts[0]));
-        let cancelled = Cancellation { tenant: TENANT, id: inserts[1].schedule.id.clone() };
+        let cancelled = Cancellation { tenant: TENANT, id: inserts[1].schedule.id.clone(), author: None };
         let mut put = one_shot(&runtime, now + Duration::from_secs(10 * 86_400));
         Arc::make_mut(&mut put.schedule).id = inserts[2].schedule.id.clone();
         Arc::make_mut(&mut put.schedule).spec.labels.insert("team".to_owned(), "blue".to_owned());

@@ -46,9 +46,9 @@ fn migration_indexes_runs_while_members_write_runs() {
         assert!(text.contains("reveille store migrate"), "{text}");
         write_runs(&runtime, &*home.store, [now - DAY * 2].into_iter()).await;
 
-        for expected in [&["run_rest", "run_"][..], &[]] {
+        for (from, expected) in [(12, &["run_rest", "run_"][..]), (SCHEMA_VERSION, &[])] {
             let migrated = migrate(&runtime, &url, &Options::default()).await.unwrap();
-            assert_eq!((migrated.from, migrated.to), (Some(12), SCHEMA_VERSION));
+            assert_eq!((migrated.from, migrated.to), (Some(from), SCHEMA_VERSION));
             // Members can start before the index is complete.
             let other = Home::open(&runtime, &url).await;
             assert_eq!(other.store.has_run_index().await, Ok(expected.is_empty()));

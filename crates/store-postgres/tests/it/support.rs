@@ -43,7 +43,8 @@ pub(crate) fn migrated(server: &Postgres) -> String {
 }
 
 /// Statements that revert migrations, from the newest one to the oldest one, each with the version before it.
-const UNDO: [(i32, &str); 6] = [
+const UNDO: [(i32, &str); 7] = [
+    (12, "drop table reveille.past_timing; drop function reveille.count_past_timings;"),
     (11, "drop index reveille.run_time;"),
     (10, "drop table reveille.authority;"),
     (
@@ -103,6 +104,7 @@ const WRONG_USAGES: &str = "with
                 (status = 2)::integer as cancelled, reveille.row_bytes(spec) as bytes
             from reveille.schedule
             union all select tenant, 0, 0, 0, reveille.row_bytes(value) from reveille.run
+            union all select tenant, 0, 0, 0, reveille.row_bytes(value) from reveille.past_timing
         ) r group by tenant
     ),
     kept as (
@@ -180,7 +182,7 @@ pub(crate) fn one_shot(runtime: &Runtime, at: Timestamp) -> Insert {
         next: Some(at),
         spec: Spec { when: When::At(at), target, payload: Bytes::from_static(b"{}"), labels: BTreeMap::new(), retry },
     };
-    Insert { schedule: Arc::new(schedule), due }
+    Insert { schedule: Arc::new(schedule), due, by: None }
 }
 
 /// Returns all due rows of [`POLLER`] after the instant `after`.

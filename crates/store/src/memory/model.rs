@@ -8,8 +8,8 @@ use std::time::Duration;
 use domain::id::SHARDS;
 use domain::occurrence::Run;
 use domain::{
-    Audit, DueKey, Incarnation, LabelKey, Occurrence, PollerId, RunOutline, RunState, Schedule, ScheduleId, ShardId,
-    Status, TargetKey, Tenant, TenantId, Term, Timestamp,
+    Audit, Author, DueKey, Incarnation, LabelKey, Occurrence, PastTiming, PollerId, Revision, RunOutline, RunState,
+    Schedule, ScheduleId, ShardId, Status, TargetKey, Tenant, TenantId, Term, Timestamp, TimingEnd,
 };
 
 use super::TermsAfterLoss;
@@ -53,6 +53,9 @@ pub(super) struct Model {
     terms: BTreeMap<ShardId, Term>,
     handed_over: BTreeMap<ShardId, Vec<HandedOver>>,
     runs: BTreeMap<Occurrence, Run>,
+    past_timings: BTreeMap<(Incarnation, Revision), PastTiming>,
+    /// Authors of the last cancellation records that the engine has not applied itself.
+    pub(super) unapplied: BTreeMap<Incarnation, Option<Author>>,
     redriven: BTreeSet<Occurrence>,
     tenants: BTreeMap<TenantId, Tenant>,
     audit: BTreeMap<(TenantId, u64), Audit>,
@@ -76,6 +79,8 @@ impl Default for Model {
             terms: BTreeMap::new(),
             handed_over: BTreeMap::new(),
             runs: BTreeMap::new(),
+            past_timings: BTreeMap::new(),
+            unapplied: BTreeMap::new(),
             redriven: BTreeSet::new(),
             tenants: BTreeMap::new(),
             audit: BTreeMap::new(),
@@ -156,17 +161,27 @@ impl Model {
     }
 
     /// Writes a schedule. `requested` is the incarnation that the call supplied.
-    pub(super) fn write_schedule(&mut self, requested: Incarnation, schedule: Arc<Schedule>) {
+    pub(super) fn write_schedule(&mut self, requested: Incarnation, schedule: Arc<Schedule>, by: Option<String>) {
         self.used.insert(requested);
         self.names.insert((schedule.tenant, schedule.id.clone()), schedule.incarnation);
-        self.schedules.insert(schedule.incarnation, schedule);
+        let updated_at = schedule.updated_at;
+        if let Some(replaced) = self.schedules.insert(schedule.incarnation, schedule) {
+            self.write_past_timing(&replaced, Some(updated_at), TimingEnd::Replaced, by);
+        }
     }
 
     pub(super) fn append_to_insert_log(&mut self, poller: PollerId, key: DueKey) {
         self.insert_log.append(poller.shard(), InsertLogEntry { poller, key });
     }
 
-    pub(super) fn append_cancellation(&mut self, shard: ShardId, incarnation: Incarnation) {
+    fn write_past_timing(&mut self, old: &Schedule, until: Option<Timestamp>, end: TimingEnd, by: Option<String>) {
+        let (when, from) = (old.spec.when.clone(), old.updated_at);
+        let timing = PastTiming { edition: old.edition(), when, from, until, end, by };
+        self.past_timings.insert((old.incarnation, old.revision), timing);
+    }
+
+    pub(super) fn append_cancellation(&mut self, shard: ShardId, incarnation: Incarnation, author: Option<Author>) {
+        self.unapplied.insert(incarnation, author);
         self.cancellations.append(shard, incarnation);
     }
 
@@ -238,10 +253,12 @@ impl Model {
     }
 
     /// Cancels a schedule. Returns false if the schedule does not exist or is already cancelled.
-    pub(super) fn cancel(&mut self, incarnation: Incarnation) -> bool {
-        if self.schedules.get(&incarnation).is_none_or(|schedule| schedule.status == Status::Cancelled) {
+    pub(super) fn cancel(&mut self, incarnation: Incarnation, author: Option<Author>) -> bool {
+        let Some(old) = self.schedules.get(&incarnation).filter(|old| old.status != Status::Cancelled).cloned() else {
             return false;
-        }
+        };
+        let until = author.as_ref().map(|author| author.at);
+        self.write_past_timing(&old, until, TimingEnd::Cancelled, author.and_then(|author| author.key));
         self.change_schedule(incarnation, |schedule| {
             schedule.status = Status::Cancelled;
             schedule.revision.0 += 1;
@@ -335,6 +352,11 @@ impl Model {
         of.take_while(|run| run.occurrence.incarnation == incarnation).take(limit).cloned().collect()
     }
 
+    pub(super) fn past_timings(&self, incarnation: Incarnation, from: Revision, limit: usize) -> Vec<PastTiming> {
+        let range = (incarnation, from)..=(incarnation, Revision(u32::MAX));
+        self.past_timings.range(range).take(limit).map(|(_, timing)| timing.clone()).collect()
+    }
+
     /// Returns a page of runs. The model behaves like an engine that examines `limit` runs and then filters them.
     pub(super) fn list_runs(&self, read: &RunRead) -> RunList {
         let is_wanted = |run: &&Run| {
@@ -370,6 +392,10 @@ impl Model {
             *usage.count_mut(schedule.status) += 1;
             usage.bytes += schedule.spec.payload.len() as u64 + ROW_BYTES;
         }
+        let timings = self.past_timings.keys().filter(|(incarnation, _)| {
+            self.schedules.get(incarnation).is_some_and(|schedule| schedule.tenant == tenant)
+        });
+        usage.bytes += timings.count() as u64 * ROW_BYTES;
         usage.bytes += self.runs.values().filter(|run| run.tenant == tenant).count() as u64 * ROW_BYTES;
         usage
     }
@@ -427,7 +453,7 @@ fn last_key_at(instant: Timestamp) -> DueKey {
     let occurrence = Occurrence {
         incarnation: Incarnation(u128::MAX),
         nominal: Timestamp::from_millis(i64::MAX),
-        revision: domain::Revision(u32::MAX),
+        revision: Revision(u32::MAX),
         replay: u16::MAX,
     };
     DueKey { position: instant, occurrence, attempt: u16::MAX, target: TargetKey(u32::MAX) }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use domain::limits::ATTEMPTS_KEPT;
 use domain::occurrence::Run;
-use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleVersion, Status, Term};
+use domain::{
+    Author, DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleVersion, Status, Term,
+};
 
 use super::MemoryStore;
 use super::call::Call;
@@ -51,7 +53,7 @@ impl MemoryStore {
                 self.put(call, owner, insert, |now| now.map(Schedule::seen) == seen).await
             }
             Change::Cancel(incarnation) => self.cancel(call, owner, incarnation).await,
-            Change::CancelIf(edition) => self.cancel_if(call, owner, edition).await,
+            Change::CancelIf(edition, author) => self.cancel_if(call, owner, edition, author).await,
             Change::Run { run, then, ends } => self.write_outcome(call, owner, run, then, ends).await,
             Change::Advance { incarnation, revision, due } => {
                 self.advance(call, owner, incarnation, revision, due).await
@@ -106,7 +108,7 @@ impl MemoryStore {
         insert: Insert,
         may: impl Fn(Option<&Schedule>) -> bool,
     ) -> Result<Written, Stop> {
-        let Insert { schedule, due } = insert;
+        let Insert { schedule, due, by } = insert;
         Model::check_new(&schedule, &due);
         loop {
             // The due row contains the incarnation and revision that the schedule will have after the put.
@@ -139,7 +141,7 @@ impl MemoryStore {
                     if model.find(schedule.tenant, &schedule.id) != seen {
                         return Ok(false);
                     }
-                    model.write_schedule(schedule.incarnation, planned.clone());
+                    model.write_schedule(schedule.incarnation, planned.clone(), by.clone());
                     Ok(true)
                 })
                 .await?;
@@ -153,17 +155,24 @@ impl MemoryStore {
     async fn cancel(&self, call: &mut Call<'_>, owner: Owner, incarnation: Incarnation) -> Result<Written, Stop> {
         self.try_step(call, owner, |model| {
             model.check_owned(owner.poller, incarnation)?;
-            if model.cancel(incarnation) { Ok(Written::Done) } else { Err(WriteRejection::NotFound) }
+            let author = model.unapplied.remove(&incarnation).flatten();
+            if model.cancel(incarnation, author) { Ok(Written::Done) } else { Err(WriteRejection::NotFound) }
         })
         .await
     }
 
-    async fn cancel_if(&self, call: &mut Call<'_>, owner: Owner, edition: ScheduleVersion) -> Result<Written, Stop> {
+    async fn cancel_if(
+        &self,
+        call: &mut Call<'_>,
+        owner: Owner,
+        edition: ScheduleVersion,
+        author: Option<Author>,
+    ) -> Result<Written, Stop> {
         self.try_step(call, owner, |model| {
             let schedule = model.schedule(edition.incarnation).filter(|schedule| schedule.edition() == edition);
             let schedule = schedule.ok_or(WriteRejection::Changed)?;
             assert_eq!(schedule.poller, owner.poller, "only the owner of a schedule's poller changes the schedule");
-            if model.cancel(edition.incarnation) { Ok(Written::Done) } else { Err(WriteRejection::Changed) }
+            if model.cancel(edition.incarnation, author) { Ok(Written::Done) } else { Err(WriteRejection::Changed) }
         })
         .await
     }

@@ -120,6 +120,7 @@ fn run() -> impl Strategy<Value = Run> {
         started_at,
         duration,
         result,
+        delay: None,
     });
     (any::<u32>(), occurrence(), state, vec(attempt, 0..4)).prop_map(|(tenant, occurrence, state, attempts)| Run {
         tenant: TenantId(tenant),
@@ -197,6 +198,15 @@ fn redrive_answer() -> impl Strategy<Value = RedriveResponse> {
     ]
 }
 
+fn delay() -> impl Strategy<Value = Delay> {
+    prop_oneof![
+        (prop::sample::select(&Quota::ALL[..]), at()).prop_map(|(quota, since)| Delay::Quota { quota, since }),
+        Just(Delay::Slot),
+        option::of(at()).prop_map(|until| Delay::Circuit { until }),
+        at().prop_map(|until| Delay::MemberDown { until }),
+    ]
+}
+
 fn undone() -> impl Strategy<Value = OwnerError> {
     prop_oneof![
         Just(OwnerError::NotOwned),
@@ -247,15 +257,25 @@ fn every_operation_decodes_only_from_its_complete_bytes() {
     let created = prop_oneof![schedule().prop_map(Ok), refusal().prop_map(Err)];
     check(vec(named(), 0..5).prop_map(CreateNamed), vec(created, 0..5));
     check(named().prop_map(Put), put_answer());
+    check((named(), ".{0,9}").prop_map(|(named, by)| PutBy { put: Put(named), by }), put_answer());
+    let put_if_by = (named(), option::of(seen()), timing(), ".{0,9}");
+    let put_if_by = put_if_by.prop_map(|(named, seen, timing, by)| PutIfBy { put: PutIf { named, seen, timing }, by });
+    check(put_if_by, option::of(put_answer()));
     let put_if = (named(), option::of(seen()), timing());
     check(put_if.prop_map(|(named, seen, timing)| PutIf { named, seen, timing }), option::of(put_answer()));
     let cancel = (poller(), any::<u128>().prop_map(Incarnation), any::<bool>());
     let cancel = cancel.prop_map(|(poller, incarnation, applied)| Cancel { poller, incarnation, applied });
     check(cancel, cancel_answer());
+    let by = (poller(), edition(), ".{0,9}");
+    let by = by.prop_map(|(poller, edition, by)| CancelIfBy { cancel: CancelIf { poller, edition }, by });
+    check(by, option::of(cancel_answer()));
     let cancel_if = (poller(), edition()).prop_map(|(poller, edition)| CancelIf { poller, edition });
     check(cancel_if, option::of(cancel_answer()));
     let redrive = (any::<u32>().prop_map(TenantId), occurrence()).prop_map(|(tenant, of)| Redrive { tenant, of });
     check(redrive, redrive_answer());
+    let waiting = (poller(), any::<u128>().prop_map(Incarnation), any::<u32>().prop_map(TargetKey), at());
+    let waiting = waiting.prop_map(|(poller, incarnation, target, due)| Waiting { poller, incarnation, target, due });
+    check(waiting, option::of(delay()));
     let release = (any::<u128>().prop_map(MemberId), shards());
     check(release.prop_map(|(member, shards)| Release { member, shards }), shards());
     check(outcome(), Just(()));
@@ -345,7 +365,8 @@ fn a_schedule() -> Arc<Schedule> {
 
 fn an_outcome() -> AttemptOutcome {
     let started_at = Timestamp::from_millis(1_800_000_000_456);
-    let attempt = |number, result| Attempt { number, started_at, duration: Duration::from_millis(12), result };
+    let duration = Duration::from_millis(12);
+    let attempt = |number, result| Attempt { number, started_at, duration, result, delay: None };
     let results = [
         AttemptResult::Answered(503),
         AttemptResult::Unreachable("refused".to_owned()),
@@ -426,6 +447,28 @@ fn encoder_output_equals_the_bytes_in_the_golden_file() {
         line("shards", &Release { member: MemberId(9), shards: shards([0, 255]) }, &[Ok(shards([1, 300]))]),
         line("attempt", &an_outcome(), &[Ok(())]),
         line("rows", &Nudge, &[Ok(())]),
+        line("key", &PutBy { put: Put(a_named()), by: "k1".to_owned() }, &[Ok(put())]),
+        line(
+            "key",
+            &PutIfBy { put: put_if(None, Timing::Restarted), by: "k1".to_owned() },
+            &[Ok(None), Ok(Some(put()))],
+        ),
+        line(
+            "key",
+            &CancelIfBy { cancel: CancelIf { poller, edition: seen.edition }, by: "k1".to_owned() },
+            &[Ok(None)],
+        ),
+        line(
+            "key",
+            &Waiting { poller, incarnation, target: TargetKey(0xdead_beef), due: decided_by },
+            &[
+                Ok(None),
+                Ok(Some(Delay::Quota { quota: Quota::CallbacksPerMinute, since: decided_by })),
+                Ok(Some(Delay::Slot)),
+                Ok(Some(Delay::Circuit { until: Some(decided_by) })),
+                Ok(Some(Delay::MemberDown { until: decided_by })),
+            ],
+        ),
     ]
     .concat();
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/operations-v1.txt");

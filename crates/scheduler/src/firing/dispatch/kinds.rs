@@ -9,6 +9,7 @@ use domain::quota::TokenBucket;
 use domain::{TargetKey, TargetKind};
 use runtime::Monotonic;
 
+use super::blocked::Blocked;
 use super::limits::{self, KindLimits, Limits};
 
 /// State of all kinds of one tenant.
@@ -24,7 +25,9 @@ pub(super) struct Kinds {
 pub(super) struct KindState {
     /// Turns of the lanes of this kind. Each lane that may start a key is in this list exactly once.
     pub(super) turns: VecDeque<TargetKey>,
-    in_flight: usize,
+    pub(super) in_flight: usize,
+    /// Latest period in which a limit of this kind blocked its keys.
+    pub(super) blocked: Blocked,
     bucket: TokenBucket,
     pub(super) waits_until: Option<Monotonic>,
 }
@@ -32,6 +35,10 @@ pub(super) struct KindState {
 impl Kinds {
     pub(super) fn of(&mut self, kind: TargetKind) -> &mut KindState {
         &mut self.states[kind as usize]
+    }
+
+    pub(super) fn get(&self, kind: TargetKind) -> &KindState {
+        &self.states[kind as usize]
     }
 
     /// Returns all kinds, first the kind that gets the next turn. The other kind then gets the turn after it.

@@ -8,6 +8,7 @@ use domain::quota::{Rate, TokenBucket};
 use domain::{Quota, Quotas, TargetKind};
 use runtime::Monotonic;
 
+use super::blocked::quotas_of;
 use crate::options::Options;
 
 /// Number of keys of a tenant that the owner may have in memory even if the tenant's rate is very low.
@@ -18,6 +19,8 @@ const AHEAD_MIN: usize = 64;
 pub(crate) struct Limits {
     pub(super) in_flight_max: usize,
     pub(super) in_flight_per_target: usize,
+    /// True if a quota determines `in_flight_per_target`.
+    pub(super) has_quota_per_target: bool,
     /// Largest number of callbacks per minute. `None` means no limit.
     pub(super) rate: Option<Rate>,
     /// Largest number of callbacks per second to one target. `None` means no limit.
@@ -60,15 +63,13 @@ impl Limits {
             quotas.get(quota).map(|number| Rate::new(number, per).share(owned.min(all), all.max(1)))
         };
         let per_second = |quota: Quota| rate(quota, Duration::from_secs(1));
-        let kinds = TargetKind::ALL.map(|kind| match kind {
-            TargetKind::Http => (Quota::HttpInFlightMax, Quota::HttpCallbacksPerSecond),
-            TargetKind::Bus => (Quota::BusInFlightMax, Quota::BusCallbacksPerSecond),
-        });
+        let kinds = TargetKind::ALL.map(quotas_of);
         let per_minute = rate(Quota::CallbacksPerMinute, Duration::from_secs(60));
         let ahead = per_minute.map_or(0, |rate| rate.tokens_in(options.parked_for));
         Limits {
             in_flight_max: at_once(Quota::InFlightMax, service_max),
             in_flight_per_target: at_once(Quota::InFlightPerTargetMax, options.in_flight_per_target.max(1)),
+            has_quota_per_target: quotas.get(Quota::InFlightPerTargetMax).is_some(),
             rate: per_minute,
             rate_per_target: per_second(Quota::CallbacksPerSecondPerTarget),
             kinds: kinds.map(|(in_flight, rate)| KindLimits {

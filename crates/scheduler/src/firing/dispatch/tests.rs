@@ -1,3 +1,4 @@
+mod blocked;
 mod kinds;
 
 use domain::{DueKey, Incarnation, Occurrence, Quota, Quotas, Revision};

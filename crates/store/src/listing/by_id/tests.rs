@@ -47,11 +47,11 @@ fn insert(number: u128, id: Option<&str>, payload: Vec<u8>) -> Insert {
         next: Some(at),
         spec: Spec { when: When::At(at), target, payload: payload.into(), labels: Default::default(), retry },
     };
-    Insert { schedule: Arc::new(schedule), due }
+    Insert { schedule: Arc::new(schedule), due, by: None }
 }
 
 async fn cancel(store: &MemoryStore, id: &ScheduleId) {
-    let record = Cancellation { tenant: TENANT, id: id.clone() };
+    let record = Cancellation { tenant: TENANT, id: id.clone(), author: None };
     store.append_cancellations(vec![record]).await.unwrap();
 }
 
