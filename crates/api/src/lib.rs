@@ -10,6 +10,7 @@
 
 mod batch;
 mod builders;
+mod explain;
 mod patch;
 mod problem;
 mod run;
@@ -19,6 +20,7 @@ mod tenant;
 mod time;
 
 pub use batch::BatchLine;
+pub use explain::{Cause, CauseKind, Explanation, Verdict};
 pub use patch::SchedulePatch;
 pub use problem::{FieldError, PROBLEM_CONTENT_TYPE, Problem};
 pub use run::{Attempt, CancelResult, Cancelled, Redriven, Run, RunPage, RunState};

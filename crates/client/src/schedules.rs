@@ -1,6 +1,8 @@
 //! Calls that create, read, replace and cancel schedules.
 
-use api::{Cancelled, DryRun, Schedule, ScheduleCount, SchedulePage, ScheduleRequest, ScheduleState, Time};
+use api::{
+    Cancelled, DryRun, Explanation, Schedule, ScheduleCount, SchedulePage, ScheduleRequest, ScheduleState, Time,
+};
 use futures_util::stream::BoxStream;
 use http::{HeaderName, Method, StatusCode};
 
@@ -188,6 +190,15 @@ impl Client {
     /// Returns an [`Error`] if the call fails.
     pub async fn count_schedules(&self) -> Result<ScheduleCount, Error> {
         self.0.call(&Call::get(format!("{SCHEDULES}:count"))).await?.read()
+    }
+
+    /// Explains why a schedule did, did not or will not fire at the instant `at`.
+    ///
+    /// # Errors
+    /// Returns an error with the code `schedule_not_found`, or another variant of [`Error`].
+    pub async fn explain(&self, id: &str, at: Time) -> Result<Explanation, Error> {
+        let path = format!("{}/explain?at={}", path_of(id), escape(&at.to_string()));
+        self.0.call(&Call::get(path)).await?.read()
     }
 
     /// Cancels a schedule. A second cancellation has no effect. The result states whether a callback is in flight.

@@ -30,6 +30,7 @@ pub(crate) type Schema = fn(&mut SchemaGenerator) -> Value;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Parameter {
+    At,
     DeadLetter,
     DryRun,
     DueFrom,

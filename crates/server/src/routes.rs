@@ -9,12 +9,14 @@ mod batch;
 mod changes;
 mod created;
 mod dry_run;
+mod explain;
 mod listing;
 mod once;
 mod operations;
 mod page;
 mod quotas;
 mod run_listing;
+mod run_routes;
 mod runs;
 mod schedules;
 mod tenants;
@@ -47,27 +49,13 @@ use crate::spans;
 use crate::state::{App, AppState};
 use crate::unread::Budget;
 use Needs::{Admin, AdminOf, Operator, Reader, Writer};
-use Parameter::{DeadLetter, DryRun, DueFrom, DueUntil, IdempotencyKey, IfMatch, IfNoneMatch, Label, Limit, PageToken};
+use Parameter::{DryRun, DueFrom, DueUntil, IdempotencyKey, IfMatch, IfNoneMatch, Label, Limit, PageToken};
 use operations::OPEN_METRICS;
 
 const PAGE: &[Parameter] = &[Limit, PageToken];
 /// Parameters of the routes that support preconditions.
 const CONDITIONS: &[Parameter] = &[IfMatch, IfNoneMatch];
 const CHANGE_PARAMETERS: &[Parameter] = &[IfMatch, IfNoneMatch, DryRun];
-const RUN_PARAMETERS: &[Parameter] = &[
-    Parameter::From,
-    Parameter::Until,
-    Parameter::RunState,
-    Parameter::Schedule,
-    Label,
-    Parameter::Host,
-    Parameter::Status,
-    Parameter::LateBy,
-    Parameter::RunOrder,
-    DeadLetter,
-    Limit,
-    PageToken,
-];
 const TAG: &[&str] = &["ETag"];
 const TAG_AND_LOCATION: &[&str] = &["ETag", "Location"];
 
@@ -102,7 +90,7 @@ pub(crate) fn metrics_router(app: Arc<AppState>) -> Router {
 }
 
 fn schedule_routes(routes: Routes) -> Routes {
-    routes
+    let routes = routes
         .add(
             schedules_route(
                 "GET /v1/schedules",
@@ -225,56 +213,8 @@ fn schedule_routes(routes: Routes) -> Routes {
             .with(CONDITIONS)
             .rejecting(&[Code::ScheduleNotFound, Code::StorageFull]),
             changes::cancel,
-        )
-        .add(
-            schedules_route(
-                "GET /v1/schedules/{id}/runs",
-                "listScheduleRuns",
-                Reader,
-                "List a schedule's runs",
-                ok("A page", schema_of::<api::RunPage>),
-            )
-            .with(PAGE)
-            .rejecting(&[Code::ScheduleNotFound]),
-            runs::schedule_runs,
-        )
-        .add(
-            schedules_route(
-                "GET /v1/runs",
-                "listRuns",
-                Reader,
-                "List runs by time, with filters; a range of time or a schedule is required",
-                ok(
-                    "One page, which may have fewer results than `limit` although more pages follow",
-                    schema_of::<api::RunPage>,
-                ),
-            )
-            .with(RUN_PARAMETERS)
-            .rejecting(&[Code::ScheduleNotFound, Code::RunsNotIndexed]),
-            run_listing::list,
-        )
-        .add(
-            schedules_route(
-                "GET /v1/runs/{id}",
-                "getRun",
-                Reader,
-                "Read a run by the `webhook-id` of its callbacks",
-                ok("The run", schema_of::<api::Run>),
-            )
-            .rejecting(&[Code::RunNotFound]),
-            runs::get,
-        )
-        .add(
-            schedules_route(
-                "POST /v1/runs/{id}/redrive",
-                "redriveRun",
-                Writer,
-                "Redrive a dead letter at once",
-                ok("The run was redriven", schema_of::<api::Redriven>),
-            )
-            .rejecting(&[Code::RunNotFound, Code::NotDeadLetter, Code::StorageFull]),
-            runs::redrive,
-        )
+        );
+    run_routes::add(routes)
 }
 
 fn tenant_routes(routes: Routes) -> Routes {

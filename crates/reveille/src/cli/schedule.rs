@@ -1,5 +1,6 @@
 //! Commands `reveille schedule`, which create, show, change and cancel schedules.
 
+mod explain_at;
 mod file;
 pub(super) mod list;
 mod request;
@@ -40,6 +41,8 @@ pub(crate) enum Command {
     Cancel(Cancel),
     /// List the runs of a schedule
     Runs(Runs),
+    /// Explain why a schedule did, did not or will not fire at an instant
+    Explain(explain_at::Explain),
 }
 
 #[derive(Args, Debug)]
@@ -110,6 +113,7 @@ pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Resu
         Command::Reschedule(arguments) => reschedule::reschedule(runtime, arguments).await,
         Command::Cancel(arguments) => cancel(arguments).await,
         Command::Runs(arguments) => runs(arguments).await,
+        Command::Explain(arguments) => explain_at::explain_at(arguments).await,
     }
 }
 

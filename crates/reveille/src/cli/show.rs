@@ -69,6 +69,12 @@ pub(crate) fn fields(fields: &[(&str, Option<String>)]) -> anyhow::Result<()> {
     Ok(console::line(&lines.join("\n"))?)
 }
 
+/// Prints lines of text.
+pub(crate) fn lines(lines: &[String]) -> anyhow::Result<()> {
+    let lines: Vec<String> = lines.iter().map(|line| escaped(line)).collect();
+    Ok(console::line(&lines.join("\n"))?)
+}
+
 fn text_of<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
     let rows = rows.iter().map(|row| row.each_ref().map(|cell| escaped(cell)));
     let lines: Vec<[String; N]> = [heads.map(str::to_uppercase)].into_iter().chain(rows).collect();

@@ -254,6 +254,35 @@ fn cli_lists_runs_with_filters_and_in_pages() {
 }
 
 #[test]
+fn cli_explains_an_instant_in_sentences_and_as_json() {
+    const AT: &str = "2030-02-01T00:00:00Z";
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let server = Server::start(&data);
+    run(&data, &["schedule", "create", "--id", "one", "--at", AT, "--url", URL]).done();
+    let explain = |at| run(&data, &["schedule", "explain", "one", "--at", at]);
+    let text = explain(AT).done();
+    assert!(text.starts_with("The schedule will fire at 2030-02-01T00:00:00"), "{text}");
+    assert!(text.lines().nth(1).unwrap().starts_with("The occurrence is due in "), "{text}");
+    run(&data, &["schedule", "cancel", "one"]).done();
+    let text = explain(AT).done();
+    let mut lines = text.lines();
+    assert!(lines.next().unwrap().starts_with("The schedule will not fire at "), "{text}");
+    let cause = lines.next().unwrap();
+    assert!(cause.starts_with("The schedule was cancelled, at ") && cause.contains(", by "), "{text}");
+    let explained = json(&data, &["schedule", "explain", "one", "--at", AT]);
+    assert_eq!(
+        (&explained["verdict"], &explained["causes"][0]["kind"]),
+        (&Value::from("will_not_fire"), &Value::from("cancelled"))
+    );
+    assert!(explain("soon").failed(2).contains("2030-01-02T03:04:05Z"));
+    assert!(run(&data, &["schedule", "explain", "one"]).failed(2).contains("--at"));
+    let missing = run(&data, &["schedule", "explain", "two", "--at", AT]).failed(1);
+    assert!(missing.contains("reveille schedule list"), "{missing}");
+    assert!(server.stop().success());
+}
+
+#[test]
 fn server_enforces_the_roles_of_the_keys_that_an_operator_creates() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");

@@ -59,6 +59,7 @@ impl Schemas {
     pub(super) fn parameter(&self, parameter: Parameter) -> Value {
         let instant = || json!({ "type": "string", "format": "date-time" });
         let (name, description, schema) = match parameter {
+            Parameter::At => ("at", "Instant to explain", instant()),
             Parameter::DeadLetter => (
                 "dead_letter",
                 "If present, the route lists only the dead letters; other filters, ranges and orders are then not allowed",
@@ -144,7 +145,8 @@ impl Schemas {
             }
         };
         let place = if parameter.is_header() { "header" } else { "query" };
-        json!({ "name": name, "in": place, "required": false, "description": description, "schema": schema })
+        let is_required = matches!(parameter, Parameter::At);
+        json!({ "name": name, "in": place, "required": is_required, "description": description, "schema": schema })
     }
 
     /// Returns all schemas by name. `codes` are the problem codes.
