@@ -38,11 +38,13 @@ pub enum Quota {
     BusInFlightMax,
     /// Attempts per second to all topics of the message bus together.
     BusCallbacksPerSecond,
+    /// Days for which the service retains finished runs, and ended or cancelled schedules: 1, 7, 30 or 90.
+    RetentionDays,
 }
 
 impl Quota {
     /// All quotas.
-    pub const ALL: [Quota; 13] = [
+    pub const ALL: [Quota; 14] = [
         Quota::CallbacksPerMinute,
         Quota::CreatesPerSecond,
         Quota::PendingMax,
@@ -56,6 +58,7 @@ impl Quota {
         Quota::HttpCallbacksPerSecond,
         Quota::BusInFlightMax,
         Quota::BusCallbacksPerSecond,
+        Quota::RetentionDays,
     ];
 }
 

@@ -16,6 +16,7 @@ pub mod outline;
 pub mod quota;
 pub mod rebuild;
 pub mod recurrence;
+pub mod retention;
 pub mod retry;
 pub mod schedule;
 pub mod secret;
@@ -36,6 +37,7 @@ pub use occurrence::{
 pub use outline::{RunFilter, RunOutline, RunStateKind};
 pub use quota::{Quota, Quotas};
 pub use recurrence::{ClockChange, Cron, CronError, When};
+pub use retention::Retention;
 pub use retry::RetryPolicy;
 pub use schedule::{Precondition, Schedule, ScheduleVersion, Spec, Status};
 pub use secret::{KeyId, NOT_DECRYPTED, Secret};

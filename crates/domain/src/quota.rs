@@ -32,10 +32,13 @@ pub enum Quota {
     BusInFlightMax,
     /// Number of the tenant's attempts per second to topics of the message bus.
     BusCallbacksPerSecond,
+    /// Days for which the store retains the tenant's finished runs, and its ended or cancelled schedules: the days of a
+    /// class [`Retention`](crate::Retention). Without a number, the option of the server applies.
+    RetentionDays,
 }
 
 impl Quota {
-    pub const ALL: [Quota; 13] = [
+    pub const ALL: [Quota; 14] = [
         Quota::CallbacksPerMinute,
         Quota::CreatesPerSecond,
         Quota::PendingMax,
@@ -49,6 +52,7 @@ impl Quota {
         Quota::HttpCallbacksPerSecond,
         Quota::BusInFlightMax,
         Quota::BusCallbacksPerSecond,
+        Quota::RetentionDays,
     ];
 
     /// Returns the name of the quota in storage and in the API. The name never changes.
@@ -68,6 +72,7 @@ impl Quota {
             Quota::HttpCallbacksPerSecond => "http_callbacks_per_second",
             Quota::BusInFlightMax => "bus_in_flight_max",
             Quota::BusCallbacksPerSecond => "bus_callbacks_per_second",
+            Quota::RetentionDays => "retention_days",
         }
     }
 
@@ -117,7 +122,13 @@ impl Quotas {
         Quotas(Quota::ALL.map(|quota| self.lowered(quota, ceilings)))
     }
 
+    /// Returns the number of a quota, at most its ceiling. A quota without a number is unlimited, so its ceiling
+    /// applies. The exception is the retention: without a number, the option of the server applies, which may be below
+    /// the ceiling.
     fn lowered(&self, quota: Quota, ceilings: &Quotas) -> Option<u32> {
+        if quota == Quota::RetentionDays && self.get(quota).is_none() {
+            return None;
+        }
         [self.get(quota), ceilings.get(quota)].into_iter().flatten().min()
     }
 }
@@ -226,7 +237,7 @@ mod tests {
             assert_eq!(Quota::named(quota.name()), Some(quota));
             quotas.set(quota, Some(number));
         }
-        assert_eq!(quotas.iter().map(|(_, number)| number).collect::<Vec<_>>(), (1..=13).map(Some).collect::<Vec<_>>());
+        assert_eq!(quotas.iter().map(|(_, number)| number).collect::<Vec<_>>(), (1..=14).map(Some).collect::<Vec<_>>());
         assert_eq!(Quota::named("callbacks"), None);
     }
 
@@ -238,6 +249,13 @@ mod tests {
         assert_eq!(Quotas::NONE.with(Quota::PendingMax, 10).first_above(&ceilings), None);
         assert_eq!(Quotas::NONE.lowered_to(&ceilings), ceilings);
         assert_eq!(ceilings.lowered_to(&Quotas::NONE), ceilings);
+    }
+
+    #[test]
+    fn ceiling_does_not_set_a_retention() {
+        let ceilings = Quotas::NONE.with(Quota::RetentionDays, 30);
+        assert_eq!(Quotas::NONE.lowered_to(&ceilings), Quotas::NONE);
+        assert_eq!(Quotas::NONE.with(Quota::RetentionDays, 90).lowered_to(&ceilings), ceilings);
     }
 
     #[test]

@@ -45,7 +45,8 @@ pub(crate) struct MemberArguments {
     /// shards when the database stalls [1 to 60]
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..=60), env = "REVEILLE_LEASE")]
     lease: u64,
-    /// Days for which the store retains runs, and ended or cancelled schedules [1 to 100]
+    /// Days for which the store retains runs, and ended or cancelled schedules, of tenants without `retention_days` [1
+    /// to 100]
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=100), env = "REVEILLE_HISTORY_DAYS")]
     history_days: u64,
 }

@@ -93,6 +93,7 @@ impl ServeArguments {
             server: server::Options {
                 listen: self.listen,
                 metrics_listen: self.metrics_listen,
+                history: self.member.history(),
                 ..server::Options::default()
             },
             ..Options::default()

@@ -42,9 +42,10 @@ pub struct Options {
     /// Longest time for which a stopping owner waits for its attempts in flight. Default 10 s. With a smaller value, a
     /// stop causes more duplicates. With a larger value, a stop takes longer.
     pub drain: Duration,
-    /// Shortest time for which the store retains runs, and ended or cancelled schedules. Default 30 days. After this
-    /// time, a retried put creates its schedule again, and no request can redrive the schedule's dead letters. A longer
-    /// time needs more storage. The embedded engine has its own option for this time.
+    /// Shortest time for which the store retains runs, and ended or cancelled schedules, of tenants without a class of
+    /// retention; see [`domain::Tenant::retention`]. Default 30 days. After this time, a retried put creates its
+    /// schedule again, and no request can redrive the schedule's dead letters. A longer time needs more storage. The
+    /// embedded engine has its own option for this time.
     pub history: Duration,
 }
 

@@ -43,6 +43,10 @@ pub struct Options {
     /// Ceilings of a new tenant's quotas. Default: four times the default quotas for callbacks in flight, and ten times
     /// the other default quotas.
     pub tenant_ceilings: Quotas,
+    /// Time for which the store retains the history of a tenant without a class of retention. It must equal the option
+    /// of the store or the scheduler. Default: the default of [`scheduler::Options::history`]. An admin may choose a
+    /// class of at most this time, unless an operator has set a ceiling.
+    pub history: Duration,
     /// Limits of the values in a schedule.
     pub limits: Limits,
     /// Maximum bytes of a request body and of one line of a batch. Default 256 KiB. The limit must suffice for the
@@ -125,6 +129,7 @@ impl Default for Options {
                 .with(Quota::InFlightPerTargetMax, 1_024)
                 .with(Quota::CallbacksPerSecondPerTarget, 10_000)
                 .with(Quota::StoredMibMax, 1 << 20),
+            history: scheduler::Options::default().history,
             limits: Limits::default(),
             body_bytes_max: 256 * 1024,
             head_bytes_max: 16 * 1024,

@@ -6,14 +6,18 @@
 //! before a clock record of a month ago, the row has not changed for a month. The sweep deletes an ended or cancelled
 //! schedule if the schedule has no runs. It deletes a run with a final outcome, even if its schedule is still active.
 //!
-//! Invariants: the sweep keeps rows that are younger than [`Options::history`] by this machine's clock. It keeps rows
-//! that changed after it read them. No caller waits for the sweep.
+//! Invariants: the sweep keeps rows that are younger than the retention of their tenant by this machine's clock, which
+//! is [`Options::history`] for a tenant without a class. It keeps rows that changed after it read them. No caller waits
+//! for the sweep.
 //!
-//! docs/decisions/0045-delete-history-by-journal-sequence.md gives the reasons for the design.
+//! docs/decisions/0045-delete-history-by-journal-sequence.md and
+//! docs/decisions/0243-retain-runs-by-the-class-of-their-tenant.md give the reasons for the design.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use domain::{Incarnation, Occurrence, Revision, RunState, Status, Timestamp};
+use domain::{Incarnation, Occurrence, Retention, Revision, RunState, Status, TenantId, Timestamp};
 use journal::Journal;
 use store::StoreError;
 use stored::schedule;
@@ -66,22 +70,73 @@ struct Tick {
     sequence: Sequence,
 }
 
+/// Limits of the rows that one sweep may delete: a clock record for each tenant, or `None` if no record is old enough.
+#[derive(PartialEq, Eq, Debug)]
+struct Horizons {
+    /// Limit of the tenants that `by_tenant` lacks.
+    default: Option<Tick>,
+    /// Limits of the tenants whose limit differs from `default`.
+    by_tenant: BTreeMap<TenantId, Option<Tick>>,
+}
+
+impl Horizons {
+    fn of(&self, tenant: TenantId) -> Option<Tick> {
+        *self.by_tenant.get(&tenant).unwrap_or(&self.default)
+    }
+
+    /// Returns the latest limit of a tenant.
+    fn latest(&self) -> Option<Tick> {
+        self.by_tenant.values().chain([&self.default]).copied().flatten().max_by_key(|tick| tick.at)
+    }
+
+    /// Returns the limit that all tenants have. `None` if the tenants have different limits.
+    fn common(&self) -> Option<Tick> {
+        self.default.filter(|_| self.by_tenant.is_empty())
+    }
+}
+
+/// Returns the newest clock record that is at least as old as `time`. The records are in the order of their times.
+fn horizon(ticks: &[Tick], now: Timestamp, time: Duration) -> Option<Tick> {
+    ticks.iter().rev().find(|tick| tick.at + time <= now).copied()
+}
+
+/// Selects the clock records that no sweep needs. A sweep needs the newest record that is older than the longest
+/// retention. It needs the later records, because a tenant can choose another class. Of the records that are older than
+/// `history`, one per hour suffices.
+fn unneeded(ticks: &[Tick], now: Timestamp, history: Duration) -> Vec<Tick> {
+    const SPACING: Duration = Duration::from_secs(3_600);
+    let oldest = horizon(ticks, now, history.max(Retention::LONGEST)).map_or(Timestamp::MIN, |tick| tick.at);
+    let newest = horizon(ticks, now, history).map_or(Timestamp::MIN, |tick| tick.at);
+    let mut kept: Option<Tick> = None;
+    let mut is_unneeded = |tick: &&Tick| {
+        let is_between = tick.at < newest && kept.is_some_and(|kept| tick.at < kept.at + SPACING);
+        if tick.at < oldest || is_between {
+            return true;
+        }
+        kept = Some(**tick);
+        false
+    };
+    ticks.iter().filter(|tick| is_unneeded(tick)).copied().collect()
+}
+
 impl Sweeper<'_> {
     /// Makes one sweep through all schedules. Returns the number of deleted rows.
     async fn turn(&self) -> Result<u64, StoreError> {
         let now = self.shared.runtime.now();
-        let mut ticks = self.ticks()?;
-        let is_old = |tick: &Tick| tick.at + self.shared.options.history <= now;
-        let old: Vec<Tick> = ticks.extract_if(.., |tick| is_old(tick)).collect();
-        let horizon = old.last().copied();
-        // The horizon is the newest clock record that is at least `options.history` old. The sweep does not need the
-        // records before the horizon.
-        let unneeded = old.iter().rev().skip(1).map(|tick| ForgetItem::DropTick(tick.at));
+        let ticks = self.ticks()?;
+        let horizons = self.horizons(&ticks, now);
+        let unneeded = unneeded(&ticks, now, self.shared.options.history);
+        let unneeded = unneeded.into_iter().map(|tick| ForgetItem::DropTick(tick.at));
         self.submit(unneeded.chain([ForgetItem::Tick(now)]).collect()).await?;
-        match horizon {
-            Some(horizon) => self.sweep(horizon).await,
-            None => Ok(0),
-        }
+        self.sweep(&horizons).await
+    }
+
+    fn horizons(&self, ticks: &[Tick], now: Timestamp) -> Horizons {
+        let history = self.shared.options.history;
+        let default = horizon(ticks, now, history);
+        let memory = self.memory.lock().expect("no holder of this lock panics");
+        let by_tenant = memory.tenants.values().map(|it| (it.id, horizon(ticks, now, it.retention(history))));
+        Horizons { default, by_tenant: by_tenant.filter(|(_, horizon)| *horizon != default).collect() }
     }
 
     /// Returns all clock records, the oldest first.
@@ -96,9 +151,10 @@ impl Sweeper<'_> {
         Ok(ticks)
     }
 
-    /// Examines all schedules that were created before the clock record `horizon` and have changed since their
+    /// Examines all schedules that were created before the latest of the `horizons` and have changed since their
     /// creation.
-    async fn sweep(&self, horizon: Tick) -> Result<u64, StoreError> {
+    async fn sweep(&self, horizons: &Horizons) -> Result<u64, StoreError> {
+        let Some(latest) = horizons.latest() else { return Ok(0) };
         let (first, end) = key::STATES;
         let mut from = first.to_vec();
         let mut deleted = 0;
@@ -110,10 +166,10 @@ impl Sweeper<'_> {
             })?;
             let Some((last, _)) = page.last().copied() else { break };
             from = just_after(&key::state(last));
-            let is_old = |incarnation: Incarnation| incarnation < Incarnation::new(horizon.at, 0);
+            let is_old = |incarnation: Incarnation| incarnation < Incarnation::new(latest.at, 0);
             let mut items = Vec::new();
             for (incarnation, changed) in page.iter().filter(|(incarnation, _)| is_old(*incarnation)) {
-                deleted += self.examine(*incarnation, changed, horizon, &mut items).await?;
+                deleted += self.examine(*incarnation, changed, horizons, &mut items).await?;
             }
             deleted += self.submit(items).await?;
             if !is_old(last) {
@@ -129,23 +185,25 @@ impl Sweeper<'_> {
         &self,
         incarnation: Incarnation,
         changed: &Changed,
-        horizon: Tick,
+        horizons: &Horizons,
         items: &mut Vec<ForgetItem>,
     ) -> Result<u64, StoreError> {
         let (mut after, mut keeps_runs, mut deleted) = (None, false, 0);
-        let mut is_done = None;
+        let (mut is_done, mut horizon) = (None, horizons.common());
         loop {
             let runs = self.runs(incarnation, after)?;
-            after = runs.last().map(|(of, _)| *of);
+            after = runs.last().map(|(_, of, _)| *of);
             let is_last = runs.len() < PAGE;
-            for (of, state) in runs {
+            for (tenant, of, state) in runs {
+                let Some(limit) = horizons.of(tenant) else { return Ok(deleted) };
+                horizon = Some(limit);
                 match self.written(&key::run(&of))? {
-                    Some(seen) if seen < horizon.sequence && RunState::is_final(state) => {
+                    Some(seen) if seen < limit.sequence && RunState::is_final(state) => {
                         // The sweep computes `is_done` only when it may delete a run, because the computation reads the
                         // schedule's row.
                         let is_done = match is_done {
                             Some(is_done) => is_done,
-                            None => *is_done.insert(self.is_done(incarnation, horizon)?),
+                            None => *is_done.insert(self.is_done(incarnation, limit)?),
                         };
                         if !is_done {
                             return Ok(deleted);
@@ -160,6 +218,12 @@ impl Sweeper<'_> {
             }
             deleted += self.submit(std::mem::take(items)).await?;
         }
+        // A schedule without runs names its tenant only in its row.
+        let horizon = match horizon {
+            Some(horizon) => Some(horizon),
+            None => self.tenant(incarnation)?.and_then(|tenant| horizons.of(tenant)),
+        };
+        let Some(horizon) = horizon else { return Ok(deleted) };
         deleted += self.examine_timings(incarnation, horizon, items, &mut keeps_runs).await?;
         if !keeps_runs && changed.state.status != Status::Active {
             let seen = self.written(&key::state(incarnation))?.filter(|seen| *seen < horizon.sequence);
@@ -202,6 +266,12 @@ impl Sweeper<'_> {
         }
     }
 
+    fn tenant(&self, incarnation: Incarnation) -> Result<Option<TenantId>, StoreError> {
+        let Some(known) = self.rows.known(incarnation, Sequence::LATEST)? else { return Ok(None) };
+        let head = schedule::head(&known.row).map_err(|error| self.rows.malformed(incarnation, error))?;
+        Ok(Some(head.tenant))
+    }
+
     /// Returns whether `done` of the schedule's poller is at or after the time of the clock record `horizon`. If `done`
     /// is earlier, the sweep keeps the run records. An owner that restarts reads the due rows after `done`, and needs
     /// the records to recognise the rows that an owner has already fired.
@@ -216,15 +286,14 @@ impl Sweeper<'_> {
         &self,
         incarnation: Incarnation,
         after: Option<Occurrence>,
-    ) -> Result<Vec<(Occurrence, RunState)>, StoreError> {
+    ) -> Result<Vec<(TenantId, Occurrence, RunState)>, StoreError> {
         let (mut from, to) = key::run_bounds(incarnation);
         if let Some(after) = after {
             from = just_after(&key::run(&after));
         }
         let mut runs = Vec::new();
         self.rows.collect(Family::Points, &from, &to, PAGE, |_, value| {
-            let (_, of, state) = run::summary(value)?;
-            runs.push((of, state));
+            runs.push(run::summary(value)?);
             Ok::<(), Malformed>(())
         })?;
         Ok(runs)

@@ -40,12 +40,13 @@ pub struct Options {
     /// Number of threads that look up rows. The default is 4. With few threads, look-ups wait for each other while the
     /// disk is busy.
     pub readers: usize,
-    /// Shortest time for which the store keeps runs with a final outcome, and ended or cancelled schedules. The default
-    /// is 30 days. After this time a repeated put creates its schedule again, and callers can no longer redrive the
-    /// dead letters. A longer time uses more disk space.
+    /// Shortest time for which the store keeps runs with a final outcome, and ended or cancelled schedules, of tenants
+    /// without a class of retention; see [`domain::Tenant::retention`]. The default is 30 days. After this time a
+    /// repeated put creates its schedule again, and callers can no longer redrive the dead letters. A longer time uses
+    /// more disk space.
     pub history: Duration,
-    /// Period between two history sweeps. A sweep reads all schedules that are older than `history`. The default is 1
-    /// h. The period must be much shorter than `history`.
+    /// Period between two history sweeps. A sweep reads all schedules that are older than the shortest retention of a
+    /// tenant. The default is 1 h. The period must be much shorter than `history`.
     pub history_period: Duration,
     /// Number of bytes after which a large batch continues in another journal entry. The default is 1 MiB.
     pub entry_bytes: usize,

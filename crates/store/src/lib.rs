@@ -152,9 +152,11 @@ pub trait Store: Send + Sync + 'static {
     fn health(&self) -> Health;
 
     /// Deletes rows that no member needs. One member calls this method periodically. The engine may delete history that
-    /// is older than `history_from`: final runs, ended or cancelled schedules, and the records of the incarnations that
-    /// puts requested. Owners that fire schedules never wait for this call. Returns the number of deleted units, whose
-    /// size the engine chooses. If the number is not 0, there may be more rows to delete.
+    /// is older than [`Tenant::history_from`] of its tenant: final runs, and ended or cancelled schedules.
+    /// `history_from` is the limit of a tenant without a class of retention, and of the records of the incarnations
+    /// that puts requested. The engine keeps a run whose nominal instant is after its poller's `done`. Owners that fire
+    /// schedules never wait for this call. Returns the number of deleted units, whose size the engine chooses. If the
+    /// number is not 0, there may be more rows to delete.
     fn maintain(&self, _now: Timestamp, _history_from: Timestamp) -> Answer<'_, u64> {
         Box::pin(std::future::ready(Ok(0)))
     }

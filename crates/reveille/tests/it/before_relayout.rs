@@ -223,6 +223,7 @@ impl Database {
 const NEW_FIELDS: [&str; 9] = [
     "allow_topics",
     "bus_callbacks_per_second",
+    "retention_days",
     "bus_in_flight_max",
     "error_class",
     "http_callbacks_per_second",

@@ -158,8 +158,18 @@ impl Schemas {
         schemas.extend(self.requests.take_definitions(true));
         let mut schemas: Map<String, Value> = schemas.into_iter().collect();
         let numbers = json!({ "type": ["integer", "null"], "minimum": 0, "maximum": u32::MAX });
-        let quotas: Map<String, Value> =
+        let mut quotas: Map<String, Value> =
             domain::Quota::ALL.into_iter().map(|quota| (quota.name().to_owned(), numbers.clone())).collect();
+        // Generators for Go reject an `enum` that contains `null`.
+        let [shortest, .., longest] = domain::Retention::ALL.map(domain::Retention::days);
+        let classes = domain::Retention::ALL.map(|class| class.days().to_string()).join(", ");
+        let days = json!({
+            "type": ["integer", "null"],
+            "minimum": shortest,
+            "maximum": longest,
+            "description": format!("One of the numbers {classes}, in days"),
+        });
+        quotas.insert(domain::Quota::RetentionDays.name().to_owned(), days);
         schemas.insert(
             "Quotas".to_owned(),
             json!({

@@ -3,9 +3,11 @@
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
+
 use axum::extract::State;
 use axum::http::StatusCode;
-use domain::{Quota, Quotas, Tenant};
+use domain::{Quota, Quotas, Retention, Tenant};
 use store::Usage;
 
 use super::tenants::settings::change_settings;
@@ -29,12 +31,43 @@ pub(super) async fn patch(
 ) -> HandlerResult {
     // If the usage is not readable, the request fails before it changes anything.
     let usage = app.tenants.usage(tenant.id).await?;
-    let changed =
-        change_settings(&app, &tenant, &key, "quotas.update", |tenant| set_quotas(tenant, &requested)).await?;
+    let changed = change_settings(&app, &tenant, &key, "quotas.update", |tenant| {
+        check_retention(tenant, &requested, app.options.history)?;
+        set_quotas(tenant, &requested)
+    })
+    .await?;
     Ok(wire::json(StatusCode::OK, &sheet_of(&changed, &usage)))
 }
 
+/// Rejects a retention that is longer than that of a tenant without a class, unless an operator has set a ceiling. Each
+/// tenant without a ceiling therefore costs at most the storage that the option of the server allows.
+fn check_retention(tenant: &Tenant, requested: &api::Quotas, history: Duration) -> Result<(), Rejected> {
+    let ceiling = tenant.ceilings.get(Quota::RetentionDays);
+    let days = requested.get(&api::Quota::RetentionDays).copied().flatten().filter(|_| ceiling.is_none());
+    match days.and_then(Retention::from_days) {
+        Some(class) if class.time() > history => {
+            let detail = format!(
+                "`retention_days` may be at most {} as long as it has no ceiling; an operator can set one",
+                history.as_secs() / 86_400
+            );
+            Err(reject(Code::QuotaCeiling, detail))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Rejects numbers of days that are no class of retention.
+fn check_class(requested: &api::Quotas) -> Result<(), Rejected> {
+    match requested.get(&api::Quota::RetentionDays).copied().flatten() {
+        Some(days) if Retention::from_days(days).is_none() => {
+            Err(reject(Code::InvalidRequest, format!("`retention_days` must be 1, 7, 30 or 90, and not {days}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 pub(super) fn set_quotas(tenant: &mut Tenant, requested: &api::Quotas) -> Result<(), Rejected> {
+    check_class(requested)?;
     for (quota, number) in requested {
         tenant.quotas.set(quota_from(*quota), *number);
     }
@@ -45,11 +78,13 @@ pub(super) fn set_quotas(tenant: &mut Tenant, requested: &api::Quotas) -> Result
 }
 
 /// Sets ceilings of a tenant's quotas, and lowers each quota that exceeds its ceiling to this ceiling.
-pub(super) fn set_ceilings(tenant: &mut Tenant, requested: &api::Quotas) {
+pub(super) fn set_ceilings(tenant: &mut Tenant, requested: &api::Quotas) -> Result<(), Rejected> {
+    check_class(requested)?;
     for (quota, number) in requested {
         tenant.ceilings.set(quota_from(*quota), *number);
     }
     tenant.quotas = tenant.quotas.lowered_to(&tenant.ceilings);
+    Ok(())
 }
 
 pub(super) fn sheet_of(tenant: &Tenant, usage: &Usage) -> api::QuotaSheet {
@@ -78,6 +113,7 @@ fn quota_of(quota: Quota) -> api::Quota {
         Quota::HttpCallbacksPerSecond => api::Quota::HttpCallbacksPerSecond,
         Quota::BusInFlightMax => api::Quota::BusInFlightMax,
         Quota::BusCallbacksPerSecond => api::Quota::BusCallbacksPerSecond,
+        Quota::RetentionDays => api::Quota::RetentionDays,
     }
 }
 

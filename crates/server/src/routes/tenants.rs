@@ -102,7 +102,7 @@ pub(super) async fn create(
             egress: egress.clone(),
             ..Tenant::new(id, &name, 1, secret.clone())
         };
-        set_ceilings(&mut tenant, &ceilings);
+        set_ceilings(&mut tenant, &ceilings)?;
         set_quotas(&mut tenant, &quotas)?;
         tenant.generations.clear();
         tenant.generations.push(tenant.pollers_needed(app.options.tenant_pollers));
@@ -144,7 +144,7 @@ pub(super) async fn patch(
     let usage = app.tenants.usage(tenant.id).await?;
     let changed = settings::change_settings(&app, &tenant, &operator, "tenant.update", |tenant| {
         settings::merge_egress(tenant, &egress)?;
-        set_ceilings(tenant, &ceilings);
+        set_ceilings(tenant, &ceilings)?;
         set_quotas(tenant, &quotas)
     })
     .await?;

@@ -47,6 +47,35 @@ async fn admin_sets_quotas_up_to_the_operators_ceilings() {
 }
 
 #[tokio::test]
+async fn admin_chooses_a_retention_that_costs_at_most_its_ceiling() {
+    let world = World::start().await;
+    for days in [1, 7, 30] {
+        assert_eq!(set(&world, &format!(r#"{{"retention_days":{days}}}"#)).await, (200, String::new()));
+    }
+    let above_default = set(&world, r#"{"retention_days":90}"#).await;
+    assert_eq!(above_default, (403, "quota_ceiling".to_owned()), "without a ceiling, the server's option is the limit");
+    for days in [0, 2, 31, 91] {
+        let rejected = set(&world, &format!(r#"{{"retention_days":{days}}}"#)).await;
+        assert_eq!(rejected, (422, "invalid_request".to_owned()), "{days}");
+    }
+    let operator = async |settings: serde_json::Value| {
+        world.send_as(OPERATOR_KEY, "PATCH", "/v1/tenants/tenant-1", &settings.to_string()).await
+    };
+    let invalid = operator(json!({"ceilings": {"retention_days": 60}})).await;
+    assert_eq!((invalid.status, invalid.text("/code")), (422, "invalid_request".to_owned()));
+
+    assert_eq!(operator(json!({"ceilings": {"retention_days": 90}})).await.status, 200);
+    assert_eq!(set(&world, r#"{"retention_days":90}"#).await, (200, String::new()));
+    let lowered = operator(json!({"ceilings": {"retention_days": 7}})).await.json();
+    assert_eq!(lowered["quotas"]["retention_days"], 7);
+    assert_eq!(set(&world, r#"{"retention_days":30}"#).await, (403, "quota_ceiling".to_owned()));
+    assert_eq!(set(&world, r#"{"retention_days":null}"#).await, (200, String::new()));
+    let audit = world.send("GET", "/v1/tenants/tenant-1/audit", "").await.json();
+    assert_eq!(audit["entries"].as_array().unwrap().last().unwrap()["subject"], "retention_days 7 -> none");
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn server_rejects_an_invalid_or_unauthorized_quota_change() {
     let world = World::start().await;
     for wrong in

@@ -4,10 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::occurrence::Run;
-use domain::{DueKey, LabelKey, Occurrence, Revision, RunFilter, RunState, Schedule, Status, Term, Timestamp};
+use domain::{
+    Audit, DueKey, LabelKey, Occurrence, PollerId, Quota, Revision, RunFilter, RunState, Schedule, SigningSecret,
+    Status, Tenant, TenantId, Term, Timestamp,
+};
 use runtime::Runtime;
 use simulator::{Incident, Simulation, run_seeds};
-use store::{Change, Insert, ListBy, ListRead, Order, OwnerWrite, Positions, RunRead, Store, Usage};
+use store::{Change, DueBound, DueRead, Insert, ListBy, ListRead, Order, OwnerWrite, Positions, RunRead, Store, Usage};
 use store_embedded::{IndexKind, Options};
 
 use crate::support::{Home, POLLER, TENANT, one_shot, small};
@@ -93,6 +96,16 @@ impl Owned {
 
     async fn run(&self, of: Occurrence) -> Option<Run> {
         self.home.store.find_runs(vec![of]).await.unwrap().remove(0)
+    }
+}
+
+impl Owned {
+    /// Returns the occurrences of the due rows after `done`.
+    async fn due(&self) -> Vec<Occurrence> {
+        let done = self.home.store.positions(vec![POLLER]).await.unwrap()[0].done;
+        let read = DueRead { poller: POLLER, after: DueBound::Instant(done), until: self.runtime.now(), limit: 10 };
+        let page = self.home.store.due(vec![read]).await.unwrap().remove(0);
+        page.keys.iter().map(|key| key.occurrence).collect()
     }
 }
 
@@ -239,6 +252,154 @@ fn history_sweep_keeps_schedules_that_still_have_work() {
         assert!(owned.named(&behind).await.is_none(), "the schedule's poller is done now");
         assert_eq!(owned.named(&other).await.map(|found| found.status), Some(Status::Ended));
         owned.home.close().await;
+    });
+}
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const DAY: Duration = Duration::from_secs(86_400);
+const OTHER: PollerId = PollerId { tenant: TenantId(8), generation: 0, number: 3 };
+
+/// Store whose tenants without a class retain their history for three days.
+struct Classes {
+    owned: Owned,
+    other: Term,
+}
+
+impl Classes {
+    async fn open(runtime: &Runtime) -> Self {
+        let options =
+            Options { history: DAY * 3, history_period: HOUR, free_bytes_period: HOUR, ..small(IndexKind::Map) };
+        let owned = Owned::open_with(runtime, options).await;
+        for number in [TENANT, OTHER.tenant] {
+            let secret = SigningSecret::first(vec![1; 24], runtime.now());
+            let tenant = Tenant::new(number, &format!("tenant-{}", number.0), 4, secret);
+            let entry = Audit::of(&tenant, runtime.now(), "test", "tenant.create", "");
+            owned.home.store.put_tenant(tenant, entry).await.unwrap().unwrap();
+        }
+        let other = owned.home.store.take(vec![OTHER.shard()]).await.unwrap()[0];
+        Classes { owned, other }
+    }
+
+    /// Changes the class of [`TENANT`].
+    async fn retain(&self, days: Option<u32>) {
+        let tenants = self.owned.home.store.tenants().await.unwrap();
+        let mut tenant = tenants.into_iter().find(|tenant| tenant.id == TENANT).unwrap();
+        tenant.version += 1;
+        tenant.quotas.set(Quota::RetentionDays, days);
+        let entry = Audit::of(&tenant, self.owned.runtime.now(), "test", "quotas.update", "");
+        self.owned.home.store.put_tenant(tenant, entry).await.unwrap().unwrap();
+    }
+
+    /// Inserts a schedule of [`TENANT`] that fires now and ends.
+    async fn fire(&self, number: u64) -> Insert {
+        let insert = self.owned.insert(number, None).await;
+        self.owned.write_run(&insert, RunState::Succeeded, true).await;
+        insert
+    }
+
+    /// Inserts a schedule of the tenant of [`OTHER`] that fires now and ends.
+    async fn fire_other(&self, number: u64) -> Insert {
+        let mut insert = one_shot(number, self.owned.runtime.now(), None, b"x");
+        let schedule = (*insert.schedule).clone();
+        insert.schedule = Arc::new(Schedule { tenant: OTHER.tenant, poller: OTHER, ..schedule });
+        self.owned.home.store.insert(vec![insert.clone()]).await.unwrap();
+        let occurrence = insert.due.occurrence;
+        let run = Run { tenant: OTHER.tenant, occurrence, state: RunState::Succeeded, attempts: Vec::new() };
+        let change = Change::Run { run, then: None, ends: true };
+        let write = OwnerWrite { term: self.other, poller: OTHER, change };
+        self.owned.home.store.write(vec![write]).await.unwrap().remove(0).unwrap();
+        insert
+    }
+
+    /// Waits for the duration `time`, while the owners advance the positions of `pollers`.
+    async fn pass(&self, time: Duration, pollers: &[PollerId]) {
+        let until = self.owned.runtime.now() + time;
+        while self.owned.runtime.now() < until {
+            let now = self.owned.runtime.now();
+            for poller in pollers.iter().copied() {
+                let term = if poller == OTHER { self.other } else { self.owned.term };
+                let change = Change::Positions(Positions { closed: now, done: now });
+                let write = OwnerWrite { term, poller, change };
+                self.owned.home.store.write(vec![write]).await.unwrap().remove(0).unwrap();
+            }
+            self.owned.runtime.sleep(HOUR / 2).await;
+        }
+    }
+
+    /// Returns true if both the run and the schedule exist, and false if neither exists.
+    async fn has(&self, insert: &Insert) -> bool {
+        let has_run = self.owned.run(insert.due.occurrence).await.is_some();
+        assert_eq!(self.owned.find(insert).await.is_some(), has_run);
+        has_run
+    }
+}
+
+#[test]
+fn history_sweep_deletes_runs_by_the_class_of_their_tenant() {
+    let sim = Simulation::new(1);
+    sim.set_time_limit(DAY * 30);
+    sim.run_until(async {
+        let classes = Classes::open(&sim.member("a")).await;
+        classes.retain(Some(1)).await;
+        let both = [POLLER, OTHER];
+        let (first, other) = (classes.fire(1).await, classes.fire_other(2).await);
+        let cancelled = classes.owned.insert(3, None).await;
+        classes.owned.write(Change::Cancel(cancelled.schedule.incarnation)).await;
+        classes.pass(DAY - HOUR, &both).await;
+        assert!(classes.has(&first).await, "the run is less than a day old");
+        let second = classes.fire(4).await;
+        classes.pass(HOUR * 4, &both).await;
+        assert!(!classes.has(&first).await, "the class of the tenant is one day");
+        assert!(classes.has(&second).await && classes.has(&other).await);
+        assert!(classes.owned.find(&cancelled).await.is_none(), "the class applies to cancelled schedules");
+        classes.pass(DAY * 2, &both).await;
+        assert!(!classes.has(&other).await, "the option of the store applies to a tenant without a class");
+        classes.owned.home.close().await;
+    });
+}
+
+#[test]
+fn new_class_applies_to_stored_runs() {
+    let sim = Simulation::new(2);
+    sim.set_time_limit(DAY * 30);
+    sim.run_until(async {
+        let classes = Classes::open(&sim.member("a")).await;
+        let both = [POLLER, OTHER];
+        let run = classes.fire(1).await;
+        classes.pass(DAY * 2, &both).await;
+        classes.retain(Some(7)).await;
+        classes.pass(DAY * 4, &both).await;
+        assert!(classes.has(&run).await, "a longer class retains the run from now on");
+        classes.retain(Some(1)).await;
+        classes.pass(HOUR * 3, &both).await;
+        assert!(!classes.has(&run).await, "a shorter class deletes the run in the next sweep");
+        let run = classes.fire(2).await;
+        classes.retain(Some(7)).await;
+        classes.pass(DAY * 6 + HOUR * 22, &both).await;
+        assert!(classes.has(&run).await);
+        classes.pass(HOUR * 4, &both).await;
+        assert!(!classes.has(&run).await, "the store keeps clock records that are older than its option");
+        classes.owned.home.close().await;
+    });
+}
+
+/// An owner that restarts reads the due rows after `done`. Without the run record, it would fire the occurrence again.
+#[test]
+fn class_of_a_day_keeps_the_runs_of_a_poller_that_lags() {
+    let sim = Simulation::new(3);
+    sim.set_time_limit(DAY * 30);
+    sim.run_until(async {
+        let classes = Classes::open(&sim.member("a")).await;
+        classes.retain(Some(1)).await;
+        let (lagging, other) = (classes.fire(1).await, classes.fire_other(2).await);
+        classes.pass(DAY * 2, &[OTHER]).await;
+        assert!(classes.has(&lagging).await, "`done` of the poller has not passed the run");
+        let due = classes.owned.due().await;
+        assert_eq!(due, [lagging.due.occurrence], "an owner that restarts reads the due row");
+        classes.pass(HOUR * 3, &[POLLER, OTHER]).await;
+        assert!(!classes.has(&lagging).await, "`done` of the poller has passed the run");
+        assert!(classes.has(&other).await);
+        classes.owned.home.close().await;
     });
 }
 
