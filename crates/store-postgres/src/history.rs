@@ -1,41 +1,54 @@
 //! Deletion of old history: first the runs of past days and old past timings, then the ended or cancelled schedules
 //! without runs.
 //!
-//! The store deletes all runs of a day at once by dropping their partition. It finds other rows by an index, and
-//! deletes them in short transactions that wait for no lock.
+//! The store deletes all runs of a day at once by dropping their partition, if no tenant keeps its runs of this day. It
+//! finds other rows by an index, and deletes them in short transactions that wait for no lock. Each tenant has a limit,
+//! by its class of retention.
 //!
-//! The store deletes no history while a due row is older than the limit `before` and still after its poller's `done`.
-//! The owner of such a due row needs the run records to find out whether it has already fired the row.
+//! The store deletes no history after the position of a due row that is still after its poller's `done`. The owner of
+//! such a due row needs the run records to find out whether it has already fired the row.
 //!
-//! docs/decisions/0096-delete-history-by-daily-partitions.md gives the reasons for the design.
+//! docs/decisions/0096-delete-history-by-daily-partitions.md and
+//! docs/decisions/0243-retain-runs-by-the-class-of-their-tenant.md give the reasons for the design.
+
+mod limits;
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use domain::{Incarnation, Timestamp};
+use domain::{Incarnation, Status, Timestamp};
 use postgres_client::tokio_postgres::Row;
+use postgres_client::tokio_postgres::types::ToSql;
 use postgres_client::{Failure, Session};
 use runtime::Monotonic;
 use uuid::Uuid;
 
+use self::limits::{Limits, Split};
 use crate::connections::query;
 use crate::engine::Inner;
-use crate::partition::{Edge, Family, drop_unless, existing, has_work, is_true};
-use crate::rows::{limit_number, uuid};
+use crate::partition::{DAY, Edge, Family, drop_unless, existing, existing_by_edge, has_work, is_true};
+use crate::read::tenant_in;
+use crate::rows::{limit_number, status_number, uuid};
 
 /// Longest time for which one call deletes rows. The next call continues the deletion.
 const TURN: Duration = Duration::from_secs(30);
 /// Number of rows that one statement reads, and maximum number of rows that one transaction deletes.
 const PAGE: usize = 1_000;
+/// Highest number of the state of a run. The number 0 is the state of a run that will be retried.
+const STATE_MAX: i16 = 4;
 
 /// Selects schedules that ended before $1, and returns a page of them after the position ($2, $3). The last column is
-/// true if the store must keep the schedule. A schedule must stay if it still has a run, or a retried or deferred due
-/// row after its poller's `done`. The query assumes that the members' clocks differ by less than a day. The nominal
-/// instants of the schedule's runs and due rows are then at most a day after its end. The query therefore searches few
-/// partitions for runs. It looks up the due rows by an index, because a hash table of all due rows would be large.
+/// true if the store must keep the schedule. A schedule must stay if its tenant ($5) has an earlier limit ($6), if it
+/// still has a run, or if it has a retried or deferred due row after its poller's `done`. The query assumes that the
+/// members' clocks differ by less than a day. The nominal instants of the schedule's runs and due rows are then at most
+/// a day after its end. The query therefore searches few partitions for runs. It looks up the due rows by an index,
+/// because a hash table of all due rows would be large.
 const OVER: &str = "
     select s.ended_at, s.incarnation,
-        exists (
+        coalesce((
+            select s.ended_at >= l.before from unnest($5::bigint[], $6::bigint[]) l (tenant, before)
+            where l.tenant = s.tenant), false)
+        or exists (
             select from reveille.run r where r.incarnation = s.incarnation and r.nominal <= s.ended_at + 86400000)
         or exists (
             select from reveille.due_near d
@@ -48,6 +61,24 @@ const OVER: &str = "
     from reveille.schedule s
     where s.status <> 0 and s.ended_at < $1 and (s.ended_at, s.incarnation) > ($2, $3)
     order by s.ended_at, s.incarnation limit $4";
+/// Selects ended or cancelled schedules of the tenant $1 that ended before $2 and were created before $3, and returns a
+/// page of them after the incarnation $4. The columns are those of [`OVER`].
+const OVER_OF_TENANT: &str = "
+    select s.ended_at, s.incarnation,
+        s.ended_at >= $2
+        or exists (
+            select from reveille.run r where r.incarnation = s.incarnation and r.nominal <= s.ended_at + 86400000)
+        or exists (
+            select from reveille.due_near d
+            where d.incarnation = s.incarnation and d.nominal <= s.ended_at + 86400000 and d.position > d.nominal
+            and d.position > coalesce((select done from reveille.position p where p.poller = d.poller), -1))
+        or exists (
+            select from reveille.due_far d
+            where d.incarnation = s.incarnation and d.nominal <= s.ended_at + 86400000 and d.position > d.nominal
+            and d.position > coalesce((select done from reveille.position p where p.poller = d.poller), -1))
+    from reveille.schedule s
+    where s.tenant = $1 and s.status = $5 and s.is_current and s.incarnation < $3 and s.incarnation > $4
+    order by s.incarnation limit $6";
 /// Deletes the schedules in $1 that are still ended or cancelled. The statement skips a schedule that another
 /// transaction has locked. The next sweep deletes it.
 const FORGET_SCHEDULES: &str = "
@@ -63,15 +94,25 @@ const FORGET_ASKED: &str = "
 const FORGET_PAST_TIMINGS: &str = "
     delete from reveille.past_timing where (incarnation, revision) in (
         select incarnation, revision from reveille.past_timing
-        where written_at < $1 order by written_at limit $2 for update skip locked)
+        where written_at < $1 and written_at < coalesce((
+            select l.before from unnest($3::bigint[], $4::bigint[]) l (tenant, before)
+            where l.tenant = past_timing.tenant), $5)
+        order by written_at limit $2 for update skip locked)
     returning incarnation";
 const FORGET_REST: &str = "
     delete from reveille.run_rest r using (
         select incarnation, nominal, version from reveille.run_rest
         where state <> 0 and written_at < $1 and nominal < $1
+        and greatest(written_at, nominal) < coalesce((
+            select l.before from unnest($3::bigint[], $4::bigint[]) l (tenant, before)
+            where l.tenant = run_rest.tenant), $5)
         order by written_at limit $2 for update skip locked) o
     where r.incarnation = o.incarnation and r.nominal = o.nominal and r.version = o.version
     returning r.incarnation";
+
+/// Selects the tenants with runs of the days from $1 to $2 (exclusive).
+const TENANTS_OF_DAYS: &str = "
+    select tenant from reveille.run_usage where day >= $1 and day < $2 group by tenant having sum(bytes) > 0";
 
 /// Position of the sweep, which examines the ended schedules in the order of their ends. The sweep has examined the
 /// schedules up to this position.
@@ -96,74 +137,127 @@ impl Sweep {
 }
 
 impl Inner {
-    /// Deletes history that ended before `before`. The caller computed `before` when its clock showed `now`. Returns
-    /// the number of dropped partitions and deleted rows. If the number is not 0, there may be more rows to delete.
-    pub(crate) async fn forget(&self, now: Timestamp, before: Timestamp) -> Result<u64, Failure> {
+    /// Deletes history. The limit of a tenant without a class is `default`, which the caller computed when its clock
+    /// showed `now`. Returns the number of dropped partitions and deleted rows. If the number is not 0, there may be
+    /// more rows to delete.
+    pub(crate) async fn forget(&self, now: Timestamp, default: Timestamp) -> Result<u64, Failure> {
         let session = self.history_link.session().await?;
         let rows = query(&session, "select (extract(epoch from clock_timestamp()) * 1000)::bigint", &[]).await?;
         let database = rows.first().map_or(0, |row| row.get(0));
-        let before = before_by_both(now, before, Timestamp::from_millis(database));
-        for family in Family::DUE {
-            for partition in existing(&session, family, Edge::Start, before).await? {
-                if is_true(&session, &has_work(&partition, before)).await? {
-                    tracing::warn!(
-                        partition,
-                        "history not deleted because the partition contains old due rows without an outcome"
-                    );
-                    return Ok(0);
-                }
-            }
-        }
+        let tenants = query(&session, "select tenant, value from reveille.tenant", &[]).await?;
+        // A member of a later build may have written a tenant that this member cannot decode.
+        let Ok(tenants) = tenants.iter().map(tenant_in).collect::<Result<Vec<_>, _>>() else {
+            tracing::warn!("history not deleted because the row of a tenant is malformed");
+            return Ok(0);
+        };
+        let limits = Limits::new(&tenants, now, default, Timestamp::from_millis(database));
+        let Some(usable) = usable(&session, &limits).await? else { return Ok(0) };
+        let limits = limits.capped(usable);
         let until = self.runtime.monotonic() + TURN;
         // If one of these deletions fails, the store still makes the other deletions.
         let parts = [
-            self.forget_runs(&session, before).await,
-            self.forget_pages(&session, FORGET_REST, before, until).await,
-            self.forget_pages(&session, FORGET_PAST_TIMINGS, before, until).await,
-            self.forget_schedules(&session, before, until).await,
-            self.forget_asked(&session, before, until).await,
-            self.forget_inbox(&session, before).await,
+            self.forget_runs(&session, &limits, until).await,
+            self.forget_by_tenant(&session, FORGET_REST, &limits, until).await,
+            self.forget_by_tenant(&session, FORGET_PAST_TIMINGS, &limits, until).await,
+            self.forget_schedules(&session, &limits, until).await,
+            self.forget_schedules_of_tenants(&session, &limits, until).await,
+            self.forget_asked(&session, limits.default, until).await,
+            self.forget_inbox(&session, limits.default).await,
         ];
         parts.into_iter().sum()
     }
 
-    async fn forget_runs(&self, session: &Session, before: Timestamp) -> Result<u64, Failure> {
-        let mut dropped = Vec::new();
-        for partition in existing(session, Family::Runs, Edge::End, before).await? {
-            let drop = async {
-                // The statement `summarise` updates the partition's BRIN index. Without it, the query on `written_at`
-                // would read every block that no vacuum has summarised.
-                let summarise = format!(
-                    "select count(brin_summarize_new_values(i.indexrelid))
-                     from pg_index i join pg_class c on c.oid = i.indexrelid join pg_am a on a.oid = c.relam
-                     where i.indrelid = 'reveille.{partition}'::regclass and a.amname = 'brin'"
-                );
-                session.within(session.client().batch_execute(&summarise)).await?;
-                let is_needed = format!(
-                    "select exists (select from reveille.{partition} where state = 0)
-                         or exists (select from reveille.{partition} where written_at >= {})",
-                    before.as_millis()
-                );
-                let _lock = self.making_partitions.lock().await;
-                drop_unless(session, Family::Runs, &partition, &is_needed).await
-            };
-            dropped.push(drop.await.map(u64::from));
+    async fn forget_runs(&self, session: &Session, limits: &Limits, until: Monotonic) -> Result<u64, Failure> {
+        let mut deleted = Vec::new();
+        for (partition, end) in existing_by_edge(session, Family::Runs, Edge::End, limits.latest()).await? {
+            let split = limits.split(end);
+            // The query runs before the store locks the partition, because it may read more than one row.
+            let is_shared = is_true(session, &format!("select {}", split.kept.have_run_in(&partition))).await;
+            deleted.push(match is_shared {
+                Ok(true) => self.forget_runs_in(session, limits, &partition, end, until).await,
+                Ok(false) => self.drop_runs(session, &partition, &split).await,
+                Err(failure) => Err(failure),
+            });
         }
-        dropped.into_iter().sum()
+        deleted.into_iter().sum()
     }
 
-    /// Deletes rows by the statement `text`, a page at a time.
-    async fn forget_pages(
+    /// Drops a partition in which no tenant keeps its runs.
+    async fn drop_runs(&self, session: &Session, partition: &str, split: &Split) -> Result<u64, Failure> {
+        // The statement `summarise` updates the partition's BRIN index. Without it, the query on `written_at` would
+        // read every block that no vacuum has summarised.
+        let summarise = format!(
+            "select count(brin_summarize_new_values(i.indexrelid))
+             from pg_index i join pg_class c on c.oid = i.indexrelid join pg_am a on a.oid = c.relam
+             where i.indrelid = 'reveille.{partition}'::regclass and a.amname = 'brin'"
+        );
+        session.within(session.client().batch_execute(&summarise)).await?;
+        let is_needed = format!(
+            "select exists (select from reveille.{partition} where state = 0)
+                 or exists (select from reveille.{partition} where written_at >= {}) or {}",
+            split.before.as_millis(),
+            split.kept.have_run_in(partition)
+        );
+        let _lock = self.making_partitions.lock().await;
+        drop_unless(session, Family::Runs, partition, &is_needed).await.map(u64::from)
+    }
+
+    /// Deletes the runs of the tenants whose class has ended for all runs of the partition, in the order of the index
+    /// on the tenant. Other tenants keep their runs of the partition.
+    async fn forget_runs_in(
+        &self,
+        session: &Session,
+        limits: &Limits,
+        partition: &str,
+        end: Timestamp,
+        until: Monotonic,
+    ) -> Result<u64, Failure> {
+        // The partition of the runs of earlier builds contains many days.
+        let start = existing_by_edge(session, Family::Runs, Edge::Start, end).await?;
+        let start = start.iter().find(|(name, _)| name == partition).map_or(0, |(_, start)| start.as_millis());
+        let end_millis = end.as_millis();
+        let days: [i64; 2] = [start, end_millis].map(|edge| edge.div_euclid(DAY));
+        let tenants = query(session, TENANTS_OF_DAYS, &[&days[0], &days[1]]).await?;
+        let tenants = tenants.iter().map(|row| row.get::<_, i64>(0)).filter(|tenant| limits.of(*tenant) >= end);
+        let mut deleted = 0;
+        for tenant in tenants {
+            let before = limits.of(tenant).as_millis();
+            for state in 1..=STATE_MAX {
+                // A deletion through the parent table updates the usage of the tenant.
+                let forget = format!(
+                    "delete from reveille.run r using (
+                         select incarnation, nominal, version from reveille.{partition}
+                         where tenant = {tenant} and state = {state} and written_at < {before}
+                         order by nominal, incarnation, version limit {PAGE} for update skip locked) o
+                     where r.incarnation = o.incarnation and r.nominal = o.nominal and r.version = o.version
+                     and r.nominal < {end_millis}"
+                );
+                while self.runtime.monotonic() < until {
+                    match session.within(session.client().execute(&forget, &[])).await? {
+                        0 => break,
+                        rows => deleted += rows,
+                    }
+                }
+            }
+        }
+        Ok(deleted)
+    }
+
+    /// Deletes rows by the statement `text`, a page at a time. The statement compares each row with the limit of its
+    /// tenant.
+    async fn forget_by_tenant(
         &self,
         session: &Session,
         text: &'static str,
-        before: Timestamp,
+        limits: &Limits,
         until: Monotonic,
     ) -> Result<u64, Failure> {
-        let before = before.as_millis();
+        let (latest, default) = (limits.latest().as_millis(), limits.default.as_millis());
+        let (tenants, by_tenant) = limits.columns();
         let mut deleted = 0;
         while self.runtime.monotonic() < until {
-            match query(session, text, &[&before, &limit_number(PAGE)]).await?.len() {
+            let parameters: [&(dyn ToSql + Sync); 5] = [&latest, &limit_number(PAGE), &tenants, &by_tenant, &default];
+            match query(session, text, &parameters).await?.len() {
                 0 => break,
                 deleted_rows => deleted += deleted_rows,
             }
@@ -171,22 +265,47 @@ impl Inner {
         Ok(count(deleted))
     }
 
-    async fn forget_schedules(&self, session: &Session, before: Timestamp, until: Monotonic) -> Result<u64, Failure> {
-        let before = before.as_millis();
+    async fn forget_schedules(&self, session: &Session, limits: &Limits, until: Monotonic) -> Result<u64, Failure> {
+        let before = limits.default.as_millis();
+        let (tenants, by_tenant) = limits.columns();
         let mut deleted = 0;
         while self.runtime.monotonic() < until {
             let (ended_at, incarnation) = self.sweep.get();
-            let page = query(session, OVER, &[&before, &ended_at, &incarnation, &limit_number(PAGE)]).await?;
+            let limit = limit_number(PAGE);
+            let parameters: [&(dyn ToSql + Sync); 6] = [&before, &ended_at, &incarnation, &limit, &tenants, &by_tenant];
+            let page = query(session, OVER, &parameters).await?;
             let Some(last) = page.last() else {
                 self.sweep.set(Sweep::START);
                 break;
             };
-            let is_over = |row: &&Row| !row.get::<_, bool>(2);
-            let over: Vec<Uuid> = page.iter().filter(is_over).map(|row| row.get(1)).collect();
-            if !over.is_empty() {
-                deleted += query(session, FORGET_SCHEDULES, &[&over, &before]).await?.len();
-            }
+            deleted += forget_over(session, &page, before).await?;
             self.sweep.set((last.get(0), last.get(1)));
+        }
+        Ok(count(deleted))
+    }
+
+    /// Deletes schedules of the tenants whose class is shorter than the time for a tenant without a class.
+    async fn forget_schedules_of_tenants(
+        &self,
+        session: &Session,
+        limits: &Limits,
+        until: Monotonic,
+    ) -> Result<u64, Failure> {
+        let mut deleted = 0;
+        for (tenant, before) in limits.after_default() {
+            let (created_before, before) = (uuid(Incarnation::new(before, 0)), before.as_millis());
+            for status in [Status::Ended, Status::Cancelled].map(status_number) {
+                let mut after = Uuid::nil();
+                while self.runtime.monotonic() < until {
+                    let limit = limit_number(PAGE);
+                    let parameters: [&(dyn ToSql + Sync); 6] =
+                        [&tenant, &before, &created_before, &after, &status, &limit];
+                    let page = query(session, OVER_OF_TENANT, &parameters).await?;
+                    let Some(last) = page.last() else { break };
+                    after = last.get(1);
+                    deleted += forget_over(session, &page, before).await?;
+                }
+            }
         }
         Ok(count(deleted))
     }
@@ -205,27 +324,42 @@ impl Inner {
     }
 }
 
-/// Returns the earlier of two limits: the limit by the member's clock and the limit by the database's clock. A member
-/// whose clock jumped ahead therefore deletes no rows that the store must keep by the database's clock.
-fn before_by_both(now: Timestamp, before: Timestamp, database: Timestamp) -> Timestamp {
-    let ahead = now.as_millis().saturating_sub(database.as_millis());
-    before - Duration::from_millis(u64::try_from(ahead).unwrap_or(0))
+/// Deletes the schedules of a page that the store need not keep.
+async fn forget_over(session: &Session, page: &[Row], before: i64) -> Result<usize, Failure> {
+    let is_over = |row: &&Row| !row.get::<_, bool>(2);
+    let over: Vec<Uuid> = page.iter().filter(is_over).map(|row| row.get(1)).collect();
+    if over.is_empty() {
+        return Ok(0);
+    }
+    Ok(query(session, FORGET_SCHEDULES, &[&over, &before]).await?.len())
+}
+
+/// Returns the latest of the limits at or before which no due row is after its poller's `done`. `None` if all limits
+/// have such a row.
+async fn usable(session: &Session, limits: &Limits) -> Result<Option<Timestamp>, Failure> {
+    for limit in limits.latest_first() {
+        let Some(partition) = lagging(session, limit).await? else { return Ok(Some(limit)) };
+        tracing::warn!(
+            partition,
+            %limit,
+            "history not deleted because the partition contains old due rows without an outcome"
+        );
+    }
+    Ok(None)
+}
+
+/// Returns a partition with a due row at or before `limit` and after its poller's `done`.
+async fn lagging(session: &Session, limit: Timestamp) -> Result<Option<String>, Failure> {
+    for family in Family::DUE {
+        for partition in existing(session, family, Edge::Start, limit).await? {
+            if is_true(session, &has_work(&partition, limit)).await? {
+                return Ok(Some(partition));
+            }
+        }
+    }
+    Ok(None)
 }
 
 fn count(rows: usize) -> u64 {
     u64::try_from(rows).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn store_deletes_history_by_the_clock_with_the_earlier_time() {
-        let (database, month) = (Timestamp::from_millis(1_800_000_000_000), Duration::from_secs(30 * 86_400));
-        let year_ahead = database + Duration::from_secs(365 * 86_400);
-        assert_eq!(before_by_both(year_ahead, year_ahead - month, database), database - month);
-        let second_behind = database - Duration::from_secs(1);
-        assert_eq!(before_by_both(second_behind, second_behind - month, database), second_behind - month);
-    }
 }

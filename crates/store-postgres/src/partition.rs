@@ -16,7 +16,8 @@ use domain::Timestamp;
 use postgres_client::tokio_postgres::SimpleQueryMessage;
 use postgres_client::{Failure, Session};
 
-const DAY: i64 = 86_400_000;
+/// Milliseconds of a day.
+pub(crate) const DAY: i64 = 86_400_000;
 /// Width of a wide partition in milliseconds.
 const WEEKS: i64 = 16 * 7 * DAY;
 /// Longest time from the write of a due row to the row's position (an instant), for a row in a daily partition. A due
@@ -206,15 +207,26 @@ pub(crate) async fn existing(
     edge: Edge,
     until: Timestamp,
 ) -> Result<Vec<String>, Failure> {
+    let partitions = existing_by_edge(session, family, edge, until).await?;
+    Ok(partitions.into_iter().map(|(name, _)| name).collect())
+}
+
+/// Returns the same partitions as [`existing`], each with its `edge`.
+pub(crate) async fn existing_by_edge(
+    session: &Session,
+    family: Family,
+    edge: Edge,
+    until: Timestamp,
+) -> Result<Vec<(String, Timestamp)>, Failure> {
     let bound = edge.bound();
     let list = format!(
-        "select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
+        "select c.relname::text, {bound} from pg_inherits i join pg_class c on c.oid = i.inhrelid
          where i.inhparent = 'reveille.{}'::regclass and {bound} <= {} order by {bound}",
         family.table(),
         until.as_millis()
     );
     let rows = session.within(session.client().query(&list, &[])).await?;
-    Ok(rows.iter().map(|row| row.get(0)).collect())
+    Ok(rows.iter().map(|row| (row.get(0), Timestamp::from_millis(row.get(1)))).collect())
 }
 
 /// Drops a partition, unless the query `is_needed` returns true. Returns whether the partition no longer exists.

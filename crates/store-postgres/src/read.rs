@@ -249,7 +249,7 @@ pub(crate) async fn all_tenants(session: &Session) -> Result<Vec<Tenant>, OpenEr
     Ok(rows.iter().map(tenant_in).collect::<Result<_, StoreError>>()?)
 }
 
-fn tenant_in(row: &Row) -> Result<Tenant, StoreError> {
+pub(crate) fn tenant_in(row: &Row) -> Result<Tenant, StoreError> {
     let id = u32::try_from(row.get::<_, i64>(0));
     let id = id.map_err(|_| StoreError::Damaged("the id of a tenant does not fit into 32 bits".to_owned()))?;
     tenant_of(TenantId(id), row.get(1))

@@ -4,9 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::occurrence::Run;
-use domain::{DueKey, Occurrence, RunState, Schedule, ScheduleId, Term, Timestamp};
+use domain::{
+    Audit, DueKey, Incarnation, Occurrence, PollerId, Quota, RunState, Schedule, ScheduleId, SigningSecret, Tenant,
+    TenantId, Term, Timestamp,
+};
 use runtime::{Runtime, TaskSet};
-use store::{Change, Insert, Inserted, Positions, Store, Written};
+use store::{Change, Insert, Inserted, OwnerWrite, Positions, Store, Written};
 use store_postgres::{Options, migrate};
 use test_servers::postgres::shared;
 
@@ -146,6 +149,116 @@ fn store_deletes_only_old_history_of_ended_schedules() {
         for stays in [&put_far_off, &pending, &changed, &renamed] {
             assert!(owned.has_schedule(stays).await, "{stays:?}");
         }
+        home.close().await;
+    });
+}
+
+const OTHER: PollerId = PollerId { tenant: TenantId(POLLER.tenant.0 + 1), ..POLLER };
+
+/// Creates or changes a tenant with a class of retention.
+async fn put_class(store: &dyn Store, id: TenantId, version: u64, days: Option<u32>) {
+    let secret = SigningSecret::first(vec![1; 24], Timestamp::MIN);
+    let mut tenant = Tenant { version, ..Tenant::new(id, &format!("tenant-{}", id.0), 4, secret) };
+    tenant.quotas.set(Quota::RetentionDays, days);
+    let entry = Audit::of(&tenant, Timestamp::MIN, "test", "quotas.update", "");
+    store.put_tenant(tenant, entry).await.unwrap().unwrap();
+}
+
+/// Returns the insert of a schedule that a client created at `created` and that belongs to `poller`.
+fn created(insert: &Insert, created: Timestamp, poller: PollerId) -> Insert {
+    let incarnation = Incarnation::new(created, insert.due.occurrence.incarnation.0 & 0xffff_ffff);
+    let id = ScheduleId::from_incarnation(incarnation);
+    let schedule = Schedule { tenant: poller.tenant, poller, incarnation, id, ..(*insert.schedule).clone() };
+    let occurrence = Occurrence { incarnation, ..insert.due.occurrence };
+    Insert { schedule: Arc::new(schedule), due: DueKey { occurrence, ..insert.due }, by: None }
+}
+
+/// Sets the times of all writes back by `days`.
+fn age(url: &str, days: u32) {
+    for statement in ["run set written_at = written_at", "schedule set ended_at = ended_at"] {
+        let statement = format!("update reveille.{statement} - {days} * 86400000::bigint");
+        shared().sql(name_of(url), &statement).unwrap();
+    }
+}
+
+/// A class deletes only runs of its tenants. A partition disappears as a whole once no tenant keeps its runs of the
+/// day. A poller that lags prevents the deletions after its position.
+#[test]
+fn class_of_a_tenant_bounds_its_history() {
+    let url = database();
+    on_real(async |runtime| {
+        let home = Home::open(&runtime, &url).await;
+        let owned = Owned::take(&*home.store).await;
+        let other_term = owned.store.take(vec![OTHER.shard()]).await.unwrap()[0];
+        let write_other = async |change| {
+            let write = OwnerWrite { term: other_term, poller: OTHER, change };
+            owned.store.write(vec![write]).await.unwrap().remove(0).unwrap()
+        };
+        put_class(owned.store, TENANT, 1, Some(1)).await;
+        put_class(owned.store, OTHER.tenant, 1, None).await;
+        let now = runtime.now();
+        let default = now - DAY * 30;
+        let old = |insert: Insert, poller| created(&insert, now - DAY * 6, poller);
+        let day = |days: u32, poller| old(one_shot(&runtime, now - DAY * days), poller);
+        // The run `shared` is in the partition of a run of the other tenant, and the run `alone` is not.
+        let [shared_day, alone, recent] = [day(3, POLLER), day(5, POLLER), one_shot(&runtime, now)];
+        let other = day(3, OTHER);
+        let cancelled = old(one_shot(&runtime, now + HOUR), POLLER);
+        let all = [&shared_day, &alone, &recent, &other, &cancelled].map(Insert::clone);
+        owned.store.insert(all.to_vec()).await.unwrap();
+        for insert in [&shared_day, &alone] {
+            owned.write(outcome(insert)).await;
+        }
+        owned.write(Change::Cancel(cancelled.due.occurrence.incarnation)).await;
+        let run_of_other = Run { tenant: OTHER.tenant, ..run(&other, RunState::Succeeded) };
+        write_other(Change::Run { run: run_of_other, then: None, ends: true }).await;
+        age(&url, 3);
+        owned.write(outcome(&recent)).await;
+        owned.done(now).await;
+        let done_of_other = other.due.position - Duration::from_millis(1);
+        write_other(Change::Positions(Positions { closed: now, done: done_of_other })).await;
+        let deleted = owned.store.maintain(now, default).await;
+        assert_eq!(
+            deleted,
+            Ok(1),
+            "the store drops a partition of due rows, because a poller lags by more than the class"
+        );
+        assert!(owned.has_run(&shared_day).await && owned.has_run(&alone).await);
+
+        write_other(Change::Positions(Positions { closed: now, done: now })).await;
+        let deleted = owned.store.maintain(now, default).await;
+        assert_eq!(deleted, Ok(6), "two partitions, one run and three schedules");
+        for gone in [&shared_day, &alone] {
+            assert!(!owned.has_run(gone).await && !owned.has_schedule(gone).await, "{gone:?}");
+        }
+        assert!(!owned.has_schedule(&cancelled).await);
+        for stays in [&recent, &other] {
+            assert!(owned.has_run(stays).await && owned.has_schedule(stays).await, "{stays:?}");
+        }
+        let partitions = || {
+            shared()
+                .sql(
+                    name_of(&url),
+                    "select count(*) from pg_inherits
+            where inhparent = 'reveille.run'::regclass and inhrelid::regclass::text like '%run_2%'",
+                )
+                .unwrap()
+        };
+        let before = partitions();
+        let usage = owned.store.usage(vec![TENANT, OTHER.tenant]).await.unwrap();
+        assert_eq!((usage[0].ended, usage[0].cancelled, usage[1].ended), (1, 0, 1));
+
+        // The other tenant chooses a longer class, and then the shortest class.
+        put_class(owned.store, OTHER.tenant, 2, Some(90)).await;
+        age(&url, 32);
+        owned.store.maintain(now, now - DAY * 2).await.unwrap();
+        assert!(owned.has_run(&other).await && owned.has_schedule(&other).await, "the class is longer than the option");
+        put_class(owned.store, OTHER.tenant, 3, Some(1)).await;
+        owned.store.maintain(now, default).await.unwrap();
+        assert!(!owned.has_run(&other).await && !owned.has_schedule(&other).await);
+        assert_ne!(partitions(), before, "the store drops the partition of the day");
+        let usage = owned.store.usage(vec![OTHER.tenant]).await.unwrap();
+        assert_eq!((usage[0].ended, usage[0].bytes), (0, 0));
         home.close().await;
     });
 }
