@@ -104,6 +104,14 @@ pub struct Attempt {
     /// Reason why no response arrived: `timed out`, or a short text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// First bytes of the body of the target's response, at most 1,024, if the tenant has switched `excerpts` on. The
+    /// field contains the bytes as the target sent them, and may end within a word.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub excerpt: Option<String>,
+    /// The same bytes in base64, instead of `excerpt`, if they are not UTF-8 or contain control characters other than
+    /// tabs and line ends, for example because the body is compressed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub excerpt_base64: Option<String>,
 }
 
 /// Response of `DELETE /v1/schedules/{id}`.

@@ -120,6 +120,10 @@ pub struct TenantPatch {
     /// Changes of the egress policy. A missing field keeps its value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<EgressPatch>,
+    /// True to record the first 1,024 bytes of the body of each response in the tenant's runs; false or `null` to
+    /// record no further bodies. The tenant's admins may set this field; only operators may set the other fields.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub excerpts: Option<bool>,
 }
 
 /// Permissions of a key. Each role includes the permissions of the roles before it in this list.
@@ -224,6 +228,9 @@ pub struct Tenant {
     pub ceilings: Quotas,
     /// Egress policy.
     pub egress: Egress,
+    /// True if the tenant's runs contain excerpts of the bodies of responses.
+    #[serde(default)]
+    pub excerpts: bool,
     /// Data that the service stores for the tenant.
     #[serde(default)]
     pub usage: Usage,

@@ -107,7 +107,7 @@ impl Sender {
             Some(Sent::Outcome(outcome)) => result_of(delivery, outcome),
             None => AttemptResult::TimedOut,
         };
-        Some(Delivered { result, retry_after: None })
+        Some(Delivered { result, retry_after: None, excerpt: None })
     }
 
     /// Returns the record of an attempt, or the error text of the attempt.

@@ -11,7 +11,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Buf as _;
 use http::Request;
 use http_body::Body as _;
 use hyper::body::Incoming;
@@ -20,7 +19,7 @@ use hyper::client::conn::http1::{Builder, Connection, SendRequest};
 use crate::Body;
 use crate::connect::Stream;
 use crate::failure::{ExchangeError, Failure, describe};
-use crate::response::{TargetResponse, keep_alive};
+use crate::response::{Excerpt, TargetResponse, keep_alive};
 
 /// Maximum size of a response's head (status line and headers), in bytes. The client rejects a response with a longer
 /// head.
@@ -51,12 +50,14 @@ impl Http1 {
 
     /// Sends `request` and reads the response, with at most `body_bytes_max` bytes of its body. The connection takes no
     /// further request after an error, after a response with a longer body, or if the caller drops this future early.
+    /// Copies the first bytes of the body to `excerpt`, also if the future ends early.
     // This is not an `async fn`, because an `async fn` would store `request` in every attempt's future, in addition to
     // hyper's copy.
     pub(crate) fn exchange(
         &mut self,
         request: Request<Body>,
         body_bytes_max: usize,
+        excerpt: &mut Excerpt,
     ) -> impl Future<Output = Result<TargetResponse, ExchangeError>> {
         let response = self.sender.try_send_request(request);
         async move {
@@ -64,7 +65,7 @@ impl Http1 {
             self.keep_alive = keep_alive(&head.headers);
             let response = TargetResponse::new(head.status, &mut head.headers);
             drop(head);
-            self.drain(body, body_bytes_max).await?;
+            self.drain(body, body_bytes_max, excerpt).await?;
             Ok(response)
         }
     }
@@ -77,7 +78,12 @@ impl Http1 {
         })
     }
 
-    async fn drain(&mut self, mut body: Incoming, body_bytes_max: usize) -> Result<(), hyper::Error> {
+    async fn drain(
+        &mut self,
+        mut body: Incoming,
+        body_bytes_max: usize,
+        excerpt: &mut Excerpt,
+    ) -> Result<(), hyper::Error> {
         let mut left = body_bytes_max;
         while !body.is_end_stream() {
             let frame = poll_fn(|context| {
@@ -90,8 +96,9 @@ impl Http1 {
                 Pin::new(&mut body).poll_frame(context)
             });
             let Some(frame) = frame.await.transpose()? else { break };
-            let bytes = frame.data_ref().map_or(0, |data| data.remaining());
-            match left.checked_sub(bytes) {
+            let data = frame.data_ref().map_or(&[][..], |data| data);
+            excerpt.add(data);
+            match left.checked_sub(data.len()) {
                 Some(rest) => left = rest,
                 None => {
                     // The next attempt on this connection would read the unread rest of this body as its response, so

@@ -21,7 +21,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::connect::Stream;
 use crate::failure::{ExchangeError, Failure, describe};
-use crate::response::TargetResponse;
+use crate::response::{Excerpt, TargetResponse};
 
 const ANSWER_HEAD_BYTES_MAX: u32 = 64 * 1024;
 
@@ -121,6 +121,7 @@ pub(crate) async fn exchange(
     mut head: Request<()>,
     body: Bytes,
     body_bytes_max: usize,
+    excerpt: &mut Excerpt,
 ) -> Result<TargetResponse, ExchangeError> {
     head.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
     let (response, mut sender) = permit
@@ -134,7 +135,7 @@ pub(crate) async fn exchange(
         pending::<Infallible>().await
     };
     tokio::select! {
-        response = receive(response, body_bytes_max) => Ok(response?),
+        response = receive(response, body_bytes_max, excerpt) => Ok(response?),
         never = send => match never {},
     }
 }
@@ -149,16 +150,21 @@ async fn send_all(stream: &mut SendStream<Bytes>, mut body: Bytes) -> Result<(),
     Ok(())
 }
 
-async fn receive(response: ResponseFuture, body_bytes_max: usize) -> Result<TargetResponse, h2::Error> {
+async fn receive(
+    response: ResponseFuture,
+    body_bytes_max: usize,
+    excerpt: &mut Excerpt,
+) -> Result<TargetResponse, h2::Error> {
     let (mut head, mut body) = response.await?.into_parts();
     let response = TargetResponse::new(head.status, &mut head.headers);
-    drain(&mut body, body_bytes_max).await?;
+    drain(&mut body, body_bytes_max, excerpt).await?;
     Ok(response)
 }
 
-async fn drain(body: &mut RecvStream, body_bytes_max: usize) -> Result<(), h2::Error> {
+async fn drain(body: &mut RecvStream, body_bytes_max: usize, excerpt: &mut Excerpt) -> Result<(), h2::Error> {
     let mut left = body_bytes_max;
     while let Some(data) = body.data().await.transpose()? {
+        excerpt.add(&data);
         match left.checked_sub(data.len()) {
             Some(rest) => left = rest,
             None => break,

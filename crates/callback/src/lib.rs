@@ -13,8 +13,9 @@
 //!
 //! Invariants: The body consists of the payload's bytes, unchanged. The client follows no redirects. Every attempt ends
 //! when its timeout expires, or earlier. The client keeps bounded state per target, tenant and connection. The client
-//! ignores proxy settings and environment variables. An attempt uses a new or reused connection only if the tenant's
-//! egress policy at the start of the attempt allows the address of the connection.
+//! ignores proxy settings and environment variables. An excerpt of a response (docs/decisions/0242) changes neither the
+//! result of an attempt nor the bytes that the client reads. An attempt uses a new or reused connection only if the
+//! tenant's egress policy at the start of the attempt allows the address of the connection.
 
 mod bus;
 mod cache;
@@ -55,7 +56,7 @@ use crate::failure::Failure;
 use crate::headers::{Signers, Stamper};
 use crate::metrics::PoolCollector;
 use crate::pool::{Channel, Pool, Slot};
-use crate::response::TargetResponse;
+use crate::response::{Excerpt, TargetResponse};
 use crate::target::{Prepared, Targets};
 
 pub use bus::{BusDeliver, BusOptions};
@@ -195,15 +196,20 @@ impl Client {
             Err(reason) => return Some(failed(AttemptResult::Unreachable(reason))),
         };
         let slot = self.pool.slot(&ready.prepared.authority).await;
-        // `timeout` receives a pinned reference to the future. If it received the future itself, it would store the
-        // future twice: as its argument and as a pinned local variable.
-        let exchange = pin!(self.exchange(delivery, &ready, slot));
-        match self.runtime.timeout(target.timeout, exchange).await {
-            Some(Ok(response)) => Some(self.delivered(&response)),
-            Some(Err(Failure::Broken(reason))) => Some(failed(AttemptResult::Unreachable(reason))),
-            Some(Err(Failure::TimedOut)) | None => Some(failed(AttemptResult::TimedOut)),
-            Some(Err(Failure::NotSent)) => None,
-        }
+        let mut excerpt = Excerpt::new(delivery.tenant.excerpts);
+        let exchanged = {
+            // `timeout` receives a pinned reference to the future. If it received the future itself, it would store the
+            // future twice: as its argument and as a pinned local variable.
+            let exchange = pin!(self.exchange(delivery, &ready, slot, &mut excerpt));
+            self.runtime.timeout(target.timeout, exchange).await
+        };
+        let delivered = match exchanged {
+            Some(Ok(response)) => self.delivered(&response),
+            Some(Err(Failure::Broken(reason))) => failed(AttemptResult::Unreachable(reason)),
+            Some(Err(Failure::TimedOut)) | None => failed(AttemptResult::TimedOut),
+            Some(Err(Failure::NotSent)) => return None,
+        };
+        Some(Delivered { excerpt: excerpt.into_secret(), ..delivered })
     }
 
     /// Returns the prepared target and the signers for an attempt. The client decrypts secrets only in this function.
@@ -219,12 +225,14 @@ impl Client {
         Ok(Ready { prepared: prepared.map_err(|problem| problem.to_string())?, signers })
     }
 
-    /// Sends the callback on a pooled or new connection, and reads the response.
+    /// Sends the callback on a pooled or new connection, and reads the response. Copies the start of the response's
+    /// body to `excerpt`, also if the response is incomplete.
     async fn exchange<'a>(
         &self,
         delivery: &Delivery,
         ready: &'a Ready,
         mut slot: Slot<'a>,
+        excerpt: &mut Excerpt,
     ) -> Result<TargetResponse, Failure> {
         let authority = &ready.prepared.authority;
         loop {
@@ -241,7 +249,7 @@ impl Client {
                 Channel::Http1(mut connection) => {
                     let body = Full::new(delivery.schedule.spec.payload.clone());
                     let request = self.head(delivery, ready, Version::HTTP_11).map(|()| body);
-                    let outcome = connection.exchange(request, self.answer_bytes_max).await;
+                    let outcome = connection.exchange(request, self.answer_bytes_max, excerpt).await;
                     if outcome.is_ok() {
                         self.pool.release(authority, connection).await;
                     }
@@ -250,7 +258,7 @@ impl Client {
                 Channel::Http2(mut permit) => {
                     let head = self.head(delivery, ready, Version::HTTP_2);
                     let body = delivery.schedule.spec.payload.clone();
-                    Box::pin(http2::exchange(&mut permit, head, body, self.answer_bytes_max)).await
+                    Box::pin(http2::exchange(&mut permit, head, body, self.answer_bytes_max, excerpt)).await
                 }
             };
             match outcome {
@@ -280,10 +288,10 @@ impl Client {
     fn delivered(&self, response: &TargetResponse) -> Delivered {
         let result = AttemptResult::Answered(response.status.as_u16());
         let retry_after = if result.is_success() { None } else { response.retry_after(|| self.runtime.now()) };
-        Delivered { result, retry_after }
+        Delivered { result, retry_after, excerpt: None }
     }
 }
 
 fn failed(result: AttemptResult) -> Delivered {
-    Delivered { result, retry_after: None }
+    Delivered { result, retry_after: None, excerpt: None }
 }

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use domain::Timestamp;
+use domain::limits::EXCERPT_BYTES_MAX;
+use domain::{Secret, Timestamp};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
 #[derive(Debug)]
@@ -29,6 +30,34 @@ impl TargetResponse {
         let until = httpdate::parse_http_date(text).ok()?.duration_since(UNIX_EPOCH).ok()?;
         let until = Timestamp::from_millis(i64::try_from(until.as_millis()).ok()?);
         Some(until.since(now()))
+    }
+}
+
+/// First bytes of the body of a response, for the record of the attempt. The client reads no byte for the excerpt: it
+/// copies bytes that it reads anyway, so that it can use the connection again. The excerpt contains the bytes as they
+/// arrive, without the coding of the transfer and with the coding of the content.
+#[derive(Default)]
+pub(crate) struct Excerpt {
+    /// Number of bytes that the excerpt still lacks; 0 if the tenant wants no excerpts.
+    missing: usize,
+    bytes: Vec<u8>,
+}
+
+impl Excerpt {
+    pub(crate) fn new(is_wanted: bool) -> Self {
+        Excerpt { missing: if is_wanted { EXCERPT_BYTES_MAX } else { 0 }, bytes: Vec::new() }
+    }
+
+    /// Adds the next bytes of the body.
+    pub(crate) fn add(&mut self, data: &[u8]) {
+        let added = data.len().min(self.missing);
+        self.missing -= added;
+        self.bytes.extend_from_slice(&data[..added]);
+    }
+
+    /// Returns the excerpt, or `None` if no byte arrived.
+    pub(crate) fn into_secret(self) -> Option<Secret> {
+        (!self.bytes.is_empty()).then(|| self.bytes.into())
     }
 }
 

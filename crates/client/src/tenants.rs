@@ -45,11 +45,11 @@ impl Client {
         self.read(of(name, "")).await
     }
 
-    /// Sets a tenant's quotas and their ceilings, and returns the tenant. Only operators may call this function.
+    /// Changes a tenant's settings, and returns the tenant. An admin of the tenant may change only `excerpts`.
     ///
     /// # Errors
-    /// Returns an error with the code `tenant_not_found`, `invalid_request` or `quota_ceiling`, or another variant of
-    /// [`Error`].
+    /// Returns an error with the code `tenant_not_found`, `role_forbidden`, `invalid_request` or `quota_ceiling`, or
+    /// another variant of [`Error`].
     pub async fn update_tenant(&self, name: &str, patch: &TenantPatch) -> Result<Tenant, Error> {
         self.patch(of(name, ""), patch).await
     }

@@ -6,6 +6,10 @@ use std::time::Duration;
 /// so this number limits the size of the record.
 pub const ATTEMPTS_KEPT: usize = 16;
 
+/// Maximum number of bytes of a response's body that the record of an attempt contains, if the tenant switched excerpts
+/// on. A record contains at most [`ATTEMPTS_KEPT`] excerpts.
+pub const EXCERPT_BYTES_MAX: usize = 1_024;
+
 /// Limits of the values in a schedule. An operator can configure all limits. The comments state the defaults.
 #[derive(Clone, Debug)]
 pub struct Limits {

@@ -6,7 +6,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::id::{base32, parse_base32};
-use crate::{Delay, EGRESS_REJECTED, Incarnation, NOT_DECRYPTED, Revision, TargetKey, TenantId, Timestamp};
+use crate::{Delay, EGRESS_REJECTED, Incarnation, NOT_DECRYPTED, Revision, Secret, TargetKey, TenantId, Timestamp};
 
 /// One due instant of one schedule. Attempts, hand-overs and crashes do not change it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -121,6 +121,10 @@ pub struct Attempt {
     /// Reason why a first attempt started late. `None` if the attempt was on time, if it is a later attempt, or if no
     /// reason is known.
     pub delay: Option<Delay>,
+    /// First bytes of the body of the target's response, at most [`crate::limits::EXCERPT_BYTES_MAX`]. `None` if the
+    /// tenant had not switched excerpts on, or if no byte of a body arrived. The store encrypts the excerpt, because a
+    /// target may send secrets.
+    pub excerpt: Option<Secret>,
 }
 
 /// Text of an attempt's error if the resolver cannot resolve the host name of the target.
@@ -198,4 +202,12 @@ pub struct Run {
     /// Attempts in the order of their numbers. The store retains only the last [`crate::limits::ATTEMPTS_KEPT`]
     /// attempts.
     pub attempts: Vec<Attempt>,
+}
+
+impl Run {
+    /// Returns the number of bytes of the stored excerpts.
+    #[must_use]
+    pub fn excerpt_bytes(&self) -> usize {
+        self.attempts.iter().filter_map(|attempt| attempt.excerpt.as_ref()).map(Secret::stored_len).sum()
+    }
 }

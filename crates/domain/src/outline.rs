@@ -109,6 +109,7 @@ mod tests {
             duration: Duration::ZERO,
             result: result.clone(),
             delay: None,
+            excerpt: None,
         });
         let attempts = attempts.collect();
         let occurrence = Occurrence { incarnation: Incarnation(1), nominal, revision: Revision(0), replay };

@@ -1,4 +1,4 @@
-//! Secret values: the header values of targets, and the secrets that sign callbacks.
+//! Secret values: the header values of targets, the secrets that sign callbacks, and excerpts of responses.
 //!
 //! Invariant: the `Debug` form of [`Secret`] contains no part of the value, and `Secret` has no `Display` form. The
 //! code of the store encrypts and decrypts values. In this crate, an encrypted value consists of opaque bytes.
@@ -40,6 +40,14 @@ impl Secret {
     #[must_use]
     pub fn is_encrypted(&self) -> bool {
         matches!(self, Secret::Encrypted(_))
+    }
+
+    /// Returns the length in bytes of the value as it is: plain or encrypted.
+    #[must_use]
+    pub fn stored_len(&self) -> usize {
+        match self {
+            Secret::Plain(bytes) | Secret::Encrypted(bytes) => bytes.len(),
+        }
     }
 
     /// Returns the length of the plain text in bytes, also for an encrypted value.

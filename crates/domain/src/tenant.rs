@@ -25,6 +25,9 @@ pub struct Tenant {
     pub ceilings: Quotas,
     /// Policy that states which destinations the tenant's callbacks may reach.
     pub egress: Egress,
+    /// True if the tenant's runs contain the first bytes of the bodies of responses. The tenant's admins may change
+    /// this setting.
+    pub excerpts: bool,
     /// Ids of all keys that ever encrypted a secret of the store, the oldest first. Only [`Tenant::OPERATOR`] uses this
     /// field.
     pub store_keys: Vec<KeyId>,
@@ -50,6 +53,7 @@ impl Tenant {
             quotas: Quotas::NONE,
             ceilings: Quotas::NONE,
             egress: Egress::default(),
+            excerpts: false,
             store_keys: Vec::new(),
             header_binding: None,
         }

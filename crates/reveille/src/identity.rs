@@ -140,6 +140,7 @@ async fn create_operator(runtime: &Runtime, store: &dyn Store, data: &Path) -> a
         quotas: Quotas::NONE,
         ceilings: Quotas::NONE,
         egress: Egress::default(),
+        excerpts: false,
         store_keys: Vec::new(),
         header_binding: None,
     };

@@ -20,6 +20,7 @@ use prometheus_client::metrics::info::Info;
 use runtime::{DiskLock, LowPriorityThreads, Runtime, TaskSet};
 use scheduler::{Registry, Scheduler};
 use server::{Readiness, Server};
+use store::Keyring;
 use store_embedded::EmbeddedStore;
 use store_postgres::PostgresStore;
 use tokio::sync::watch;
@@ -124,9 +125,10 @@ impl Service {
             let mut registry = build_registry();
             store.register(&mut registry);
             let deliver = Arc::new(deliver(runtime, options, &unlocked, &mut registry).await?);
+            let keyring = unlocked.keyring.clone();
             let started = Scheduler::start(runtime, unlocked.store, deliver, options.scheduler.clone(), registry).await;
             let scheduler = started.context("cannot start the scheduler")?;
-            Ok((Front::bind(&scheduler, options).await?, scheduler))
+            Ok((Front::bind(&scheduler, options, keyring).await?, scheduler))
         };
         match started.await {
             Ok((front, scheduler)) => {
@@ -167,11 +169,12 @@ impl Service {
             stop.run_until_cancelled(follow).await;
         });
         let deliver = Arc::new(deliver(runtime, options, &unlocked, &mut registry).await?);
+        let keyring = unlocked.keyring.clone();
         let parts = Parts { store: &store, encrypted: unlocked.store, identity: identity.clone(), deliver };
         let joined = cluster::join(runtime, engine, &options.member, parts, options.scheduler.clone(), registry);
         let cluster::Member { scheduler, listener } = joined.await?;
         tasks.spawn("peers", serve_peers(listener, identity, scheduler.clone(), stop_peers.clone()));
-        let front = Front::bind(&scheduler, options).await?;
+        let front = Front::bind(&scheduler, options, keyring).await?;
         let limits = options.limits();
         let (mover, inbox) = (scheduler.clone(), store.clone());
         tasks.spawn("inbox", async move { mover.move_inbox(inbox, inbox::read_spec(limits)).await });
@@ -315,7 +318,7 @@ struct Front {
 
 impl Front {
     /// Binds the listener of the server. If the bind fails, the function stops the scheduler.
-    async fn bind(scheduler: &Scheduler, options: &Options) -> anyhow::Result<Self> {
+    async fn bind(scheduler: &Scheduler, options: &Options, keyring: Arc<Keyring>) -> anyhow::Result<Self> {
         let bound = async {
             let request_threads = LowPriorityThreads::start("requests", options.request_threads)
                 .context("cannot start the threads that run requests")?;
@@ -325,6 +328,7 @@ impl Front {
                 tls,
                 batch_folder: options.data.clone(),
                 limits: options.limits(),
+                keyring,
                 ..options.server.clone()
             };
             let server = Server::bind(request_threads.runtime.clone(), scheduler.clone(), server).await?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{AttemptResult, Occurrence, Schedule, Tenant, Term, Timestamp};
+use domain::{AttemptResult, Occurrence, Schedule, Secret, Tenant, Term, Timestamp};
 use futures_util::future::BoxFuture;
 use runtime::Monotonic;
 
@@ -32,6 +32,9 @@ pub struct Delivered {
     pub result: AttemptResult,
     /// `Retry-After` of the target's response, as a duration from the arrival of the response.
     pub retry_after: Option<Duration>,
+    /// First bytes of the response's body, at most [`domain::limits::EXCERPT_BYTES_MAX`], if the tenant has switched
+    /// excerpts on ([`Tenant::excerpts`]) and a byte of a body arrived. The excerpt never changes the result.
+    pub excerpt: Option<Secret>,
 }
 
 /// Transport that makes attempts. Each attempt must end within the target's timeout. The timeout starts when the

@@ -90,7 +90,7 @@ struct Nowhere;
 
 impl Deliver for Nowhere {
     fn deliver(&self, _: Delivery) -> BoxFuture<'static, Option<Delivered>> {
-        ready(Some(Delivered { result: AttemptResult::TimedOut, retry_after: None })).boxed()
+        ready(Some(Delivered { result: AttemptResult::TimedOut, retry_after: None, excerpt: None })).boxed()
     }
 }
 

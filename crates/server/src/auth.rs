@@ -13,7 +13,6 @@ use domain::{ApiKey, Role, Tenant};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::extract::path_parameter;
 use crate::rejection::{Code, Rejected, reject};
 use crate::route::Needs;
 use crate::state::AppState;
@@ -30,18 +29,6 @@ impl<S: Sync> FromRequestParts<S> for Caller {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
         Ok(parts.extensions.remove().expect("the router has checked the key before it calls the handler"))
-    }
-}
-
-/// Tenant that an operator names in the path.
-pub(crate) struct NamedTenant(pub(crate) Arc<Tenant>);
-
-impl FromRequestParts<Arc<AppState>> for NamedTenant {
-    type Rejection = Rejected;
-
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<AppState>) -> Result<Self, Rejected> {
-        let name = path_parameter(parts, "tenant").await;
-        app.tenants.named(&name).map(NamedTenant).ok_or_else(tenant_not_found)
     }
 }
 

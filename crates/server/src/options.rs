@@ -2,11 +2,13 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use domain::egress::Network;
 use domain::limits::Limits;
 use domain::{Quota, Quotas};
+use store::Keyring;
 
 use crate::tls::Tls;
 
@@ -49,6 +51,9 @@ pub struct Options {
     pub history: Duration,
     /// Limits of the values in a schedule.
     pub limits: Limits,
+    /// Keys that decrypt the excerpts of responses in the store. Default: no keys. Without keys, the server can read
+    /// only excerpts that are not encrypted.
+    pub keyring: Arc<Keyring>,
     /// Maximum bytes of a request body and of one line of a batch. Default 256 KiB. The limit must suffice for the
     /// largest payload and the fields around it. Each current request can use this much memory. An HTTP/1 connection
     /// has one current request. An HTTP/2 connection has up to [`Options::streams_max`] current requests.
@@ -131,6 +136,7 @@ impl Default for Options {
                 .with(Quota::StoredMibMax, 1 << 20),
             history: scheduler::Options::default().history,
             limits: Limits::default(),
+            keyring: Arc::new(Keyring::NONE),
             body_bytes_max: 256 * 1024,
             head_bytes_max: 16 * 1024,
             idle_timeout: Duration::from_secs(30),

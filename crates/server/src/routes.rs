@@ -280,17 +280,12 @@ fn tenant_routes(routes: Routes) -> Routes {
             tenants_route(
                 "PATCH /v1/tenants/{tenant}",
                 "patchTenant",
-                Operator,
-                "Change a tenant's quotas, ceilings and egress (RFC 7396)",
+                AdminOf,
+                "Change a tenant's settings (RFC 7396); only an operator may change quotas, ceilings and egress",
                 ok("The changed tenant", schema_of::<api::Tenant>),
             )
             .with_patch(schema_of::<api::TenantPatch>)
-            .rejecting(&[
-                Code::InvalidRequest,
-                Code::QuotaCeiling,
-                Code::StorageFull,
-                Code::TenantNotFound,
-            ]),
+            .rejecting(SETTINGS_CODES),
             tenants::patch,
         )
         .add(

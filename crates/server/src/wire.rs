@@ -6,12 +6,17 @@ use api::Time;
 use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Response, StatusCode};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD as STANDARD;
+use domain::limits::EXCERPT_BYTES_MAX;
 use domain::occurrence::Run;
 use domain::{
     AttemptResult, BusTarget, CloudEvent, CloudEventMode, HttpTarget, RunState, Schedule, ScheduleId, Secret, Status,
     Target, Timestamp, When, duration,
 };
 use serde_json::value::RawValue;
+use store::Keyring;
+use store::encryption::Place;
 
 use crate::rejection::to_json;
 
@@ -96,8 +101,9 @@ pub(crate) fn cloud_event(event: &CloudEvent) -> api::CloudEvent {
     api::CloudEvent { mode, kind: Some(kind.clone()), source: source.clone() }
 }
 
-/// Converts a run. `schedule` is the id of the run's schedule, or `None` if the schedule no longer exists.
-pub(crate) fn run(run: &Run, schedule: Option<&ScheduleId>) -> api::Run {
+/// Converts a run. `schedule` is the id of the run's schedule, or `None` if the schedule no longer exists. `keyring`
+/// decrypts the excerpts of responses.
+pub(crate) fn run(run: &Run, schedule: Option<&ScheduleId>, keyring: &Keyring) -> api::Run {
     let (missed_last, missed_count, attempt_possible) = match run.state {
         RunState::Missed { last, count, attempt_possible } => (Some(time(last)), Some(count), attempt_possible),
         RunState::Retrying | RunState::Succeeded | RunState::Failed | RunState::Cancelled => (None, None, false),
@@ -118,11 +124,16 @@ pub(crate) fn run(run: &Run, schedule: Option<&ScheduleId>) -> api::Run {
         missed_last,
         missed_count,
         attempt_possible,
-        attempts: run.attempts.iter().map(attempt).collect(),
+        attempts: run.attempts.iter().map(|one| attempt(run, one, keyring)).collect(),
     }
 }
 
-fn attempt(attempt: &domain::Attempt) -> api::Attempt {
+fn attempt(run: &Run, attempt: &domain::Attempt, keyring: &Keyring) -> api::Attempt {
+    let (excerpt, excerpt_base64) = match excerpt(run, attempt, keyring) {
+        Some(Ok(text)) => (Some(text), None),
+        Some(Err(bytes)) => (None, Some(STANDARD.encode(bytes))),
+        None => (None, None),
+    };
     let mut converted = api::Attempt {
         number: attempt.number,
         started_at: time(attempt.started_at),
@@ -132,6 +143,8 @@ fn attempt(attempt: &domain::Attempt) -> api::Attempt {
         offset: None,
         error_class: (!attempt.result.is_success()).then(|| attempt.result.class().to_owned()),
         error: None,
+        excerpt,
+        excerpt_base64,
     };
     match &attempt.result {
         AttemptResult::Answered(status) => converted.status = Some(*status),
@@ -144,6 +157,38 @@ fn attempt(attempt: &domain::Attempt) -> api::Attempt {
         AttemptResult::Panicked => converted.error = Some("the executor failed".to_owned()),
     }
     converted
+}
+
+/// Returns the excerpt of an attempt: as text, or as bytes if it is not UTF-8 or contains control characters other than
+/// tabs and line ends. Returns `None` if the attempt has no excerpt, or if the keyring cannot decrypt it.
+fn excerpt(run: &Run, attempt: &domain::Attempt, keyring: &Keyring) -> Option<Result<String, Vec<u8>>> {
+    let stored = attempt.excerpt.as_ref()?;
+    let id = run.occurrence.run_id();
+    let place = Place::Excerpt { tenant: run.tenant, run: &id, attempt: attempt.number };
+    match keyring.open(place, stored) {
+        Ok(bytes) => Some(text_of(&bytes)),
+        Err(error) => {
+            tracing::warn!(run = %id, attempt = attempt.number, %error, "excerpt not shown: cannot decrypt it");
+            None
+        }
+    }
+}
+
+/// Returns the text of an excerpt. The excerpt may end within a character, whose bytes the text then lacks.
+fn text_of(bytes: &[u8]) -> Result<String, Vec<u8>> {
+    let is_cut = bytes.len() == EXCERPT_BYTES_MAX;
+    let text = match std::str::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(error) if is_cut && error.error_len().is_none() => {
+            std::str::from_utf8(&bytes[..error.valid_up_to()]).expect("the parser has accepted these bytes")
+        }
+        Err(_) => return Err(bytes.to_vec()),
+    };
+    if text.chars().any(|c| c.is_control() && !"\t\n\r".contains(c)) {
+        Err(bytes.to_vec())
+    } else {
+        Ok(text.to_owned())
+    }
 }
 
 pub(crate) fn time(instant: Timestamp) -> Time {

@@ -297,13 +297,13 @@ impl Deliver for Receiver {
             if let Some((Attack::Streams, streams)) = &hostile {
                 let wait = runtime.timeout(CONNECTION_WAIT_MAX, streams.acquire()).await;
                 let Some(stream) = wait else {
-                    return Some(Delivered { result: AttemptResult::TimedOut, retry_after: None });
+                    return Some(Delivered { result: AttemptResult::TimedOut, retry_after: None, excerpt: None });
                 };
                 _stream = Some(stream.expect("no code closes the semaphore"));
             }
             runtime.sleep(Duration::from_millis(millis)).await;
             let status = if matches!(hostile, Some((Attack::SharedTarget, _))) { 503 } else { 200 };
-            Some(Delivered { result: AttemptResult::Answered(status), retry_after: None })
+            Some(Delivered { result: AttemptResult::Answered(status), retry_after: None, excerpt: None })
         })
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
-    Attempt, AttemptResult, DueKey, Occurrence, Precondition, Revision, RunState, Schedule, ScheduleVersion, Status,
-    Timestamp,
+    Attempt, AttemptResult, DueKey, Occurrence, Precondition, Revision, RunState, Schedule, ScheduleVersion, Secret,
+    Status, Timestamp,
 };
 use futures_util::future::join;
 
@@ -339,6 +339,9 @@ pub(super) async fn occurrence_has_one_final_outcome(subject: &dyn Subject) {
     }
 }
 
+/// Length of the longest encrypted excerpt.
+const EXCERPT_LEN: usize = domain::limits::EXCERPT_BYTES_MAX + Secret::ENCRYPTION_OVERHEAD;
+
 pub(super) async fn run_is_stored_exactly(subject: &dyn Subject) {
     let fixture = Fixture::open(subject).await;
     let schedule = fixture.create(fixture.unnamed(minute(1))).await;
@@ -358,6 +361,7 @@ pub(super) async fn run_is_stored_exactly(subject: &dyn Subject) {
         duration: Duration::from_millis(u64::from(number) * 100_000),
         result,
         delay: None,
+        excerpt: (number % 3 > 0).then(|| Secret::Encrypted(vec![number.to_le_bytes()[0]; EXCERPT_LEN].into())),
     });
     let run = Run {
         tenant: TENANT,

@@ -415,6 +415,7 @@ fn two_tenants() -> (Tenant, Tenant) {
         forbid_http: true,
         allow_topics: vec!["orders-*".parse().expect("the text is a valid pattern of topics")],
     };
+    second.excerpts = true;
     let encrypted = Secret::Encrypted((0..80).rev().collect::<Vec<u8>>().into());
     let (id, created_at) = ("s2".to_owned(), minute(2));
     second.signing_secrets.push(SigningSecret { id, secret: encrypted, created_at });
@@ -425,6 +426,7 @@ pub(super) async fn usage_follows_schedules_and_runs(subject: &dyn Subject) {
     /// Maximum number of bytes that an engine counts for one row in addition to the payload.
     const ROW_BYTES_MAX: u64 = 1_024;
     const PAYLOAD: u64 = 10_000;
+    const EXCERPT_BYTES: usize = 1_073;
 
     let fixture = Fixture::open(subject).await;
     let usage = async || {
@@ -490,4 +492,11 @@ pub(super) async fn usage_follows_schedules_and_runs(subject: &dyn Subject) {
     let both = usage().await;
     grown(cancelled, both, 0);
     assert_eq!(both.active + both.cancelled, 2);
+
+    let answered = fixture.create(sized("answered", 0)).await;
+    let before = usage().await;
+    let mut run = run_of(TENANT, due_of(&answered, minute(5)).occurrence, RunState::Succeeded);
+    run.attempts[0].excerpt = Some(Secret::Encrypted(vec![7; EXCERPT_BYTES].into()));
+    owner.write(Change::Run { run, then: None, ends: true }).await;
+    grown(before, usage().await, EXCERPT_BYTES as u64);
 }

@@ -295,6 +295,7 @@ fn run_with(
         duration: Duration::from_millis(12),
         result: result.clone(),
         delay: *delay,
+        excerpt: None,
     });
     let (occurrence, attempts) = (due_of(schedule, nominal).occurrence, attempts.collect());
     Run { tenant: TENANT, occurrence, state, attempts }

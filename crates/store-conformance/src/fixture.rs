@@ -105,6 +105,7 @@ pub(super) fn run_of(tenant: TenantId, occurrence: Occurrence, state: RunState) 
         duration: Duration::from_millis(12),
         result: AttemptResult::Answered(503),
         delay: None,
+        excerpt: None,
     };
     Run { tenant, occurrence, state, attempts: vec![attempt] }
 }

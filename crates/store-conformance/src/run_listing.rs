@@ -157,6 +157,7 @@ pub(super) async fn runs_are_listed_by_state_status_and_lateness(subject: &dyn S
             duration: Duration::from_millis(7),
             result: result.clone(),
             delay: None,
+            excerpt: None,
         });
         let run = Run { tenant: TENANT, occurrence, state: *state, attempts: attempts.collect() };
         write(&fixture, &schedule, run).await;

@@ -199,6 +199,7 @@ fn outcome(key: &DueKey, terms: &BTreeMap<domain::ShardId, domain::Term>) -> Own
         duration: Duration::from_millis(2),
         result: AttemptResult::Answered(200),
         delay: None,
+        excerpt: None,
     };
     let run = Run { tenant: TENANT, occurrence: key.occurrence, state: RunState::Succeeded, attempts: vec![attempt] };
     // All writes use the same poller, because the poller does not affect the rate.

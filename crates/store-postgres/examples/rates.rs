@@ -257,6 +257,7 @@ fn outcome((poller, key): &(PollerId, DueKey), terms: &BTreeMap<ShardId, Term>) 
         duration: Duration::from_millis(12),
         result: AttemptResult::Answered(200),
         delay: None,
+        excerpt: None,
     };
     let run = Run { tenant: TENANT, occurrence: key.occurrence, state: RunState::Succeeded, attempts: vec![attempt] };
     OwnerWrite { term: terms[&poller.shard()], poller: *poller, change: Change::Run { run, then: None, ends: true } }

@@ -195,6 +195,7 @@ fn payload_of(write: &OwnerWrite) -> usize {
     match &write.change {
         Change::Put(insert) | Change::PutIf { insert, .. } => insert.schedule.spec.payload.len(),
         Change::Reencrypt(schedule) => schedule.spec.payload.len(),
+        Change::Run { run, .. } => run.excerpt_bytes(),
         _ => 0,
     }
 }

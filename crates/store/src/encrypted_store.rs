@@ -1,9 +1,10 @@
 //! Store that encrypts secrets before its engine receives them. No other code of the project encrypts stored secrets.
 //!
-//! The store does not decrypt the secrets that it reads. A secret stays encrypted until a callback needs the plaintext.
+//! The store does not decrypt the secrets that it reads. A secret stays encrypted until a callback needs the plaintext,
+//! and an excerpt of a response until a user reads the run.
 //!
-//! Invariant: the engine receives no schedule and no tenant with a plaintext secret. The invariant also holds if the
-//! caller read the secret from a row that a member wrote before the operator configured encryption.
+//! Invariant: the engine receives no schedule, no tenant and no run with a plaintext secret. The invariant also holds
+//! if the caller read the secret from a row that a member wrote before the operator configured encryption.
 
 use std::sync::Arc;
 
@@ -56,9 +57,9 @@ impl Store for EncryptedStore {
             match &mut write.change {
                 Change::Put(insert) | Change::PutIf { insert, .. } => self.encrypt_schedule(&mut insert.schedule),
                 Change::Reencrypt(schedule) => self.encrypt_schedule(schedule),
+                Change::Run { run, .. } => self.keyring.encrypt_run(&self.runtime, run),
                 Change::Cancel(_)
                 | Change::CancelIf(..)
-                | Change::Run { .. }
                 | Change::Advance { .. }
                 | Change::End { .. }
                 | Change::Defer(_)

@@ -6,8 +6,9 @@
 //! the master key and the first half of the random bytes. The derivation uses HMAC-SHA256. The second half of the
 //! random bytes is the nonce. One master key can safely encrypt so many values that the module does not count them. The
 //! authenticated data contains the kind and the name of the value, its tenant and, for a header, its schedule and the
-//! origin of the schedule's target. If an attacker moves a value to another place, or changes the target to another
-//! origin, the decryption of the value therefore fails.
+//! origin of the schedule's target; for an excerpt of a response, its run and the number of its attempt. If an attacker
+//! moves a value to another place, or changes the target to another origin, the decryption of the value therefore
+//! fails.
 //!
 //! Earlier builds encrypted headers in a form without the origin. The module decrypts such a value only to encrypt it
 //! again with the origin ([`Keyring::bind_schedule`]). A header with an origin is *bound*.
@@ -17,6 +18,7 @@
 //!
 //! docs/decisions/0033-encrypt-secrets-above-the-engines.md gives the reasons for the design.
 //! docs/decisions/0211-bind-encrypted-headers-to-the-targets-origin.md gives the reasons for bound headers.
+//! docs/decisions/0242-record-excerpts-of-responses.md gives the reasons for encrypted excerpts.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,14 +26,15 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use domain::{KeyId, Schedule, ScheduleId, Secret, Tenant, TenantId};
+use domain::occurrence::Run;
+use domain::{KeyId, RunId, Schedule, ScheduleId, Secret, Tenant, TenantId};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use ring::hmac;
 use runtime::Runtime;
 
 /// Form of signing secrets, and of the headers that earlier builds encrypted without the origin.
 const FORM_1: u8 = 1;
-/// Form of bound headers, of the record of header binding, and of the keys of authorities.
+/// Form of bound headers, of the record of header binding, of the keys of authorities, and of excerpts.
 const FORM_2: u8 = 2;
 const KEY_LEN: usize = 32;
 const KEY_ID_LEN: usize = KeyId::LEN;
@@ -60,6 +63,8 @@ pub enum Place<'a> {
     AuthorityKey { number: u32 },
     /// Record in the operator tenant that states whether every header of the store is bound.
     HeaderBinding,
+    /// Excerpt of the response to an attempt.
+    Excerpt { tenant: TenantId, run: &'a RunId, attempt: u16 },
 }
 
 impl Place<'_> {
@@ -72,13 +77,14 @@ impl Place<'_> {
             }
             Place::HeaderBinding => place_bytes(4, Tenant::OPERATOR, &[]),
             Place::AuthorityKey { number } => place_bytes(5, Tenant::OPERATOR, &[&number.to_string()]),
+            Place::Excerpt { tenant, run, attempt } => place_bytes(6, *tenant, &[run.as_str(), &attempt.to_string()]),
         }
     }
 
     fn form(&self) -> u8 {
         match self {
             Place::SigningSecret { .. } => FORM_1,
-            Place::Header { .. } | Place::HeaderBinding | Place::AuthorityKey { .. } => FORM_2,
+            Place::Header { .. } | Place::HeaderBinding | Place::AuthorityKey { .. } | Place::Excerpt { .. } => FORM_2,
         }
     }
 }
@@ -298,6 +304,19 @@ impl Keyring {
             }
         }
         first_error.map_or(Ok(()), Err)
+    }
+
+    /// Encrypts the plaintext excerpts of a run. An excerpt that an earlier write of the run encrypted stays as it is.
+    pub fn encrypt_run(&self, runtime: &Runtime, run: &mut Run) {
+        let is_plain = |excerpt: &Secret| !excerpt.is_encrypted();
+        if !run.attempts.iter().filter_map(|attempt| attempt.excerpt.as_ref()).any(is_plain) {
+            return; // Most runs have no excerpts. The early return avoids the text of the id.
+        }
+        let (tenant, id) = (run.tenant, run.occurrence.run_id());
+        for attempt in &mut run.attempts {
+            let place = Place::Excerpt { tenant, run: &id, attempt: attempt.number };
+            attempt.excerpt = attempt.excerpt.as_ref().map(|excerpt| self.encrypt(runtime, place, excerpt));
+        }
     }
 
     /// Encrypts the plaintext signing secrets of a tenant.

@@ -3,13 +3,16 @@
 //!
 //! A run has version 2 if it is missed and has the mark `attempt_possible`, and version 1 otherwise. The two versions
 //! differ only in this mark. Builds that know only version 1 can therefore read all runs without the mark.
+//!
+//! An attempt with an excerpt has the excerpt before its result, and an attempt with a delay has the delay after its
+//! result. Builds without excerpts or without delays cannot read such a run, and can read all other runs.
 
 use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::outline::lateness;
 use domain::{
-    Attempt, AttemptResult, Delay, Occurrence, Quota, RunOutline, RunState, RunStateKind, TenantId, Timestamp,
+    Attempt, AttemptResult, Delay, Occurrence, Quota, RunOutline, RunState, RunStateKind, Secret, TenantId, Timestamp,
 };
 
 use crate::{Malformed, Put as _, Take};
@@ -18,6 +21,9 @@ const VERSION: u8 = 1;
 const VERSION_MARKED: u8 = 2;
 const WHAT: &str = "a run";
 const ATTEMPT_LEN_MIN: usize = 2 + 8 + 12 + 1;
+/// Bytes that precede an excerpt. Every other byte at this place is the number of a result.
+const EXCERPT_PLAIN: u8 = 5;
+const EXCERPT_ENCRYPTED: u8 = 6;
 /// Bit of the number of an attempt's result. The bit states that a delay follows the result. Builds without delays
 /// cannot read an attempt with this bit.
 const DELAYED: u8 = 0x80;
@@ -96,6 +102,14 @@ fn put_attempt(out: &mut Vec<u8>, attempt: &Attempt) {
     out.u16(attempt.number);
     out.timestamp(attempt.started_at);
     out.duration(attempt.duration);
+    if let Some(excerpt) = &attempt.excerpt {
+        let (kind, bytes) = match excerpt {
+            Secret::Plain(bytes) => (EXCERPT_PLAIN, bytes),
+            Secret::Encrypted(bytes) => (EXCERPT_ENCRYPTED, bytes),
+        };
+        out.u8(kind);
+        out.blob(bytes);
+    }
     let delay = attempt.delay.and_then(encode_delay);
     let delayed = if delay.is_some() { DELAYED } else { 0 };
     match &attempt.result {
@@ -187,7 +201,7 @@ pub fn outline(bytes: &[u8]) -> Result<RunOutline, Malformed> {
             outline.lateness = lateness(&occurrence, number, started_at);
         }
         take.skip_duration()?;
-        let kind = take.u8()?;
+        let (kind, _) = take_excerpt(&mut take)?;
         match kind & !DELAYED {
             0 => outline.add_status(take.u16()?),
             1 => take.skip_blobs(1)?,
@@ -257,7 +271,11 @@ fn take_attempt(take: &mut Take<'_>) -> Result<Attempt, Malformed> {
     let number = take.u16()?;
     let started_at = take.timestamp()?;
     let duration: Duration = take.duration()?;
-    let kind = take.u8()?;
+    let (kind, excerpt) = take_excerpt(take)?;
+    let excerpt = excerpt.map(|(is_encrypted, bytes)| {
+        let bytes = bytes.to_vec().into();
+        if is_encrypted { Secret::Encrypted(bytes) } else { Secret::Plain(bytes) }
+    });
     let result = match kind & !DELAYED {
         0 => AttemptResult::Answered(take.u16()?),
         1 => AttemptResult::Unreachable(take.text()?.to_owned()),
@@ -267,5 +285,20 @@ fn take_attempt(take: &mut Take<'_>) -> Result<Attempt, Malformed> {
         _ => return Err(take.malformed()),
     };
     let delay = if kind & DELAYED == 0 { None } else { Some(take_delay(take)?) };
-    Ok(Attempt { number, started_at, duration, result, delay })
+    Ok(Attempt { number, started_at, duration, result, delay, excerpt })
+}
+
+/// Bytes of an excerpt, and whether they are encrypted.
+type StoredExcerpt<'a> = (bool, &'a [u8]);
+
+/// Decodes the excerpt of an attempt, if the attempt has one. Returns the number of the attempt's result, with the bit
+/// [`DELAYED`] if a delay follows, and the excerpt with the information whether it is encrypted.
+fn take_excerpt<'a>(take: &mut Take<'a>) -> Result<(u8, Option<StoredExcerpt<'a>>), Malformed> {
+    match take.u8()? {
+        kind @ (EXCERPT_PLAIN | EXCERPT_ENCRYPTED) => {
+            let bytes = take.blob()?;
+            Ok((take.u8()?, Some((kind == EXCERPT_ENCRYPTED, bytes))))
+        }
+        result => Ok((result, None)),
+    }
 }

@@ -31,6 +31,9 @@ struct Stored {
     /// field, the tenant's callbacks may call only public addresses.
     #[serde(default, skip_serializing_if = "StoredEgress::is_default")]
     egress: StoredEgress,
+    /// Builds without excerpts ignore this field, and remove it if they change the tenant.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    excerpts: bool,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     store_keys: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none", with = "optional_base64")]
@@ -188,6 +191,7 @@ pub fn encode(tenant: &Tenant) -> Vec<u8> {
         quotas: numbers(&tenant.quotas),
         ceilings: numbers(&tenant.ceilings),
         egress: StoredEgress::of(&tenant.egress),
+        excerpts: tenant.excerpts,
         store_keys: tenant.store_keys.iter().map(ToString::to_string).collect(),
         header_binding: tenant.header_binding.as_ref().map(header_binding),
     };
@@ -234,6 +238,7 @@ pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
             let faults = "an unknown address class, a malformed network or a malformed topic pattern";
             format!("tenant {}: the egress policy has {faults}", id.0)
         })?,
+        excerpts: stored.excerpts,
         store_keys: store_keys.ok_or_else(|| format!("tenant {}: a store key has a malformed id", id.0))?,
         header_binding: stored.header_binding.map(|bytes| Secret::Encrypted(bytes.into())),
     })

@@ -141,8 +141,19 @@ fn run() -> impl Strategy<Value = Run> {
         Just(AttemptResult::Panicked),
         (any::<u32>(), any::<u64>()).prop_map(|(partition, offset)| AttemptResult::Stored { partition, offset }),
     ];
-    let attempt = (any::<u16>(), timestamp(), duration(), result, option::of(delay())).prop_map(
-        |(number, started_at, duration, result, delay)| Attempt { number, started_at, duration, result, delay },
+    let excerpt = (any::<bool>(), vec(any::<u8>(), 0..40)).prop_map(|(is_encrypted, bytes)| match is_encrypted {
+        true => Secret::Encrypted(bytes.into()),
+        false => Secret::Plain(bytes.into()),
+    });
+    let attempt = (any::<u16>(), timestamp(), duration(), result, option::of(delay()), option::of(excerpt)).prop_map(
+        |(number, started_at, duration, result, delay, excerpt)| Attempt {
+            number,
+            started_at,
+            duration,
+            result,
+            delay,
+            excerpt,
+        },
     );
     (any::<u32>(), occurrence(), state, vec(attempt, 0..4)).prop_map(|(tenant, occurrence, state, attempts)| Run {
         tenant: TenantId(tenant),
@@ -297,6 +308,7 @@ fn a_run() -> Run {
         duration: Duration::from_millis(12),
         result,
         delay: None,
+        excerpt: None,
     };
     Run {
         tenant: TenantId(7),
@@ -370,6 +382,18 @@ fn encoded_runs_match_the_golden_file_of_version_2() {
     expect_test::expect_file!["../testdata/runs-v2.txt"].assert_eq(&text);
 }
 
+/// Each line of the golden file contains a run with excerpts, as a row or as the value of a column. The file never
+/// changes.
+#[test]
+fn encoded_runs_match_the_golden_file_of_excerpts() {
+    let mut run = Run { state: RunState::Failed, ..a_run() };
+    run.attempts[0].excerpt = Some("busy".into());
+    run.attempts[2].excerpt = Some(Secret::Encrypted(vec![1, 2, 3].into()));
+    let text =
+        format!("run: {}\ncolumn run: {}\n", hex(&encoded(|out| run::put(out, &run))), hex(&run::encode_rest(&run)));
+    expect_test::expect_file!["../testdata/excerpts-v1.txt"].assert_eq(&text);
+}
+
 #[test]
 fn missed_run_of_version_1_has_no_mark() {
     let unmarked = a_run();
@@ -424,6 +448,7 @@ fn encoded_column_values_match_the_golden_file_of_version_1() {
         duration: Duration::from_millis(12),
         result,
         delay: None,
+        excerpt: None,
     });
     let run = Run { tenant: TenantId(7), occurrence, state: RunState::Failed, attempts: attempts.collect() };
     let missed = Run {

@@ -123,6 +123,8 @@ impl Load {
             started_at: nominal + Duration::from_millis(delay),
             duration: Duration::from_millis(12),
             result: AttemptResult::Answered(status),
+            delay: None,
+            excerpt: None,
         });
         let then = (state == RunState::Retrying).then(|| DueKey {
             position: schedule.next.unwrap_or(nominal),

@@ -50,8 +50,9 @@ impl Scene {
     }
 
     async fn send(&self, delivery: Delivery) -> AttemptResult {
-        let Delivered { result, retry_after } = self.deliver.deliver(delivery).await.expect("the deadline is far away");
-        assert_eq!(retry_after, None);
+        let Delivered { result, retry_after, excerpt } =
+            self.deliver.deliver(delivery).await.expect("the deadline is far away");
+        assert_eq!((retry_after, excerpt), (None, None));
         result
     }
 

@@ -5,6 +5,7 @@
 mod bus;
 mod connections;
 mod egress;
+mod excerpts;
 mod names;
 mod requests;
 mod responses;

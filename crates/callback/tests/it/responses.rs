@@ -21,7 +21,7 @@ async fn answered(answer: &[u8]) -> Delivered {
 }
 
 fn broken(reason: &str) -> Delivered {
-    Delivered { result: AttemptResult::Unreachable(reason.to_owned()), retry_after: None }
+    Delivered { result: AttemptResult::Unreachable(reason.to_owned()), retry_after: None, excerpt: None }
 }
 
 #[tokio::test]
@@ -180,7 +180,7 @@ async fn timed_out(answer: &[u8]) {
     to.timeout = Duration::from_millis(60);
     let serve = async { listening.serve(answer).await.0.closed().await };
     let (delivered, ()) = tokio::join!(sent(&deliverer, delivery(to, b"1")), serve);
-    assert_eq!(delivered, Delivered { result: AttemptResult::TimedOut, retry_after: None });
+    assert_eq!(delivered, Delivered { result: AttemptResult::TimedOut, retry_after: None, excerpt: None });
 }
 
 #[tokio::test]

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use callback::{HttpDeliver, Options};
-use domain::{AttemptResult, HttpTarget};
+use domain::limits::EXCERPT_BYTES_MAX;
+use domain::{AttemptResult, HttpTarget, Tenant};
 use futures_util::future::join_all;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
@@ -15,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use runtime::{Runtime, TaskHandle};
 use rustls::ServerConfig;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use scheduler::Delivered;
+use scheduler::{Delivered, Delivery};
 use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 
@@ -49,6 +50,13 @@ fn trusting(identity: &Identity) -> HttpDeliver {
 async fn attempt(deliverer: &HttpDeliver, listening: &Listening, payload: &[u8]) -> Delivered {
     let url = format!("https://localhost:{}/hook?of=test", listening.port());
     sent(deliverer, delivery(target(url), payload)).await
+}
+
+async fn attempt_with_excerpt(deliverer: &HttpDeliver, listening: &Listening, payload: &[u8]) -> Delivered {
+    let url = format!("https://localhost:{}/hook?of=test", listening.port());
+    let delivery = delivery(target(url), payload);
+    let tenant = Arc::new(Tenant { excerpts: true, ..(*delivery.tenant).clone() });
+    sent(deliverer, Delivery { tenant, ..delivery }).await
 }
 
 #[tokio::test]
@@ -157,10 +165,17 @@ async fn concurrent_http2_callbacks_share_one_connection() {
     let attempts = async {
         let together = join_all((0..50).map(|_| attempt(&deliverer, &listening, b"3"))).await;
         assert!(together.iter().all(|delivered| delivered.result == AttemptResult::Answered(200)), "{together:?}");
+        assert!(together.iter().all(|delivered| delivered.excerpt.is_none()), "excerpts are off");
         // The client cuts off a response that exceeds the limit, and the connection stays usable.
         let delivered = attempt(&deliverer, &listening, b"1000000").await;
         assert_eq!(delivered.result, AttemptResult::Answered(200));
         assert!(attempt(&deliverer, &listening, b"3").await.result.is_success());
+        for (len, excerpt) in [(b"3".as_slice(), 3), (b"70000", EXCERPT_BYTES_MAX), (b"0", 0)] {
+            let delivered = attempt_with_excerpt(&deliverer, &listening, len).await;
+            assert_eq!(delivered.result, AttemptResult::Answered(200));
+            let expected = (excerpt > 0).then(|| vec![b'z'; excerpt].into());
+            assert!(delivered.excerpt == expected, "{len:?}: the excerpt has another length");
+        }
     };
     tokio::select! {
         biased;

@@ -92,6 +92,7 @@ impl Case {
             duration: Duration::from_millis(30),
             result: result.clone(),
             delay: None,
+            excerpt: None,
         });
         let attempts = attempts.collect();
         let occurrence = Occurrence { incarnation: self.schedule.incarnation, nominal, revision, replay: 0 };

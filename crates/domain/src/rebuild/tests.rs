@@ -47,6 +47,7 @@ fn run(schedule: &Schedule, nominal: u64, state: RunState) -> Run {
         duration: Duration::from_secs(1),
         result: AttemptResult::TimedOut,
         delay: None,
+        excerpt: None,
     };
     let occurrence = Occurrence { incarnation, nominal: at(nominal), revision, replay: 0 };
     Run { tenant: TenantId(1), occurrence, state, attempts: vec![attempt] }

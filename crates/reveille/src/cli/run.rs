@@ -115,7 +115,21 @@ async fn get(arguments: Get) -> anyhow::Result<()> {
     }
     console::line("")?;
     let rows: Vec<_> = run.attempts.iter().map(attempt_row).collect();
-    show::table(["attempt", "started at", "duration", "result"], &rows)
+    show::table(["attempt", "started at", "duration", "result"], &rows)?;
+    run.attempts.iter().filter_map(excerpt_of).try_for_each(|text| Ok(console::line(&text)?))
+}
+
+/// Returns the text that shows the excerpt of an attempt: a heading and the indented lines of the excerpt, so that no
+/// line looks like output of this command. The target chose the excerpt, so the text contains no characters that
+/// control a terminal or the direction of text.
+fn excerpt_of(attempt: &Attempt) -> Option<String> {
+    let (form, excerpt) = match (&attempt.excerpt, &attempt.excerpt_base64) {
+        (Some(text), _) => ("", text),
+        (None, Some(base64)) => (" in base64", base64),
+        (None, None) => return None,
+    };
+    let lines: String = excerpt.lines().map(|line| format!("\n  {}", show::escaped_format(line))).collect();
+    Some(format!("\nexcerpt of the response to attempt {}{form}:{lines}", attempt.number))
 }
 
 fn attempt_row(attempt: &Attempt) -> [String; 4] {
@@ -246,6 +260,22 @@ async fn redrive_one(client: &Client, id: &str) -> Result<Redriven, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn excerpt_cannot_control_the_terminal_or_imitate_output() {
+        let text_of = |fields: &str| {
+            let json = format!(r#"{{"number":2,"started_at":"2026-03-29T01:00:00Z","duration_ms":1{fields}}}"#);
+            excerpt_of(&serde_json::from_str(&json).unwrap())
+        };
+        assert_eq!(text_of(""), None);
+        let hostile = r#","excerpt":"a\u001b[2J\u009b2K\u007f\rb\u202e\u2066\nRUN  state\tdone\r\n""#;
+        let lines = ["", "excerpt of the response to attempt 2:", r"  a\u{1b}[2J\u{9b}2K\u{7f}\rb\u{202e}\u{2066}"];
+        let shown = format!("{}\n{}", lines.join("\n"), r"  RUN  state\tdone");
+        assert_eq!(text_of(hostile), Some(shown));
+        let binary = "\nexcerpt of the response to attempt 2 in base64:\n  H4sI";
+        assert_eq!(text_of(r#","excerpt_base64":"H4sI""#).as_deref(), Some(binary));
+        assert_eq!(text_of(r#","excerpt_base64":"\u001b[2J""#), Some(binary.replace("H4sI", "\\u{1b}[2J")));
+    }
 
     #[test]
     fn state_of_a_missed_run_names_its_count_and_its_mark() {

@@ -105,6 +105,21 @@ pub(crate) fn escaped_lines(text: &str) -> String {
     text.chars().map(spell).collect()
 }
 
+/// Escapes control characters as [`escaped`] does, and characters that change the direction of text or that no terminal
+/// shows, with which a text could look like another text.
+pub(crate) fn escaped_format(text: &str) -> String {
+    let is_hidden = |c: char| {
+        matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
+    };
+    let spell = |c: char| match is_hidden(c) {
+        true => c.escape_unicode().to_string(),
+        false if c.is_control() => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(spell).collect()
+}
+
 /// Returns the value as text, or `-` if the value is `None`.
 pub(crate) fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())

@@ -1,6 +1,6 @@
-//! Commands `reveille tenant`, which create and show tenants and set their egress policies.
+//! Commands `reveille tenant`, which create and show tenants and set their egress policies and their other settings.
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use reveille_client::TryStreamExt as _;
 use reveille_client::api::{AuditPage, Egress, EgressPatch, Tenant, TenantList, TenantPatch, TenantRequest};
 
@@ -20,6 +20,9 @@ pub(crate) enum Command {
     /// Set the addresses that a tenant's callbacks may reach in addition to public addresses; all other addresses are
     /// forbidden. Or set the topics that they may reach; without another option, the addresses then stay the same
     Egress(EgressArguments),
+    /// Set whether a tenant's runs record the first 1,024 bytes of the body of each response; an admin of the tenant
+    /// may run this command, too
+    Excerpts(ExcerptArguments),
     /// List the changes to a tenant, with the time and the API key of each change
     Audit(NameArguments),
 }
@@ -60,6 +63,25 @@ pub(crate) struct EgressArguments {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct ExcerptArguments {
+    /// Name of the tenant
+    name: String,
+    /// Setting for further attempts; the runs keep the excerpts that they have
+    #[arg(value_enum)]
+    setting: Setting,
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Setting {
+    On,
+    Off,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct List {
     #[command(flatten)]
     output: Output,
@@ -73,6 +95,7 @@ pub(super) async fn execute(command: Command) -> anyhow::Result<()> {
         Command::List(arguments) => list(arguments).await,
         Command::Get(arguments) => get(arguments).await,
         Command::Egress(arguments) => set_egress(arguments).await,
+        Command::Excerpts(arguments) => set_excerpts(arguments).await,
         Command::Audit(arguments) => audit(arguments).await,
     }
 }
@@ -125,6 +148,13 @@ async fn set_egress(arguments: EgressArguments) -> anyhow::Result<()> {
     show_tenant(tenant, arguments.output)
 }
 
+async fn set_excerpts(arguments: ExcerptArguments) -> anyhow::Result<()> {
+    let client = arguments.connect.client(DefaultKey::Operator)?;
+    let patch = TenantPatch { excerpts: Some(arguments.setting == Setting::On), ..TenantPatch::default() };
+    let tenant = client.update_tenant(&arguments.name, &patch).await.map_err(|error| explain(&client, &error))?;
+    show_tenant(tenant, arguments.output)
+}
+
 fn show_tenant(tenant: Tenant, output: Output) -> anyhow::Result<()> {
     if output.json {
         return show::json(&tenant);
@@ -139,6 +169,7 @@ fn show_tenant(tenant: Tenant, output: Output) -> anyhow::Result<()> {
         ("keys", Some(tenant.keys.to_string())),
         ("version", Some(tenant.version.to_string())),
         ("callbacks to", Some(format!("{}; {scheme}", egress.join(" ")))),
+        ("excerpts", Some(if tenant.excerpts { "on" } else { "off" }.to_owned())),
         ("topics", (!allow_topics.is_empty()).then(|| allow_topics.join(" "))),
         ("quotas", Some("`reveille quota get --tenant NAME` shows the quotas".to_owned())),
     ])

@@ -220,14 +220,15 @@ impl Database {
 }
 
 /// Fields of responses that the earlier build did not have.
-const NEW_FIELDS: [&str; 9] = [
+const NEW_FIELDS: [&str; 11] = [
     "allow_topics",
     "bus_callbacks_per_second",
-    "retention_days",
     "bus_in_flight_max",
     "error_class",
+    "excerpts",
     "http_callbacks_per_second",
     "http_in_flight_max",
+    "retention_days",
     "stored_mib_max",
     "unreadable",
     "usage",

@@ -40,6 +40,8 @@ struct State {
 pub(crate) struct Receiver {
     address: SocketAddr,
     state: Arc<(Mutex<State>, Condvar)>,
+    /// Body of each response.
+    answer: &'static str,
 }
 
 impl Receiver {
@@ -48,8 +50,13 @@ impl Receiver {
     }
 
     pub(crate) fn start_on(listener: TcpListener) -> Self {
+        Receiver::start_with(listener, "")
+    }
+
+    /// Starts a receiver that responds to each callback with the body `answer`.
+    pub(crate) fn start_with(listener: TcpListener, answer: &'static str) -> Self {
         let address = listener.local_addr().expect("a bound listener has an address");
-        let receiver = Receiver { address, state: Arc::default() };
+        let receiver = Receiver { address, state: Arc::default(), answer };
         let accepting = receiver.clone();
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
@@ -113,7 +120,9 @@ impl Receiver {
             state.hits.push(hit);
             changed.notify_all();
             drop(changed.wait_while(state, |state| state.is_held).unwrap());
-            connection.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").ok()?;
+            let answer = self.answer;
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", answer.len());
+            connection.write(&[head.as_bytes(), answer.as_bytes()].concat()).ok()?;
         }
     }
 }

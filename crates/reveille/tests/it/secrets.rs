@@ -5,6 +5,7 @@
 //! The tests also search for a word that is not secret. The store's files must contain this word, which proves that the
 //! search works.
 
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -24,6 +25,8 @@ const HEADER: &str = "Zx7qK2mWvT9bR4nLHeaderValueOfATarget";
 const PUT_HEADER: &str = "Jd5sYc8pGh3kXa6eHeaderValueThatWasPut";
 const PATCH_HEADER: &str = "Gw3oLq9zUy6mBv1kHeaderValueThatWasPatched";
 const TENANT_HEADER: &str = "Nf2uQr7tBo9iEw4yHeaderOfAnotherTenant";
+
+const EXCERPT: &str = "Lk6vDx1sWq0fHj5nExcerptOfAResponse";
 
 /// Names of the files that may contain secrets.
 const SECRET_FILES: [&str; 4] = ["admin.key", "operator.key", "signing.secret", "store.key"];
@@ -147,6 +150,8 @@ fn send_all_requests(server: &Server, data: &Path, receiver: &Receiver, captured
         captured.request(&mut client, "GET", path, "");
     }
 
+    send_requests_with_excerpts(&mut client);
+
     let operator = std::fs::read_to_string(data.join("operator.key")).unwrap();
     let mut operator = Client::connect(server.address, operator.trim()).unwrap();
     let tenant = r#"{"name":"billing","egress":{"allow":["loopback"]}}"#;
@@ -168,6 +173,33 @@ fn send_all_requests(server: &Server, data: &Path, receiver: &Receiver, captured
     ]
 }
 
+/// Records an excerpt of a response, reads it, and checks that excerpts are off by default. The test does not search
+/// the responses to these requests, which show the excerpt.
+fn send_requests_with_excerpts(client: &mut Client) {
+    let answering = Receiver::start_with(TcpListener::bind("127.0.0.1:0").unwrap(), EXCERPT);
+    let mut excerpt_of = |id: &str, setting: &str| {
+        let patched = client.send("PATCH", "/v1/tenants/default", setting).unwrap();
+        assert_eq!(patched.status, 200, "{}", patched.body);
+        // Another member may receive the new setting within a few seconds.
+        let mut last = Value::Null;
+        until("the run has an excerpt", || {
+            let id = format!("{id}-{}", now_millis());
+            let target = json!({ "http": { "url": answering.url() } });
+            let created = json!({ "id": id, "at": rfc3339(now_millis()), "target": target }).to_string();
+            client.send("POST", "/v1/schedules", &created).unwrap();
+            until("the run succeeds", || {
+                let runs = client.send("GET", &format!("/v1/schedules/{id}/runs"), "").unwrap().json();
+                last = runs["runs"][0].clone();
+                last["state"] == "succeeded"
+            });
+            setting == "{\"excerpts\":false}" || last["attempts"][0]["excerpt"] == EXCERPT
+        });
+        last["attempts"][0]["excerpt"].clone()
+    };
+    assert_eq!(excerpt_of("plain", "{\"excerpts\":false}"), Value::Null);
+    assert_eq!(excerpt_of("excerpt", "{\"excerpts\":true}"), EXCERPT);
+}
+
 fn key_secret(name: &'static str, key: &str) -> Secret {
     Secret::new(name, key.trim().split_once('.').unwrap().1.as_bytes())
 }
@@ -185,6 +217,7 @@ fn secrets(data: &Path) -> Vec<Secret> {
         Secret::new("a header that was put", PUT_HEADER.as_bytes()),
         Secret::new("a header that was patched", PATCH_HEADER.as_bytes()),
         Secret::new("a header of another tenant", TENANT_HEADER.as_bytes()),
+        Secret::new("an excerpt of a response", EXCERPT.as_bytes()),
         key_secret("the admin's key", &read("admin.key")),
         key_secret("the operator's key", &read("operator.key")),
         signing_secret("the signing secret", &read("signing.secret")),

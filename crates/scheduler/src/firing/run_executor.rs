@@ -196,6 +196,7 @@ async fn start_one(context: &Context, starting: Starting, schedule: Option<Arc<S
                 duration: Duration::ZERO,
                 result: AttemptResult::Panicked,
                 delay: None,
+                excerpt: None,
             };
             write_attempt(context, starting, &schedule, run, attempt, None).await
         }
@@ -360,15 +361,16 @@ async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, ru
     let delivered = attempt.unwrap_or_else(|_| {
         context.metrics.panics.inc();
         tracing::error!(run = %key.occurrence.run_id(), "callback delivery panicked; the attempt counts as failed");
-        Some(Delivered { result: AttemptResult::Panicked, retry_after: None })
+        Some(Delivered { result: AttemptResult::Panicked, retry_after: None, excerpt: None })
     });
     let Some(delivered) = delivered else { return starting.ended(EndReason::Released) };
     Span::current().record("result", AttemptLabels::of(schedule.spec.target.kind(), &delivered.result).result());
     let duration = context.runtime.monotonic().since(began);
     context.metrics.callback_duration_seconds.observe(duration.as_secs_f64());
     let delay = starting.delay(&schedule, started_at);
-    let attempt = Attempt { number: key.attempt, started_at, duration, result: delivered.result, delay };
-    write_attempt(context, starting, &schedule, run, attempt, delivered.retry_after).await
+    let Delivered { result, retry_after, excerpt } = delivered;
+    let attempt = Attempt { number: key.attempt, started_at, duration, result, delay, excerpt };
+    write_attempt(context, starting, &schedule, run, attempt, retry_after).await
 }
 
 async fn write_attempt(

@@ -48,7 +48,7 @@ impl Deliver for Receiver {
         let runtime = self.runtime.clone();
         Box::pin(async move {
             runtime.sleep(takes).await;
-            Some(Delivered { result, retry_after: None })
+            Some(Delivered { result, retry_after: None, excerpt: None })
         })
     }
 }

@@ -18,7 +18,7 @@ use store::Order;
 use store::runs::RunListing;
 
 use super::listing::array;
-use super::runs::dead_letters;
+use super::runs::{dead_letters, fitting};
 use crate::auth::Caller;
 use crate::extract::schedule_not_found;
 use crate::query::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, decoded_parameters, parameter_error};
@@ -50,9 +50,14 @@ pub(super) async fn list(app: State<Arc<AppState>>, caller: Caller, RawQuery(que
     let label = query.label.as_ref().map(|(name, value)| (name.as_str(), value.as_str()));
     let host = query.host.as_deref();
     let listing = RunListing { tenant: tenant.id, schedule, label, host, filter, from, until, order, after, limit };
-    let page = app.scheduler.list_runs(&listing).await?;
+    let mut page = app.scheduler.list_runs(&listing).await?;
+    let fitting = fitting(page.runs.iter().map(|(run, _)| run));
+    if fitting < page.runs.len() {
+        page.runs.truncate(fitting);
+        page.next = page.runs.last().map(|(run, _)| run.occurrence);
+    }
     let next_page_token = page.next.map(|next| query.token(&next));
-    let runs = page.runs.iter().map(|(run, id)| wire::run(run, id.as_ref())).collect();
+    let runs = page.runs.iter().map(|(run, id)| wire::run(run, id.as_ref(), &app.options.keyring)).collect();
     let unreadable = u64::try_from(page.unreadable).unwrap_or(u64::MAX);
     Ok(wire::json(StatusCode::OK, &RunPage { runs, next_page_token, unreadable }))
 }

@@ -13,7 +13,7 @@ use domain::{ApiKey, Audit, Role, ScheduleId, SigningSecret, Tenant, TenantId, T
 use store::Usage;
 
 use super::quotas::{set_ceilings, set_quotas, sheet_of};
-use crate::auth::{Caller, NamedTenant, tenant_not_found};
+use crate::auth::{Caller, tenant_not_found};
 use crate::credentials::{new_key, new_signing_secret};
 use crate::extract::{Id, JsonBody};
 use crate::query::Page;
@@ -132,18 +132,20 @@ pub(super) async fn get(State(app): App, Caller { tenant, .. }: Caller) -> Handl
     Ok(wire::json(StatusCode::OK, &tenant_of(&tenant, &usage)))
 }
 
-/// Changes the tenant's quotas, ceilings and egress policy at the request of an operator.
+/// Changes the tenant's quotas, ceilings and egress policy at the request of an operator, or the setting `excerpts` at
+/// the request of an operator or of an admin of the tenant.
 pub(super) async fn patch(
     State(app): App,
-    Caller { key: operator, .. }: Caller,
-    NamedTenant(tenant): NamedTenant,
+    Caller { tenant, key: actor }: Caller,
     JsonBody(patch): JsonBody<settings::Patch>,
 ) -> HandlerResult {
-    let settings::Patch { quotas, ceilings, egress } = patch;
+    patch.authorize(&actor)?;
+    let settings::Patch { quotas, ceilings, egress, excerpts } = patch;
     // If the usage is not readable, the request fails before it changes anything.
     let usage = app.tenants.usage(tenant.id).await?;
-    let changed = settings::change_settings(&app, &tenant, &operator, "tenant.update", |tenant| {
+    let changed = settings::change_settings(&app, &tenant, &actor, "tenant.update", |tenant| {
         settings::merge_egress(tenant, &egress)?;
+        tenant.excerpts = excerpts.unwrap_or(tenant.excerpts);
         set_ceilings(tenant, &ceilings)?;
         set_quotas(tenant, &quotas)
     })
@@ -271,7 +273,7 @@ fn tenant_of(tenant: &Tenant, usage: &Usage) -> api::Tenant {
     let api::QuotaSheet { quotas, ceilings, usage } = sheet_of(tenant, usage);
     let egress = settings::egress_of(tenant);
     let (name, version, keys) = (tenant.name.clone(), tenant.version, tenant.keys.len());
-    api::Tenant { name, version, keys, quotas, ceilings, egress, usage }
+    api::Tenant { name, version, keys, quotas, ceilings, egress, excerpts: tenant.excerpts, usage }
 }
 
 fn key_of(key: &ApiKey) -> api::Key {

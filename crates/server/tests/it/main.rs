@@ -9,6 +9,7 @@ mod changes;
 mod connections;
 mod cron;
 mod dry_run;
+mod excerpts;
 mod explain;
 mod fast_clock;
 mod isolation;

@@ -54,6 +54,6 @@ pub(crate) struct Report(pub(crate) mpsc::UnboundedSender<(String, Timestamp)>);
 impl Deliver for Report {
     fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Option<Delivered>> {
         let _test_has_ended = self.0.send((delivery.schedule.id.to_string(), delivery.occurrence.nominal));
-        ready(Some(Delivered { result: AttemptResult::Answered(200), retry_after: None })).boxed()
+        ready(Some(Delivered { result: AttemptResult::Answered(200), retry_after: None, excerpt: None })).boxed()
     }
 }

@@ -180,7 +180,7 @@ impl Deliver for DeliverByPath {
             }
             Target::Bus(_) => AttemptResult::Stored { partition: 2, offset: 41 },
         };
-        ready(Some(Delivered { result, retry_after: None })).boxed()
+        ready(Some(Delivered { result, retry_after: None, excerpt: None })).boxed()
     }
 }
 

@@ -361,10 +361,11 @@ async fn rejected_setting_does_not_change_the_tenant() {
     assert_eq!(operators, (422, "invalid_request".to_owned()));
     let unknown = code(&world, OPERATOR_KEY, "PATCH", "/v1/tenants/missing", r#"{"egress":{}}"#).await;
     assert_eq!(unknown, (404, "tenant_not_found".to_owned()));
-    for key in [KEY, FOREIGN_KEY] {
+    for (key, expected) in [(KEY, (403, "role_forbidden")), (FOREIGN_KEY, (404, "tenant_not_found"))] {
         for opened in [r#"{"egress":{"allow":["private"]}}"#, r#"{"egress":{"allow_topics":["orders"]}}"#] {
             let rejected = code(&world, key, "PATCH", TENANT, opened).await;
-            assert_eq!(rejected, (403, "role_forbidden".to_owned()), "an admin cannot open the operator's network");
+            let rejected = (rejected.0, rejected.1.as_str());
+            assert_eq!(rejected, expected, "an admin cannot open the operator's network");
         }
     }
     assert_eq!(world.send("GET", TENANT, "").await.json()["version"], 1);

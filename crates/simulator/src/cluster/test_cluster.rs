@@ -440,7 +440,7 @@ impl Deliver for Receiver {
                 delivery.attempt, delivery.occurrence
             ));
             history.callback_ended(callback, response > 2);
-            Some(Delivered { result: user::result_of(response), retry_after: None })
+            Some(Delivered { result: user::result_of(response), retry_after: None, excerpt: None })
         })
     }
 }

@@ -31,7 +31,7 @@ impl Deliver for Receiver {
             let response = sim.draw(|random| random.below(20));
             history.callback_ended(callback, response > 2);
             assert!(response != 0, "the receiver deliberately panics in 1 of 20 callbacks");
-            Some(Delivered { result: user::result_of(response), retry_after: None })
+            Some(Delivered { result: user::result_of(response), retry_after: None, excerpt: None })
         })
     }
 }

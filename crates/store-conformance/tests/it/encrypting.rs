@@ -1,8 +1,10 @@
 //! Tests of the encrypting store. The store passes the conformance suite, and its engine receives no plaintext secret.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use domain::{Audit, Secret, SigningSecret, Target, Tenant};
+use domain::occurrence::Run;
+use domain::{Attempt, AttemptResult, Audit, DueKey, RunState, Secret, SigningSecret, Target, Tenant};
 use runtime::Runtime;
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{Change, EncryptedStore, Insert, Keyring, OwnerWrite, Store, StoreKey};
@@ -83,5 +85,31 @@ fn encrypted_store_passes_only_encrypted_secrets_to_its_engine() {
         store.put_tenant(tenant, entry).await.unwrap().unwrap();
         let kept = engine.tenants().await.unwrap().remove(0).signing_secrets.remove(0).secret;
         assert!(kept.is_encrypted() && kept != Secret::from(vec![7; 24]));
+
+        let current = engine.get(vec![(TENANT, created.schedule.id.clone())]).await.unwrap().remove(0).unwrap();
+        let mut due = with_header(3).due;
+        (due.occurrence.incarnation, due.occurrence.revision) = (current.incarnation, current.revision);
+        let occurrence = due.occurrence;
+        let attempt = |number| Attempt {
+            number,
+            started_at: minute(0),
+            duration: Duration::ZERO,
+            result: AttemptResult::Answered(500),
+            delay: None,
+            excerpt: Some("hunter2".into()),
+        };
+        let mut run = Run { tenant: TENANT, occurrence, state: RunState::Retrying, attempts: vec![attempt(1)] };
+        let excerpts = async |run: &Run| {
+            let retry = DueKey { position: minute(2), attempt: 3, ..due };
+            let change = Change::Run { run: run.clone(), then: Some(retry), ends: false };
+            store.write(vec![OwnerWrite { term, poller: POLLER, change }]).await.unwrap()[0].as_ref().unwrap();
+            let stored = engine.find_runs(vec![occurrence]).await.unwrap().remove(0).unwrap();
+            (stored.attempts.iter().map(|attempt| attempt.excerpt.clone().unwrap()).collect::<Vec<_>>(), stored)
+        };
+        let (first, stored) = excerpts(&run).await;
+        assert!(first[0].is_encrypted());
+        run.attempts = [stored.attempts, vec![attempt(2)]].concat();
+        let (second, _) = excerpts(&run).await;
+        assert!(second[1].is_encrypted() && second[0] == first[0], "a retry does not encrypt an excerpt again");
     });
 }

@@ -376,6 +376,7 @@ fn a_run() -> Run {
         duration: Duration::from_millis(12),
         result,
         delay: None,
+        excerpt: None,
     };
     Run {
         tenant: TenantId(7),

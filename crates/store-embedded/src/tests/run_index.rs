@@ -35,6 +35,8 @@ fn runs_of(insert: &Insert) -> Vec<Run> {
             started_at: nominal,
             duration: std::time::Duration::ZERO,
             result: AttemptResult::Answered(if state == RunState::Failed { 503 } else { 200 }),
+            delay: None,
+            excerpt: None,
         };
         Run { tenant: insert.schedule.tenant, occurrence, state, attempts: vec![attempt] }
     };

@@ -32,7 +32,7 @@ fn run(insert: &Insert, state: RunState) -> Run {
     let nominal = insert.due.position;
     let result = AttemptResult::Answered(500);
     let duration = Duration::from_millis(5);
-    let attempt = Attempt { number: 1, started_at: nominal, duration, result, delay: None };
+    let attempt = Attempt { number: 1, started_at: nominal, duration, result, delay: None, excerpt: None };
     Run { tenant: insert.schedule.tenant, occurrence: insert.due.occurrence, state, attempts: vec![attempt] }
 }
 

@@ -1,4 +1,6 @@
-use domain::Target;
+use std::time::Duration;
+
+use domain::{Attempt, AttemptResult, Incarnation, Occurrence, Revision, RunState, Target, Timestamp};
 use proptest::prelude::*;
 
 use super::*;
@@ -70,6 +72,7 @@ fn keyring_decrypts_a_secret_only_in_its_original_place() {
         Place::AuthorityKey { number: 1 },
         Place::AuthorityKey { number: 2 },
         Place::HeaderBinding,
+        Place::Excerpt { tenant: TenantId(1), run: &run_id(0), attempt: 1 },
     ];
     for other in others {
         assert_eq!(keyring.open(other, &encrypted), Err(OpenError::Forged), "{other:?}");
@@ -77,6 +80,56 @@ fn keyring_decrypts_a_secret_only_in_its_original_place() {
     assert_eq!(keyring.open(place, &encrypted), Ok("secret".into()));
     let authority = keyring.encrypt(&real_runtime(), Place::AuthorityKey { number: 1 }, &"key".into());
     assert_eq!(keyring.open(Place::AuthorityKey { number: 2 }, &authority), Err(OpenError::Forged));
+}
+
+fn run_id(replay: u16) -> RunId {
+    occurrence(replay).run_id()
+}
+
+fn occurrence(replay: u16) -> Occurrence {
+    let nominal = Timestamp::from_millis(1_800_000_000_123);
+    Occurrence { incarnation: Incarnation(7), nominal, revision: Revision(2), replay }
+}
+
+#[test]
+fn excerpt_decrypts_only_for_its_own_attempt() {
+    let [old, new] = keys();
+    let runtime = real_runtime();
+    let attempt = |number, excerpt: Option<Secret>| Attempt {
+        number,
+        started_at: Timestamp::from_millis(5),
+        duration: Duration::ZERO,
+        result: AttemptResult::Answered(500),
+        delay: None,
+        excerpt,
+    };
+    let attempts = vec![attempt(3, Some("a".into())), attempt(4, None), attempt(5, Some("b".into()))];
+    let run = Run { tenant: TenantId(1), occurrence: occurrence(1), state: RunState::Retrying, attempts };
+    let mut encrypted = run.clone();
+    Keyring::new(vec![old.clone()]).encrypt_run(&runtime, &mut encrypted);
+    let excerpts = |run: &Run| run.attempts.iter().map(|attempt| attempt.excerpt.clone()).collect::<Vec<_>>();
+    let [Some(a), None, Some(b)] = &excerpts(&encrypted)[..] else { panic!("two of three attempts have excerpts") };
+    assert!(a.is_encrypted() && b.is_encrypted());
+    assert_eq!(run.excerpt_bytes() + 2 * Secret::ENCRYPTION_OVERHEAD, encrypted.excerpt_bytes());
+
+    // A retry writes the run again, after the operator has added a key. The earlier excerpts stay as they are.
+    let rotated = Keyring::new(vec![new, old]);
+    let mut again = encrypted.clone();
+    again.attempts.push(attempt(6, Some("c".into())));
+    rotated.encrypt_run(&runtime, &mut again);
+    assert_eq!(excerpts(&again)[..3], excerpts(&encrypted)[..]);
+    let c = excerpts(&again).pop().flatten().expect("the new attempt has an excerpt");
+    assert!(rotated.is_current(&c) && !rotated.is_current(a));
+
+    let place = |tenant, replay, attempt| (TenantId(tenant), run_id(replay), attempt);
+    let open = |(tenant, run, attempt): (TenantId, RunId, u16), excerpt| {
+        rotated.open(Place::Excerpt { tenant, run: &run, attempt }, excerpt)
+    };
+    assert_eq!(open(place(1, 1, 3), a), Ok("a".into()));
+    assert_eq!(open(place(1, 1, 6), &c), Ok("c".into()));
+    for (other, excerpt) in [(place(1, 1, 5), a), (place(1, 1, 3), b), (place(1, 0, 3), a), (place(2, 1, 3), a)] {
+        assert_eq!(open(other, excerpt), Err(OpenError::Forged));
+    }
 }
 
 #[test]
@@ -134,19 +187,19 @@ const KEY: &str = "rvsk_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 /// Returns a schedule with the id `order-7` of the tenant 7, with these headers.
 fn schedule(url: &str, headers: &[(&str, Secret)]) -> Arc<Schedule> {
     let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-    let timeout = std::time::Duration::from_secs(1);
+    let timeout = Duration::from_secs(1);
     Arc::new(Schedule {
         tenant: TenantId(7),
         id: id("order-7"),
-        incarnation: domain::Incarnation(1),
+        incarnation: Incarnation(1),
         poller: domain::PollerId { tenant: TenantId(7), generation: 0, number: 0 },
-        revision: domain::Revision(0),
+        revision: Revision(0),
         status: domain::Status::Active,
-        created_at: domain::Timestamp::MIN,
-        updated_at: domain::Timestamp::MIN,
+        created_at: Timestamp::MIN,
+        updated_at: Timestamp::MIN,
         next: None,
         spec: domain::Spec {
-            when: domain::When::At(domain::Timestamp::MIN),
+            when: domain::When::At(Timestamp::MIN),
             target: Target::Http(domain::HttpTarget {
                 url: url.to_owned(),
                 method: "POST".to_owned(),

@@ -396,7 +396,9 @@ impl Model {
             self.schedules.get(incarnation).is_some_and(|schedule| schedule.tenant == tenant)
         });
         usage.bytes += timings.count() as u64 * ROW_BYTES;
-        usage.bytes += self.runs.values().filter(|run| run.tenant == tenant).count() as u64 * ROW_BYTES;
+        for run in self.runs.values().filter(|run| run.tenant == tenant) {
+            usage.bytes += run.excerpt_bytes() as u64 + ROW_BYTES;
+        }
         usage
     }
 

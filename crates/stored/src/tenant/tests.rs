@@ -39,6 +39,14 @@ fn stored_egress_policy_names_the_allowed_address_classes() {
 }
 
 #[test]
+fn stored_tenant_has_a_field_for_excerpts_only_if_they_are_on() {
+    let tenant = Tenant { excerpts: true, ..tenant() };
+    let stored = format!(r#"{},"excerpts":true}}"#, PLAIN.strip_suffix('}').unwrap());
+    assert_eq!(encode(&tenant), stored.as_bytes());
+    assert_eq!(decode(TenantId(7), stored.as_bytes()), Ok(tenant));
+}
+
+#[test]
 fn stored_tenant_contains_encrypted_secret_and_ids_of_store_keys() {
     let (mut tenant, bytes) = (tenant(), vec![255; 60]);
     tenant.signing_secrets[0].secret = Secret::Encrypted(bytes.into());

@@ -121,6 +121,7 @@ fn run() -> impl Strategy<Value = Run> {
         duration,
         result,
         delay: None,
+        excerpt: None,
     });
     (any::<u32>(), occurrence(), state, vec(attempt, 0..4)).prop_map(|(tenant, occurrence, state, attempts)| Run {
         tenant: TenantId(tenant),
@@ -366,7 +367,7 @@ fn a_schedule() -> Arc<Schedule> {
 fn an_outcome() -> AttemptOutcome {
     let started_at = Timestamp::from_millis(1_800_000_000_456);
     let duration = Duration::from_millis(12);
-    let attempt = |number, result| Attempt { number, started_at, duration, result, delay: None };
+    let attempt = |number, result| Attempt { number, started_at, duration, result, delay: None, excerpt: None };
     let results = [
         AttemptResult::Answered(503),
         AttemptResult::Unreachable("refused".to_owned()),

@@ -1,8 +1,8 @@
-//! Tenant settings that operators change, and the merge of a patch into them (RFC 7396).
+//! Tenant settings that operators and admins change, and the merge of a patch into them (RFC 7396).
 
 use domain::egress::{NETWORKS_MAX, TOPICS_MAX};
-use domain::{ApiKey, Egress, Tenant};
-use serde::Deserialize;
+use domain::{ApiKey, Egress, Role, Tenant};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::change;
@@ -21,6 +21,29 @@ pub(in crate::routes) struct Patch {
     /// default of a field or of the whole policy.
     #[serde(default = "empty_object")]
     pub(super) egress: Value,
+    /// New value of the setting; `None` keeps the present value.
+    #[serde(default, deserialize_with = "setting")]
+    pub(super) excerpts: Option<bool>,
+}
+
+impl Patch {
+    /// Returns an error if the key may not change the settings that the patch contains. An admin of the tenant may
+    /// change only `excerpts`.
+    pub(super) fn authorize(&self, key: &ApiKey) -> Result<(), Rejected> {
+        let Patch { quotas, ceilings, egress, excerpts } = self;
+        let is_of_admins = excerpts.is_some() && quotas.is_empty() && ceilings.is_empty() && *egress == empty_object();
+        if key.role == Role::Operator || is_of_admins {
+            return Ok(());
+        }
+        let detail = "the key has the role tenant admin, which may change only `excerpts` here; change quotas with PATCH \
+                      /v1/quotas, and use a key with the role service operator for ceilings and egress";
+        Err(reject(Code::RoleForbidden, detail))
+    }
+}
+
+/// Reads a setting that is present. The value `null` restores the default (RFC 7396).
+fn setting<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<bool>, D::Error> {
+    Ok(Some(Option::deserialize(deserializer)?.unwrap_or(false)))
 }
 
 fn empty_object() -> Value {
@@ -61,6 +84,9 @@ fn differences(before: &Tenant, after: &Tenant) -> String {
         let text =
             |tenant| serde_json::to_string(&egress_of(tenant)).expect("an egress policy can be serialized to JSON");
         differences.push(format!("egress {} -> {}", text(before), text(after)));
+    }
+    if before.excerpts != after.excerpts {
+        differences.push(format!("excerpts {} -> {}", before.excerpts, after.excerpts));
     }
     differences.join(", ")
 }
