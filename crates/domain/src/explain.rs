@@ -37,8 +37,13 @@ pub struct Facts<'a> {
     pub retry_at: Option<Timestamp>,
     /// Reason why the occurrence at `at` waits now. `None` if it does not wait, or if its owner knows no reason.
     pub delay: Option<Delay>,
+    /// True if the owner makes an attempt of an occurrence at `at` now.
+    pub is_in_flight: bool,
     pub is_owner_reachable: bool,
 }
+
+/// Time after which an occurrence that has started has a run. It is far longer than an attempt.
+const STARTED_MAX: Duration = Duration::from_secs(86_400);
 
 /// Explanation of one instant.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -243,18 +248,21 @@ fn timing_of<'a>(facts: &Facts<'a>, revision: Revision) -> Option<(&'a When, Tim
 fn without_run(facts: &Facts<'_>) -> Explanation {
     let Facts { at, now, schedule, .. } = *facts;
     let no = if at > now { Verdict::WillNotFire } else { Verdict::DidNotFire };
+    // A change that keeps the timing also keeps a `next` from before the change.
+    if schedule.status == Status::Active && schedule.next == Some(at) {
+        return current(facts, no);
+    }
     let in_force = facts.past.iter().rfind(|past| past.is_in_force_at(at) && past.until.is_some());
     if let Some(past) = in_force {
         return within_past(facts, past, no);
     }
-    // A change after the creation leaves a row, which the store may have deleted together with the runs of its time.
-    let first_known = facts.past.first().map_or(schedule.updated_at, |past| past.from);
     let is_one_shot_at = matches!(schedule.spec.when, When::At(instant) if instant == at);
     if at < schedule.created_at && !is_one_shot_at {
         return Explanation::new(no, Cause::NotCreated { created_at: schedule.created_at });
     }
-    if at < first_known && !is_one_shot_at {
-        return Explanation::new(Verdict::Unknown, Cause::HistoryDeleted { before: first_known });
+    // Each change leaves a row. The store may have deleted the row of this time, together with the runs.
+    if at < schedule.updated_at && !is_one_shot_at {
+        return Explanation::new(Verdict::Unknown, Cause::HistoryDeleted { before: schedule.updated_at });
     }
     match schedule.status {
         Status::Cancelled => cancelled(facts, no),
@@ -271,8 +279,12 @@ fn within_past(facts: &Facts<'_>, past: &PastTiming, no: Verdict) -> Explanation
     if at < facts.history_from {
         return Explanation::new(Verdict::Unknown, Cause::HistoryDeleted { before: facts.history_from });
     }
+    if facts.is_in_flight {
+        return Explanation::new(Verdict::Pending, Cause::Due { since: at }).because([end_of(past)]);
+    }
     // The occurrence was due, but the change came before its start.
-    Explanation::new(no, end_of(past)).because(delays(facts))
+    let unreachable = (!facts.is_owner_reachable).then_some(Cause::OwnerUnreachable);
+    Explanation::new(no, end_of(past)).because(unreachable)
 }
 
 fn end_of(past: &PastTiming) -> Cause {
@@ -312,6 +324,10 @@ fn cancelled(facts: &Facts<'_>, no: Verdict) -> Explanation {
     let last = facts.past.iter().rfind(|past| past.end == TimingEnd::Cancelled);
     let cause = last.map_or(Cause::Cancelled { at: None, by: None }, end_of);
     let is_at = schedule.spec.when.is_at(schedule.updated_at, at);
+    let is_deleted = is_at && at < facts.history_from && last.is_none_or(|last| last.until.is_none());
+    if is_deleted {
+        return Explanation::new(Verdict::Unknown, Cause::HistoryDeleted { before: facts.history_from });
+    }
     let no_match = (!is_at).then_some(Cause::NoMatch { next: None });
     Explanation::new(no, cause).because(no_match).because(moved(&schedule.spec.when, at))
 }
@@ -327,7 +343,6 @@ fn current(facts: &Facts<'_>, no: Verdict) -> Explanation {
         return Explanation::new(verdict, Cause::RowUnreadable { reason: error.to_string() });
     }
     let is_one_shot = matches!(when, When::At(_));
-    // A change that keeps the timing also keeps a `next` from before the change.
     let is_at = when.is_at(anchor, at) && (is_one_shot || at > anchor) || schedule.next == Some(at);
     let is_ended = schedule.status == Status::Ended;
     if !is_at {
@@ -340,8 +355,9 @@ fn current(facts: &Facts<'_>, no: Verdict) -> Explanation {
     }
     // Every occurrence before `next` has started, and every started occurrence gets a run.
     let has_started = is_ended || schedule.next.is_some_and(|next| at < next);
-    if has_started && at < facts.history_from {
-        return Explanation::new(Verdict::Unknown, Cause::HistoryDeleted { before: facts.history_from });
+    let deleted_before = facts.history_from.max(now - STARTED_MAX);
+    if has_started && at < deleted_before {
+        return Explanation::new(Verdict::Unknown, Cause::HistoryDeleted { before: deleted_before });
     }
     let since = if is_one_shot { at.max(anchor) } else { at };
     let unreachable = (!facts.is_owner_reachable).then_some(Cause::OwnerUnreachable);

@@ -60,9 +60,12 @@ impl When {
     pub fn is_at(&self, anchor: Timestamp, at: Timestamp) -> bool {
         match self {
             When::At(instant) => *instant == at,
-            When::Cron(_) | When::Every { .. } => {
-                self.next_after(anchor, Timestamp::from_millis(at.as_millis() - 1)) == Some(at)
+            // The count examines one second at most. A search for the next instant could examine years.
+            When::Cron(cron) => {
+                let [before, after] = [-1, 1].map(|millis| Timestamp::from_millis(at.as_millis() + millis));
+                cron.count_between(before, after) > 0
             }
+            When::Every { .. } => self.next_after(anchor, Timestamp::from_millis(at.as_millis() - 1)) == Some(at),
         }
     }
 

@@ -101,6 +101,7 @@ impl ServeArguments {
         let store = &mut options.store;
         store.history = self.history_seconds.map_or_else(|| self.member.history(), Duration::from_secs);
         store.history_period = store.history_period.min(store.history / 10);
+        options.scheduler.history = options.store.history;
         self.tuning.apply(&mut options)?;
         Ok(options)
     }

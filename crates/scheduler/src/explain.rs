@@ -1,8 +1,8 @@
 //! Explanation of one instant of a schedule. This module reads the facts, and [`domain::explain`] derives the causes.
 //!
 //! Every member can explain an instant, because the facts are in the store. A bounded number of reads collects them.
-//! Only the owner knows the reason for which an occurrence waits now, and only if the occurrence waits does this module
-//! ask it.
+//! Only the owner knows whether an attempt is in flight, and why an occurrence waits now. This module asks the owner only
+//! about an occurrence that is due, or that a recent change made void.
 //!
 //! docs/decisions/0241-explain-occurrences-from-past-timings.md gives the reasons for the design.
 
@@ -11,23 +11,27 @@ use std::time::Duration;
 use domain::explain::{Explanation, Facts, explain};
 use domain::occurrence::Run;
 use domain::{
-    Delay, DueKey, LATE_MIN, Revision, RunFilter, RunState, Schedule, ScheduleId, ShardId, Status, TenantId, Timestamp,
-    When,
+    DueKey, LATE_MIN, PastTiming, Revision, RunFilter, RunState, Schedule, ScheduleId, ShardId, Status, TenantId,
+    Timestamp, When,
 };
 use store::{DueBound, DueRead, Order, RunRead, StoreError};
-use tokio::sync::oneshot;
 
 use crate::cluster::forwarding::Forwarding;
-use crate::firing::messages::ToOwner;
-use crate::requests::{OwnerError, Waiting};
+use crate::requests::{Progress, Waiting};
 use crate::shared::Shared;
 
 /// Maximum number of past timings that an explanation reads, the newest ones.
 const PAST_TIMINGS_MAX: u32 = 1_000;
 /// Maximum number of runs that an explanation reads: the runs at the instant, and the newest runs before it.
 const RUNS_MAX: usize = 20;
+/// Maximum number of reads for these runs. An engine may return an empty page for the runs of several days.
+const READS_MAX: usize = 32;
 /// Maximum number of due rows among which an explanation looks for the row of a retry.
 const DUE_ROWS_MAX: usize = 1_000;
+/// Time after a change in which an explanation asks the owner for an attempt of the old revision.
+const IN_FLIGHT_MAX: Duration = Duration::from_secs(3_600);
+/// Reason for which the store cannot read a schedule. The log contains the details, which are not for users.
+const DAMAGED: &str = "its data is damaged; ask an operator to find its location in the server's log";
 
 /// Explains the instant `at` of the schedule that has the id now. Returns `None` if no schedule has the id.
 ///
@@ -44,7 +48,10 @@ pub(crate) async fn explain_at(
     let store = &shared.store;
     let schedule = match store.get(vec![(tenant, id)]).await {
         Ok(mut found) => found.pop().flatten(),
-        Err(StoreError::Damaged(reason)) => return Ok(Some(Explanation::unreadable(&reason))),
+        Err(error @ StoreError::Damaged(_)) => {
+            tracing::error!(%error, "cannot read the schedule to explain");
+            return Ok(Some(Explanation::unreadable(DAMAGED)));
+        }
         Err(error) => return Err(error),
     };
     let Some(schedule) = schedule else { return Ok(None) };
@@ -59,26 +66,31 @@ pub(crate) async fn explain_at(
     };
     drop(turn);
     let now = shared.clock.now();
-    let (is_owner_reachable, delay) = match due_since(&schedule, &runs, at, retry_at).filter(|due| *due <= now) {
-        Some(due) if now.since(due) >= LATE_MIN => {
+    let due = due_since(&schedule, &runs, at, retry_at).filter(|due| *due <= now && now.since(*due) >= LATE_MIN);
+    let (is_owner_reachable, progress) = match due.or_else(|| replaced_since(&past, &runs, at, now)) {
+        Some(due) => {
             let Schedule { poller, incarnation, .. } = *schedule;
-            let waiting = Waiting { poller, incarnation, target: schedule.spec.target.key(), due };
-            match forwarding.delay_now(waiting).await {
-                Ok(delay) => (true, delay),
-                Err(_) => (false, None),
+            let waiting = Waiting { poller, incarnation, nominal: at, target: schedule.spec.target.key(), due };
+            match forwarding.progress(waiting).await {
+                Ok(progress) => (true, progress),
+                Err(_) => (false, Progress::default()),
             }
         }
-        _ => (has_owner(schedule.poller.shard()), None),
+        None => (has_owner(schedule.poller.shard()), Progress::default()),
     };
+    // A tenant that is not known yet has no class.
+    let default = now - shared.options.history;
+    let history_from = shared.tenants.get(tenant).map_or(default, |tenant| tenant.history_from(now, default));
     Ok(Some(explain(&Facts {
         at,
         now,
         schedule: &schedule,
         past: &past,
         runs: &runs,
-        history_from: now - shared.options.history,
+        history_from,
         retry_at,
-        delay,
+        delay: progress.delay,
+        is_in_flight: progress.is_in_flight,
         is_owner_reachable,
     })))
 }
@@ -94,25 +106,17 @@ fn due_since(schedule: &Schedule, runs: &[Run], at: Timestamp, retry_at: Option<
     is_next.then_some(at.max(set_at))
 }
 
-/// Returns the reason for which a key waits now, according to this member's owner.
-///
-/// # Errors
-/// Returns an error if this member does not own the shard of the key.
-pub(crate) async fn delay_now(shared: &Shared, waiting: Waiting) -> Result<Option<Delay>, OwnerError> {
-    if !shared.owns(waiting.poller.shard()) {
-        return Err(OwnerError::NotOwned);
-    }
-    if shared.in_flight.contains(waiting.incarnation) {
-        return Ok(None); // The attempt has started.
-    }
-    let (sender, delay) = oneshot::channel();
-    let sent = shared.send(ToOwner::Waiting(waiting, sender)).await;
-    Ok(if sent { delay.await.ok().flatten() } else { None })
+/// Returns `at` if a change has ended the timing of this instant so recently that an attempt of the occurrence can still
+/// be in flight.
+fn replaced_since(past: &[PastTiming], runs: &[Run], at: Timestamp, now: Timestamp) -> Option<Timestamp> {
+    let is_open = |run: &Run| run.occurrence.nominal != at || run.state == RunState::Retrying;
+    let is_recent = |past: &PastTiming| past.until.is_some_and(|until| at < until && now.since(until) < IN_FLIGHT_MAX);
+    (at <= now && runs.iter().all(is_open) && past.iter().any(is_recent)).then_some(at)
 }
 
 /// Returns the runs of the schedule at `at` and the newest runs before `at`, in the order of their occurrences.
 async fn runs_until(shared: &Shared, schedule: &Schedule, at: Timestamp) -> Result<Vec<Run>, StoreError> {
-    let read = RunRead {
+    let mut read = RunRead {
         tenant: schedule.tenant,
         schedules: Some(vec![schedule.incarnation]),
         from: Timestamp::MIN,
@@ -122,7 +126,15 @@ async fn runs_until(shared: &Shared, schedule: &Schedule, at: Timestamp) -> Resu
         after: None,
         limit: RUNS_MAX,
     };
-    let mut runs = shared.store.list_runs(read).await?.runs;
+    let mut runs = Vec::new();
+    for _ in 0..READS_MAX {
+        let page = shared.store.list_runs(read.clone()).await?;
+        runs.extend(page.runs);
+        (read.after, read.limit) = (page.next, RUNS_MAX.saturating_sub(runs.len()));
+        if read.after.is_none() || read.limit == 0 {
+            break;
+        }
+    }
     runs.sort_by_key(|run| run.occurrence);
     Ok(runs)
 }

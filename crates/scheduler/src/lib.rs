@@ -20,6 +20,7 @@ mod inbox;
 mod known_tenants;
 mod metrics;
 mod options;
+mod progress;
 mod requests;
 mod service;
 mod shared;
@@ -35,7 +36,8 @@ pub use membership::Outage;
 pub use options::Options;
 pub use prometheus_client::registry::Registry;
 pub use requests::{
-    AttemptOutcome, CancelResponse, Create, CreateRejection, OwnerError, PutResponse, RedriveResponse, Timing, Waiting,
+    AttemptOutcome, CancelResponse, Create, CreateRejection, OwnerError, Progress, PutResponse, RedriveResponse,
+    Timing, Waiting,
 };
 pub use service::Scheduler;
 pub use tenants::Tenants;

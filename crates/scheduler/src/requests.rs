@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use domain::occurrence::Run;
-use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Spec, TargetKey, Tenant, Timestamp};
+use domain::{
+    Delay, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Spec, TargetKey, Tenant, Timestamp,
+};
 use store::StoreError;
 
 /// Request for a new schedule. The caller must already have validated the spec.
@@ -87,13 +89,23 @@ pub struct AttemptOutcome {
     pub ends: bool,
 }
 
-/// Request for the reason for which a key that was due at `due` waits now.
+/// Request for the progress of the occurrence at `nominal`, whose key was due at `due`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Waiting {
     pub poller: PollerId,
     pub incarnation: Incarnation,
+    pub nominal: Timestamp,
     pub target: TargetKey,
     pub due: Timestamp,
+}
+
+/// Progress of an occurrence, according to its owner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Progress {
+    /// True if the owner makes an attempt now.
+    pub is_in_flight: bool,
+    /// Reason why the occurrence waits. `None` if it does not wait, or if the owner knows no reason.
+    pub delay: Option<Delay>,
 }
 
 /// Reason why an owner-only request has no result.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use api::FieldError;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
+use domain::Timestamp;
 use percent_encoding::percent_decode_str;
 
 use crate::rejection::{Code, Rejected, reject_fields};
@@ -153,6 +154,15 @@ impl<T> Page<T> {
         errors.truncate(32);
         Err(reject_fields(Code::InvalidParameter, "the query is invalid; see the field `errors`", errors))
     }
+}
+
+/// Parses an instant, and rounds it up to a whole millisecond. Every occurrence has a whole millisecond: a schedule
+/// rounds its instants up, and a rounded range selects the same runs as the exact one.
+pub(crate) fn instant(text: &str) -> Option<Timestamp> {
+    let exact: jiff::Timestamp = text.parse().ok()?;
+    let nanos = u128::try_from(exact.as_nanosecond()).ok()?;
+    let instant = Timestamp::from_millis(i64::try_from(nanos.div_ceil(1_000_000)).ok()?);
+    (instant <= Timestamp::MAX).then_some(instant)
 }
 
 pub(crate) fn parameter_error(parameter: &'static str, code: &'static str, detail: String) -> FieldError {

@@ -367,6 +367,7 @@ async fn explained(fixture: &Fixture, schedule: &Schedule, case: &Case) -> Expla
         history_from: Timestamp::MIN,
         retry_at,
         delay: case.owner.ok().flatten(),
+        is_in_flight: false,
         is_owner_reachable: case.owner.is_ok(),
     })
 }

@@ -23,7 +23,8 @@ const NAMES_MAX: usize = 1_000;
 const TRIES: usize = 5;
 
 /// Cancels the schedules with the incarnations $1 that still have the revisions $4, with the same effect as
-/// [`store::Change::Cancel`], and writes the past timings $6. Returns the cancelled schedules.
+/// [`store::Change::Cancel`], and writes the past timings $6. If $7 is true, also cancels the schedules that have
+/// another revision, without a past timing. Returns the cancelled schedules.
 const CANCEL: &str = "with held as (
         select s.incarnation, i.revision, i.tenant, i.value
         from reveille.schedule s
@@ -33,11 +34,12 @@ const CANCEL: &str = "with held as (
         order by s.incarnation for no key update of s
     ), cancelled as (
         update reveille.schedule s set status = $2, revision = s.revision + 1, next = null, ended_at = $3
-        from held where s.incarnation = held.incarnation and s.revision = held.revision and s.status <> $2
-        returning s.incarnation
+        from held where s.incarnation = held.incarnation and (s.revision = held.revision or $7) and s.status <> $2
+        returning s.incarnation, s.revision
     ), past as (
         insert into reveille.past_timing (incarnation, revision, tenant, value, written_at)
-        select h.incarnation, h.revision, h.tenant, h.value, $3 from held h join cancelled c using (incarnation)
+        select h.incarnation, h.revision, h.tenant, h.value, $3
+        from held h join cancelled c on c.incarnation = h.incarnation and c.revision = h.revision + 1
         on conflict (incarnation, revision) do nothing
     )
     select incarnation from cancelled";
@@ -126,44 +128,41 @@ impl Inner {
     }
 
     /// Cancels these schedules. If a concurrent change ended the revision of a schedule, reads the schedule again, so
-    /// that the past timing belongs to the revision that the cancellation ends.
+    /// that the past timing belongs to the revision that the cancellation ends. The last attempt cancels a schedule
+    /// whatever its revision is: a cancellation without a past timing is better than none.
     async fn cancel_open(
         &self,
         mut open: BTreeMap<Incarnation, (Arc<Schedule>, Option<Author>)>,
     ) -> Result<(), StoreError> {
-        for _ in 0..TRIES {
-            if open.is_empty() {
-                return Ok(());
-            }
+        for tries_left in (0..TRIES).rev() {
             let timings = open.values().map(|(schedule, author)| past_timing_of(schedule, author.as_ref()));
-            let written = self.write_cancelled(timings.collect()).await;
+            let written = self.write_cancelled(timings.collect(), tries_left == 0).await;
             for row in written.map_err(|failure| self.record_failure(failure))? {
                 open.remove(&Incarnation(row.get::<_, Uuid>(0).as_u128()));
             }
-            for schedule in self.load(open.keys().copied().collect()).await?.into_iter().flatten() {
-                let incarnation = schedule.incarnation;
-                match open.get_mut(&incarnation) {
-                    Some((known, _)) if schedule.status != Status::Cancelled => *known = schedule,
-                    _ => drop(open.remove(&incarnation)),
+            if open.is_empty() {
+                break;
+            }
+            let incarnations: Vec<Incarnation> = open.keys().copied().collect();
+            for (incarnation, schedule) in incarnations.iter().zip(self.load(incarnations.clone()).await?) {
+                match schedule.filter(|schedule| schedule.status != Status::Cancelled) {
+                    Some(schedule) => drop(open.get_mut(incarnation).map(|(known, _)| *known = schedule)),
+                    None => drop(open.remove(incarnation)),
                 }
             }
         }
-        match open.is_empty() {
-            true => Ok(()),
-            false => Err(StoreError::Unavailable(
-                "other requests changed the schedules at the same time; retry the request".to_owned(),
-            )),
-        }
+        Ok(())
     }
 
-    async fn write_cancelled(&self, timings: past_timings::Columns) -> Result<Vec<Row>, Failure> {
+    async fn write_cancelled(&self, timings: past_timings::Columns, is_forced: bool) -> Result<Vec<Row>, Failure> {
         let past_timings::Columns { incarnations, revisions, tenants, values } = &timings;
         let mut tries_left = TRIES;
         loop {
             let guard = self.owners.acquire().await?;
             let cancelled = status_number(Status::Cancelled);
             let now = self.runtime.now().as_millis();
-            let parameters: [&(dyn ToSql + Sync); 6] = [incarnations, &cancelled, &now, revisions, tenants, values];
+            let parameters: [&(dyn ToSql + Sync); 7] =
+                [incarnations, &cancelled, &now, revisions, tenants, values, &is_forced];
             let tried = query(guard.session(), CANCEL, &parameters).await;
             tries_left -= 1;
             match tried {

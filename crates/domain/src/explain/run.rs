@@ -15,6 +15,14 @@ pub(super) fn explain(facts: &Facts<'_>, run: &Run) -> Explanation {
             let fired = Explanation::new(Verdict::Fired, Cause::Fired { attempt: attempts, started_at });
             fired.because(late(facts, run)).because(failures(run))
         }
+        RunState::Retrying if is_void(facts, run) => {
+            let due = Cause::Due { since: last.map_or(facts.at, |last| last.started_at) };
+            let change = match facts.is_in_flight {
+                true => Explanation::new(Verdict::Pending, due).because([end(facts, run)]),
+                false => Explanation::new(Verdict::DidNotFire, end(facts, run)),
+            };
+            change.because(failures(run))
+        }
         RunState::Retrying => {
             let left = facts.schedule.spec.retry.attempts_max.saturating_sub(attempts);
             let retry = Cause::RetriesLeft { left, next_at: facts.retry_at };
@@ -29,8 +37,7 @@ pub(super) fn explain(facts: &Facts<'_>, run: &Run) -> Explanation {
         RunState::Missed { last, count, attempt_possible } => {
             let timing = timing_of(facts, run.occurrence.revision);
             let replaced_by = timing.and_then(|(when, anchor)| when.next_after(anchor, last));
-            let missed = Cause::Missed { replaced_by, count, attempt_possible };
-            Explanation::new(Verdict::DidNotFire, missed).because(delays(facts))
+            Explanation::new(Verdict::DidNotFire, Cause::Missed { replaced_by, count, attempt_possible })
         }
         RunState::Cancelled => Explanation::new(Verdict::DidNotFire, end(facts, run)).because(failures(run)),
     };
@@ -38,6 +45,12 @@ pub(super) fn explain(facts: &Facts<'_>, run: &Run) -> Explanation {
     let redriven = (replay > 0).then_some(Cause::Redriven { replay });
     let moved = timing_of(facts, run.occurrence.revision).and_then(|(when, _)| moved(when, facts.at));
     explanation.because(redriven).because(moved)
+}
+
+/// Returns true if a change made the retries of a run void, although the run does not record it yet.
+fn is_void(facts: &Facts<'_>, run: &Run) -> bool {
+    let is_replaced = run.occurrence.replay == 0 && run.occurrence.revision != facts.schedule.revision;
+    is_replaced || facts.schedule.status == Status::Cancelled
 }
 
 /// Returns the change that cancelled the run.
@@ -49,7 +62,9 @@ fn end(facts: &Facts<'_>, run: &Run) -> Cause {
     let past = if run.occurrence.replay > 0 { cancellation } else { change };
     match past {
         Some(past) => end_of(past),
-        None if facts.schedule.status == Status::Cancelled && facts.schedule.revision.0 <= revision.0 + 1 => {
+        None if facts.schedule.status == Status::Cancelled
+            && (run.occurrence.replay > 0 || facts.schedule.revision.0 <= revision.0 + 1) =>
+        {
             Cause::Cancelled { at: None, by: None }
         }
         None => Cause::Replaced { revision, at: None, by: None },

@@ -32,6 +32,7 @@ struct Case {
     history_from: Timestamp,
     retry_at: Option<Timestamp>,
     delay: Option<Delay>,
+    is_in_flight: bool,
     is_owner_reachable: bool,
 }
 
@@ -65,8 +66,8 @@ impl Case {
         };
         let (past, runs) = (Vec::new(), Vec::new());
         let history_from = CREATED_AT - Duration::from_secs(86_400);
-        let (retry_at, delay, is_owner_reachable) = (None, None, true);
-        Case { at, now, schedule, past, runs, history_from, retry_at, delay, is_owner_reachable }
+        let (retry_at, delay, is_in_flight, is_owner_reachable) = (None, None, false, true);
+        Case { at, now, schedule, past, runs, history_from, retry_at, delay, is_in_flight, is_owner_reachable }
     }
 
     fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
@@ -123,6 +124,7 @@ impl Case {
             history_from: self.history_from,
             retry_at: self.retry_at,
             delay: self.delay,
+            is_in_flight: self.is_in_flight,
             is_owner_reachable: self.is_owner_reachable,
         })
     }
@@ -302,6 +304,40 @@ fn occurrence_with_attempts_has_the_causes_of_its_run() {
             vec![Cause::Fired { attempt: 1, started_at: after(560) }, Cause::Redriven { replay: 1 }],
         ),
         (
+            "a cancellation made the retry void",
+            Case::new(once(60), after(60), after(70))
+                .past(once(60), after(65), TimingEnd::Cancelled, Some("k1"))
+                .run_of(Revision(2), after(60), RunState::Retrying, &[(0, AttemptResult::TimedOut)])
+                .with(|case| case.retry_at = Some(after(3_600))),
+            Verdict::DidNotFire,
+            vec![Cause::Cancelled { at: Some(after(65)), by: Some("k1".to_owned()) }, Cause::TimedOut { attempt: 1 }],
+        ),
+        (
+            "an attempt of a void retry is in flight",
+            Case::new(once(600), after(60), after(70))
+                .past(once(60), after(65), TimingEnd::Replaced, None)
+                .run_of(Revision(2), after(60), RunState::Retrying, &[(0, AttemptResult::TimedOut)])
+                .with(|case| case.is_in_flight = true),
+            Verdict::Pending,
+            vec![
+                Cause::Due { since: after(60) },
+                Cause::Replaced { revision: Revision(2), at: Some(after(65)), by: None },
+                Cause::TimedOut { attempt: 1 },
+            ],
+        ),
+        (
+            "a cancellation without a record ended a redrive",
+            Case::new(once(60), after(60), after(1_000))
+                .run_of(Revision(1), after(60), RunState::Cancelled, &[(0, AttemptResult::TimedOut)])
+                .with(|case| (case.runs[0].occurrence.replay, case.schedule.status) = (1, Status::Cancelled)),
+            Verdict::DidNotFire,
+            vec![
+                Cause::Cancelled { at: None, by: None },
+                Cause::TimedOut { attempt: 1 },
+                Cause::Redriven { replay: 1 },
+            ],
+        ),
+        (
             "a change cancelled the retry",
             Case::new(once(600), after(60), after(1_000)).past(once(60), after(61), TimingEnd::Replaced, None).run_of(
                 Revision(2),
@@ -363,6 +399,30 @@ fn occurrence_without_a_run_has_the_causes_of_its_schedule() {
             vec![replaced(after(63))],
         ),
         (
+            "an attempt was in flight during the change",
+            Case::new(once(600), after(60), after(70))
+                .past(once(60), after(63), TimingEnd::Replaced, None)
+                .with(|case| case.is_in_flight = true),
+            Verdict::Pending,
+            vec![due.clone(), replaced(after(63))],
+        ),
+        (
+            "a change kept the timing of an overdue occurrence",
+            Case::new(every_minute(), after(60), after(70))
+                .past(every_minute(), after(65), TimingEnd::Replaced, None)
+                .with(|case| case.schedule.next = Some(after(60))),
+            Verdict::Pending,
+            vec![due.clone()],
+        ),
+        (
+            "a past timing is missing between two others",
+            Case::new(every_minute(), after(360), after(1_000))
+                .past(every_minute(), after(65), TimingEnd::Replaced, None)
+                .with(|case| case.schedule.updated_at = after(600)),
+            Verdict::Unknown,
+            vec![Cause::HistoryDeleted { before: after(600) }],
+        ),
+        (
             "the past timing had no occurrence",
             Case::new(once(600), after(90), after(1_000)).past(every_minute(), after(100), TimingEnd::Replaced, None),
             Verdict::DidNotFire,
@@ -390,6 +450,20 @@ fn occurrence_without_a_run_has_the_causes_of_its_schedule() {
             Case::new(once(60), after(60), after(90)).with(|case| case.schedule.status = Status::Cancelled),
             Verdict::DidNotFire,
             vec![Cause::Cancelled { at: None, by: None }],
+        ),
+        (
+            "an earlier build cancelled the schedule, and its history is deleted",
+            Case::new(every_minute(), after(60), after(9_000)).with(|case| {
+                (case.schedule.status, case.history_from) = (Status::Cancelled, after(8_000));
+            }),
+            Verdict::Unknown,
+            vec![Cause::HistoryDeleted { before: after(8_000) }],
+        ),
+        (
+            "an occurrence that started long ago has no run",
+            Case::new(every_minute(), after(60), after(90_000)),
+            Verdict::Unknown,
+            vec![Cause::HistoryDeleted { before: after(3_600) }],
         ),
         (
             "the schedule has ended",

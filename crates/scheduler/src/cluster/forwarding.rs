@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use domain::{Author, Delay, Occurrence, Precondition, Schedule, ScheduleId, ShardId, Status, TenantId};
+use domain::{Author, Occurrence, Precondition, Schedule, ScheduleId, ShardId, Status, TenantId};
 use futures_util::future::{join, join_all};
 use membership::{Member, MemberId};
 use store::{Cancellation, StoreError};
@@ -21,9 +21,10 @@ use crate::cluster::operations::{
 };
 use crate::cluster::ownership::receive_outcome;
 use crate::cluster::peers::{PeerError, REQUEST_BYTES_MAX};
-use crate::explain::delay_now;
+use crate::progress::progress;
 use crate::requests::{
-    AttemptOutcome, CancelResponse, Create, CreateRejection, OwnerError, PutResponse, RedriveResponse, Timing, Waiting,
+    AttemptOutcome, CancelResponse, Create, CreateRejection, OwnerError, Progress, PutResponse, RedriveResponse,
+    Timing, Waiting,
 };
 use crate::shared::Shared;
 
@@ -201,17 +202,17 @@ impl Forwarding {
         Ok(Box::pin(self.at_owner(cluster, schedule.poller.shard(), here, there)).await?)
     }
 
-    /// Returns the reason for which a key waits now, according to its owner.
+    /// Returns the progress of an occurrence, according to its owner.
     ///
     /// # Errors
     /// Returns an error if the owner is unreachable.
-    pub(crate) async fn delay_now(&self, waiting: Waiting) -> Result<Option<Delay>, OwnerError> {
-        let Some(cluster) = &self.cluster else { return delay_now(&self.shared, waiting).await };
-        let here = || delay_now(&self.shared, waiting);
+    pub(crate) async fn progress(&self, waiting: Waiting) -> Result<Progress, OwnerError> {
+        let Some(cluster) = &self.cluster else { return progress(&self.shared, waiting).await };
+        let here = || progress(&self.shared, waiting);
         let there = |owner: Member| async move {
             match cluster.peers.request(&owner, &waiting).await {
-                // A member of an earlier build knows no reason.
-                Err(PeerError::UnknownOperation { .. }) => Ok(Ok(None)),
+                // A member of an earlier build does not report the progress.
+                Err(PeerError::UnknownOperation { .. }) => Ok(Ok(Progress::default())),
                 response => response,
             }
         };

@@ -22,7 +22,8 @@ use store::StoreError;
 use stored::{Malformed, Put as _, Take};
 
 use crate::requests::{
-    AttemptOutcome, CancelResponse, Create, CreateRejection, OwnerError, PutResponse, RedriveResponse, Timing, Waiting,
+    AttemptOutcome, CancelResponse, Create, CreateRejection, OwnerError, Progress, PutResponse, RedriveResponse,
+    Timing, Waiting,
 };
 
 const VERSION: u8 = 1;
@@ -143,7 +144,7 @@ operations! {
     Release "let_go" -> Vec<ShardId>;
     AttemptOutcome "outcome" -> ();
     Nudge "nudge" -> ();
-    Waiting "waiting" -> Option<Delay>;
+    Waiting "waiting" -> Progress;
     PutBy "put_by" -> Result<PutResponse, CreateRejection>;
     PutIfBy "put_if_by" -> Option<Result<PutResponse, CreateRejection>>;
     CancelIfBy "cancel_if_by" -> Option<CancelResponse>;
@@ -220,7 +221,8 @@ fields! {
     PutBy { put, by }
     PutIfBy { put, by }
     CancelIfBy { cancel, by }
-    Waiting { poller, incarnation, target, due }
+    Waiting { poller, incarnation, nominal, target, due }
+    Progress { is_in_flight, delay }
     Named { tenant, id, incarnation, spec }
     PutResponse { schedule, created, too_late }
     ScheduleVersion { incarnation, revision }

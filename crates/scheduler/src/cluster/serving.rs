@@ -15,7 +15,7 @@ use crate::cluster::operations::{
 };
 use crate::cluster::ownership::receive_outcome;
 use crate::cluster::peers::InvalidRequest;
-use crate::explain::delay_now;
+use crate::progress::progress;
 use crate::requests::{AttemptOutcome, Create, CreateRejection, OwnerError, PutResponse, Waiting};
 use crate::shared::Shared;
 use crate::tenants::Tenants;
@@ -65,7 +65,7 @@ impl Serving {
             AttemptOutcome::NAME => {
                 respond(request, async |outcome| receive_outcome(&self.shared, outcome).await).await
             }
-            Waiting::NAME => respond(request, async |waiting| delay_now(&self.shared, waiting).await).await,
+            Waiting::NAME => respond(request, async |waiting| progress(&self.shared, waiting).await).await,
             Nudge::NAME => {
                 let nudge = async |Nudge| {
                     self.shared.nudge.notify_one();

@@ -86,6 +86,13 @@ impl InFlight {
         stripe.range(first..).next().is_some_and(|(occurrence, _)| occurrence.incarnation == incarnation)
     }
 
+    /// Returns true if an occurrence of the schedule at the instant `nominal` is in flight.
+    pub(crate) fn contains_at(&self, incarnation: Incarnation, nominal: Timestamp) -> bool {
+        let first = Occurrence { incarnation, nominal, revision: Revision::default(), replay: 0 };
+        let next = |stripe: &BTreeMap<Occurrence, Attempt>| stripe.range(first..).next().map(|(of, _)| *of);
+        next(&self.stripe(incarnation)).is_some_and(|of| (of.incarnation, of.nominal) == (incarnation, nominal))
+    }
+
     /// Removes the keys of these shards, and returns the attempts that have started. The attempts of the other removed
     /// keys never start.
     pub(crate) fn release(&self, shards: &BTreeSet<ShardId>) -> Vec<HandedOver> {

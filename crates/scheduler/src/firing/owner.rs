@@ -306,7 +306,10 @@ impl Owner {
             closed,
             closed_at_take,
             catch_up: self.dispatch.catch_up(known.key.occurrence.nominal),
-            wait: self.wait_of(lane, known.key.occurrence.nominal, shard_term, now),
+            wait: match (known.key.attempt, known.key.occurrence.replay) {
+                (1, 0) => self.wait_of(lane, known.key.occurrence.nominal, shard_term, now),
+                _ => None,
+            },
         }
     }
 

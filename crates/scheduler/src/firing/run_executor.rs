@@ -54,8 +54,8 @@ pub(crate) struct Starting {
     /// Durable `closed` of the poller when this owner took the shard.
     pub(crate) closed_at_take: Timestamp,
     pub(crate) catch_up: CatchUp,
-    /// Reason for which the key starts late, and the end of its wait. `None` if the key is on time, or if the owner
-    /// knows no reason.
+    /// Reason for which a first attempt starts late, and the end of its wait. `None` if the attempt is on time, if the
+    /// owner knows no reason, or if the key is that of a retry or of a redriven dead letter.
     pub(crate) wait: Option<Wait>,
 }
 
@@ -64,12 +64,10 @@ impl Starting {
         Ended { lane: self.lane, entry: self.entry, reason, health: None }
     }
 
-    /// Returns the reason for which the first attempt of the key starts late. Returns `None` for other attempts. The
-    /// wait of an attempt begins when a user sets its timing.
+    /// Returns the reason for which the attempt starts late. The wait of an attempt begins when a user sets its timing.
     fn delay(&self, schedule: &Schedule, started_at: Timestamp) -> Option<Delay> {
-        let is_first = self.key.attempt == 1 && self.key.occurrence.replay == 0;
         let due = self.key.occurrence.nominal.max(schedule.updated_at);
-        let wait = self.wait.filter(|wait| is_first && wait.until > due)?;
+        let wait = self.wait.filter(|wait| wait.until > due)?;
         (started_at.since(due) >= LATE_MIN).then_some(wait.delay)
     }
 
@@ -85,8 +83,8 @@ pub(crate) async fn start(context: Arc<Context>, batch: Vec<Starting>) {
     let mut ended = Vec::new();
     let mut attempts: FuturesUnordered<BoxFuture<'_, Ended>> = FuturesUnordered::new();
     for (starting, schedule) in batch.iter().zip(schedules) {
-        let run = match &runs {
-            Ok(runs) => runs.get(&starting.key.occurrence),
+        let run = match runs.get(&starting.key.occurrence).map(Result::as_ref).transpose() {
+            Ok(run) => run,
             Err(error) => {
                 ended.push(starting.ended(read_failure(error)));
                 continue;
@@ -154,12 +152,13 @@ async fn load_some(
 
 /// Loads the records of the runs that may have a record. A run has no record before its first attempt. This function
 /// therefore omits a run if its first attempt is due, no earlier owner can have made this attempt, and the run has no other
-/// row. A creator that was late may have written a second row, at a position after the run's instant.
+/// row. A creator that was late may have written a second row, at a position after the run's instant. If a record is
+/// damaged, this function loads each record in its own call, so that the damaged one does not delay the other runs.
 async fn find_runs(
     context: &Context,
     batch: &[Starting],
     schedules: &[Loaded],
-) -> Result<BTreeMap<Occurrence, Run>, StoreError> {
+) -> BTreeMap<Occurrence, Result<Run, StoreError>> {
     let may_have_record = |starting: &Starting, schedule: &Loaded| {
         let DueKey { position, occurrence, attempt, .. } = starting.key;
         let is_next = matches!(schedule, Ok(Some(schedule)) if schedule.next == Some(occurrence.nominal));
@@ -171,13 +170,30 @@ async fn find_runs(
         .map(|(starting, _)| starting.key.occurrence)
         .collect();
     if candidates.is_empty() {
-        return Ok(BTreeMap::new());
+        return BTreeMap::new();
     }
-    let response = context.store.find_runs(candidates).await;
+    match find_some(context, candidates.clone()).await {
+        Ok(runs) => runs.into_iter().map(|run| (run.occurrence, Ok(run))).collect(),
+        Err(error) if error.is_retryable() => candidates.into_iter().map(|of| (of, Err(error.clone()))).collect(),
+        Err(_) => {
+            let mut runs = BTreeMap::new();
+            for of in candidates {
+                match find_some(context, vec![of]).await {
+                    Ok(run) => runs.extend(run.into_iter().map(|run| (of, Ok(run)))),
+                    Err(error) => drop(runs.insert(of, Err(error))),
+                }
+            }
+            runs
+        }
+    }
+}
+
+async fn find_some(context: &Context, occurrences: Vec<Occurrence>) -> Result<Vec<Run>, StoreError> {
+    let response = context.store.find_runs(occurrences).await;
     if let Err(error) = &response {
         count_store_error(&context.metrics, "find_runs", error);
     }
-    Ok(response?.into_iter().flatten().map(|run| (run.occurrence, run)).collect())
+    Ok(response?.into_iter().flatten().collect())
 }
 
 async fn start_one(context: &Context, starting: Starting, schedule: Option<Arc<Schedule>>, run: Option<&Run>) -> Ended {

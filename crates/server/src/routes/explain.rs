@@ -8,7 +8,7 @@ use domain::{ClockChange, Timestamp, duration};
 
 use crate::auth::Caller;
 use crate::extract::{ExistingId, schedule_not_found};
-use crate::query::{decoded_parameters, parameter_error};
+use crate::query::{decoded_parameters, instant, parameter_error};
 use crate::rejection::{Code, HandlerResult, Rejected, reject_fields};
 use crate::state::App;
 use crate::wire::{self, time};
@@ -29,12 +29,7 @@ pub(super) async fn explain(
 fn parse_at(query: &str) -> Result<Timestamp, Rejected> {
     let mut errors = Vec::new();
     let values = decoded_parameters(query, &["at"], &mut errors);
-    let parse = |text: &str| {
-        let parsed: jiff::Timestamp = text.parse().ok()?;
-        let instant = Timestamp::from_millis(parsed.as_millisecond());
-        (Timestamp::MIN..=Timestamp::MAX).contains(&instant).then_some(instant)
-    };
-    let at = values.get("at").map(|text| parse(text));
+    let at = values.get("at").map(|text| instant(text));
     match at {
         Some(Some(at)) if errors.is_empty() => return Ok(at),
         Some(None) => errors.push(parameter_error(

@@ -21,7 +21,7 @@ use super::listing::array;
 use super::runs::{dead_letters, fitting};
 use crate::auth::Caller;
 use crate::extract::schedule_not_found;
-use crate::query::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, decoded_parameters, parameter_error};
+use crate::query::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, decoded_parameters, instant, parameter_error};
 use crate::rejection::{Code, HandlerResult, Rejected, reject_fields, to_json};
 use crate::state::AppState;
 use crate::wire;
@@ -300,15 +300,6 @@ impl Parser<'_> {
         let detail = format!("the value must be a whole number from 1 to {PAGE_LIMIT_MAX}");
         self.parse("limit", limit, "out_of_range", &detail).unwrap_or(PAGE_LIMIT_DEFAULT)
     }
-}
-
-/// Parses an instant, and rounds it up to a whole millisecond. Every run has a whole millisecond, so the rounded start
-/// or end of a range selects the same runs as the exact one.
-fn instant(text: &str) -> Option<Timestamp> {
-    let exact: jiff::Timestamp = text.parse().ok()?;
-    let nanos = u128::try_from(exact.as_nanosecond()).ok()?;
-    let instant = Timestamp::from_millis(i64::try_from(nanos.div_ceil(1_000_000)).ok()?);
-    (instant <= Timestamp::MAX).then_some(instant)
 }
 
 #[cfg(test)]

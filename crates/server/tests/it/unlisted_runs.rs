@@ -27,6 +27,8 @@ const RANGE: &str = "/v1/runs?from=2020-01-01T00:00:00Z";
 #[derive(Default)]
 struct Listing {
     is_unindexed: Mutex<bool>,
+    /// True if the first page of each listing is empty.
+    is_sliced: Mutex<bool>,
     /// Number of damaged runs that each read of the store finds.
     unreadable: AtomicUsize,
 }
@@ -51,6 +53,11 @@ impl Store for Listed {
             let is_unindexed = *self.listing.is_unindexed.lock().unwrap();
             if is_unindexed && read.schedules.is_none() {
                 return Err(StoreError::Unindexed(NEXT_STEP.to_owned()));
+            }
+            if *self.listing.is_sliced.lock().unwrap() && read.after.is_none() {
+                let next =
+                    Occurrence { incarnation: Incarnation(0), nominal: read.until, revision: Revision(0), replay: 0 };
+                return Ok(RunList { next: Some(next), ..RunList::default() });
             }
             let unreadable = self.listing.unreadable.load(Ordering::Relaxed);
             Ok(RunList { unreadable, ..self.store.list_runs(read).await? })
@@ -126,5 +133,16 @@ async fn page_states_the_number_of_damaged_runs() {
         assert_eq!((&page["unreadable"], page["runs"].as_array().map(Vec::len)), (&json!(2), Some(1)), "{page}");
         assert_eq!(page["next_page_token"], Value::Null);
     }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn explanation_reads_on_after_an_empty_page_of_runs() {
+    let (world, listing) = start().await;
+    *listing.is_sliced.lock().unwrap() = true;
+    let runs = world.send("GET", "/v1/runs?schedule=a", "").await.json();
+    let at = runs["runs"][0]["scheduled_at"].as_str().unwrap_or_else(|| panic!("{runs}")).to_owned();
+    let explanation = world.send("GET", &format!("/v1/schedules/a/explain?at={at}"), "").await;
+    assert_eq!(explanation.text("/verdict"), "fired", "{}", explanation.body);
     world.stop().await;
 }

@@ -274,9 +274,16 @@ fn every_operation_decodes_only_from_its_complete_bytes() {
     check(cancel_if, option::of(cancel_answer()));
     let redrive = (any::<u32>().prop_map(TenantId), occurrence()).prop_map(|(tenant, of)| Redrive { tenant, of });
     check(redrive, redrive_answer());
-    let waiting = (poller(), any::<u128>().prop_map(Incarnation), any::<u32>().prop_map(TargetKey), at());
-    let waiting = waiting.prop_map(|(poller, incarnation, target, due)| Waiting { poller, incarnation, target, due });
-    check(waiting, option::of(delay()));
+    let waiting = (poller(), any::<u128>().prop_map(Incarnation), at(), any::<u32>().prop_map(TargetKey), at());
+    let waiting = waiting.prop_map(|(poller, incarnation, nominal, target, due)| Waiting {
+        poller,
+        incarnation,
+        nominal,
+        target,
+        due,
+    });
+    let progress = (any::<bool>(), option::of(delay()));
+    check(waiting, progress.prop_map(|(is_in_flight, delay)| Progress { is_in_flight, delay }));
     let release = (any::<u128>().prop_map(MemberId), shards());
     check(release.prop_map(|(member, shards)| Release { member, shards }), shards());
     check(outcome(), Just(()));
@@ -413,6 +420,7 @@ fn encoder_output_equals_the_bytes_in_the_golden_file() {
     let seen = a_schedule().seen();
     let decided_by = Timestamp::from_millis(1_800_000_000_789);
     let shards = |numbers: [u16; 2]| numbers.map(ShardId).to_vec();
+    let delayed = |delay| Ok(Progress { is_in_flight: false, delay: Some(delay) });
     let found = [
         line("two", &CreateNamed(vec![once, a_named()]), &[Ok(created)]),
         line("one", &Put(a_named()), &[Ok(put()), Ok(Err(CreateRejection::NeverFires)), Err(OwnerError::NotOwned)]),
@@ -461,13 +469,13 @@ fn encoder_output_equals_the_bytes_in_the_golden_file() {
         ),
         line(
             "key",
-            &Waiting { poller, incarnation, target: TargetKey(0xdead_beef), due: decided_by },
+            &Waiting { poller, incarnation, nominal: decided_by, target: TargetKey(0xdead_beef), due: decided_by },
             &[
-                Ok(None),
-                Ok(Some(Delay::Quota { quota: Quota::CallbacksPerMinute, since: decided_by })),
-                Ok(Some(Delay::Slot)),
-                Ok(Some(Delay::Circuit { until: Some(decided_by) })),
-                Ok(Some(Delay::MemberDown { until: decided_by })),
+                Ok(Progress { is_in_flight: true, delay: None }),
+                delayed(Delay::Quota { quota: Quota::CallbacksPerMinute, since: decided_by }),
+                delayed(Delay::Slot),
+                delayed(Delay::Circuit { until: Some(decided_by) }),
+                delayed(Delay::MemberDown { until: decided_by }),
             ],
         ),
     ]

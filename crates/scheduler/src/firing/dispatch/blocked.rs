@@ -107,7 +107,8 @@ impl TenantState {
 
 impl Dispatch {
     /// Returns the latest reason that kept the keys of `lane` from starting at or after `due`. Returns `None` if the
-    /// dispatch queue knows no reason.
+    /// dispatch queue knows no reason. A wait for a limit or a circuit counts only if it lasted to the second half of the
+    /// time since `due`, because something else delayed the keys more otherwise.
     pub(crate) fn wait_since(&self, lane: Lane, due: Timestamp, now: Now) -> Option<Wait> {
         let state = self.lanes.get(&lane);
         let of_lane = state.and_then(|state| {
@@ -124,9 +125,12 @@ impl Dispatch {
             [kind, &tenant.blocked].map(|blocked| blocked.since(due, now.wall))
         });
         let [of_kind, of_tenant] = of_tenant.unwrap_or_default();
+        // The dispatch queue records only when it finds no slot for a key. Such a wait can have lasted longer.
         let no_slot = self.no_slot.filter(|(_, until)| *until >= due);
         let of_service = no_slot.map(|(_, until)| Wait { delay: Delay::Slot, until });
         // Of two waits with the same end, the more specific one comes last here, and wins.
+        let is_long = |wait: &Wait| wait.until.since(due) * 2 >= now.wall.since(due);
+        let [of_tenant, of_kind, of_lane] = [of_tenant, of_kind, of_lane].map(|wait| wait.filter(is_long));
         [of_service, of_tenant, of_kind, of_lane].into_iter().flatten().max_by_key(|wait| wait.until)
     }
 }

@@ -26,7 +26,7 @@ impl Owner {
 
     /// Returns the reason for which a key waits now.
     pub(super) fn delay_now(&mut self, waiting: Waiting) -> Option<Delay> {
-        let Waiting { poller, target, due, incarnation: _ } = waiting;
+        let Waiting { poller, target, due, incarnation: _, nominal: _ } = waiting;
         let now = self.read_clocks();
         let shard_term = self.window.shard_term(poller)?;
         let due = due.max(shard_term.since);

@@ -33,6 +33,8 @@ fn key_behind_a_limit_of_attempts_in_flight_names_the_limit() {
         assert_eq!(popped(&mut dispatch, later(7_000)), [1]);
         assert_eq!(reason(&dispatch, lane(1, 1), later(7_000)), Some(expected), "{quotas:?}");
         assert_eq!(reason(&dispatch, lane(2, 1), later(7_000)), None, "another tenant did not wait");
+        let long_after = reason(&dispatch, lane(1, 1), later(14_001));
+        assert_eq!(long_after, None, "the limit caused less than half of the lateness");
     }
 }
 
