@@ -30,8 +30,11 @@ use crate::partition::{DAY, Edge, Family, drop_unless, existing, existing_by_edg
 use crate::read::tenant_in;
 use crate::rows::{limit_number, status_number, uuid};
 
-/// Longest time for which one call deletes rows. The next call continues the deletion.
-const TURN: Duration = Duration::from_secs(30);
+/// Longest time for which one call deletes rows of one kind, so that no kind uses the time of the others. The next call
+/// continues the deletion.
+const TURN: Duration = Duration::from_secs(10);
+/// Time for which the limits of a call are valid. The call then reads the tenants again before it deletes more runs.
+const LIMITS_VALID: Duration = Duration::from_secs(1);
 /// Number of rows that one statement reads, and maximum number of rows that one transaction deletes.
 const PAGE: usize = 1_000;
 /// Highest number of the state of a run. The number 0 is the state of a run that will be retried.
@@ -91,13 +94,17 @@ const FORGET_ASKED: &str = "
     delete from reveille.asked where incarnation in (
         select incarnation from reveille.asked where incarnation > $1 and incarnation < $2 order by incarnation limit $3)
     returning incarnation";
+/// Selects past timings that were written before $1, and returns a page of them after the position ($2, $3, $4).
+const PAST_TIMINGS: &str = "
+    select written_at, incarnation, revision, tenant from reveille.past_timing
+    where written_at < $1 and (written_at, incarnation, revision) > ($2, $3, $4)
+    order by written_at, incarnation, revision limit $5";
+/// Deletes past timings by their keys. A past timing never changes after the page with its key was read.
 const FORGET_PAST_TIMINGS: &str = "
     delete from reveille.past_timing where (incarnation, revision) in (
-        select incarnation, revision from reveille.past_timing
-        where written_at < $1 and written_at < coalesce((
-            select l.before from unnest($3::bigint[], $4::bigint[]) l (tenant, before)
-            where l.tenant = past_timing.tenant), $5)
-        order by written_at limit $2 for update skip locked)
+        select t.incarnation, t.revision from reveille.past_timing t
+        join unnest($1::uuid[], $2::bigint[]) k (incarnation, revision) using (incarnation, revision)
+        order by t.incarnation, t.revision for update of t skip locked)
     returning incarnation";
 const FORGET_REST: &str = "
     delete from reveille.run_rest r using (
@@ -114,9 +121,12 @@ const FORGET_REST: &str = "
 const TENANTS_OF_DAYS: &str = "
     select tenant from reveille.run_usage where day >= $1 and day < $2 group by tenant having sum(bytes) > 0";
 
-/// Position of the sweep, which examines the ended schedules in the order of their ends. The sweep has examined the
-/// schedules up to this position.
-pub(crate) struct Sweep(Mutex<(i64, Uuid)>);
+/// Position of a sweep, which examines rows in the order of a time: the ended schedules in the order of their ends, or
+/// the past timings in the order in which they were written. The sweep has examined the rows up to this position.
+pub(crate) struct Sweep(Mutex<Place>);
+
+/// Time, incarnation and revision of a row. The revision is 0 for ended schedules.
+type Place = (i64, Uuid, i64);
 
 impl Default for Sweep {
     fn default() -> Self {
@@ -125,15 +135,33 @@ impl Default for Sweep {
 }
 
 impl Sweep {
-    const START: (i64, Uuid) = (i64::MIN, Uuid::nil());
+    const START: Place = (i64::MIN, Uuid::nil(), 0);
 
-    fn get(&self) -> (i64, Uuid) {
+    fn get(&self) -> Place {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, place: (i64, Uuid)) {
+    fn set(&self, place: Place) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = place;
     }
+}
+
+/// Clocks of one call: the clock of the member, which computed the limit `default` when it showed `now`, and the clock of
+/// the database.
+#[derive(Clone, Copy)]
+struct Clocks {
+    now: Timestamp,
+    default: Timestamp,
+    database: Timestamp,
+}
+
+/// Limits of one call, which follow the changes of tenants while the call deletes rows.
+struct Current {
+    clocks: Clocks,
+    /// Latest limit that no due row without an outcome prevents.
+    usable: Timestamp,
+    limits: Limits,
+    read_at: Monotonic,
 }
 
 impl Inner {
@@ -143,47 +171,87 @@ impl Inner {
     pub(crate) async fn forget(&self, now: Timestamp, default: Timestamp) -> Result<u64, Failure> {
         let session = self.history_link.session().await?;
         let rows = query(&session, "select (extract(epoch from clock_timestamp()) * 1000)::bigint", &[]).await?;
-        let database = rows.first().map_or(0, |row| row.get(0));
-        let tenants = query(&session, "select tenant, value from reveille.tenant", &[]).await?;
-        // A member of a later build may have written a tenant that this member cannot decode.
-        let Ok(tenants) = tenants.iter().map(tenant_in).collect::<Result<Vec<_>, _>>() else {
-            tracing::warn!("history not deleted because the row of a tenant is malformed");
-            return Ok(0);
-        };
-        let limits = Limits::new(&tenants, now, default, Timestamp::from_millis(database));
+        let database = Timestamp::from_millis(rows.first().map_or(0, |row| row.get(0)));
+        let clocks = Clocks { now, default, database };
+        let read_at = self.runtime.monotonic();
+        let (limits, unreadable) = read_limits(&session, clocks).await?;
+        for tenant in unreadable {
+            tracing::warn!(
+                tenant,
+                "history of the tenant not deleted because its row in reveille.tenant is malformed; restore the row, or \
+                 upgrade this member if a later build wrote it"
+            );
+        }
         let Some(usable) = usable(&session, &limits).await? else { return Ok(0) };
-        let limits = limits.capped(usable);
-        let until = self.runtime.monotonic() + TURN;
+        let mut current = Current { clocks, usable, limits: limits.capped(usable), read_at };
         // If one of these deletions fails, the store still makes the other deletions.
+        let runs = self.forget_runs(&session, &mut current).await;
+        self.refresh(&session, &mut current).await?;
+        let limits = &current.limits;
         let parts = [
-            self.forget_runs(&session, &limits, until).await,
-            self.forget_by_tenant(&session, FORGET_REST, &limits, until).await,
-            self.forget_by_tenant(&session, FORGET_PAST_TIMINGS, &limits, until).await,
-            self.forget_schedules(&session, &limits, until).await,
-            self.forget_schedules_of_tenants(&session, &limits, until).await,
-            self.forget_asked(&session, limits.default, until).await,
+            runs,
+            self.forget_rest(&session, limits).await,
+            self.forget_past_timings(&session, limits).await,
+            self.forget_schedules(&session, limits).await,
+            self.forget_schedules_of_tenants(&session, limits).await,
+            self.forget_asked(&session, limits.default).await,
             self.forget_inbox(&session, limits.default).await,
         ];
         parts.into_iter().sum()
     }
 
-    async fn forget_runs(&self, session: &Session, limits: &Limits, until: Monotonic) -> Result<u64, Failure> {
+    fn turn_end(&self) -> Monotonic {
+        self.runtime.monotonic() + TURN
+    }
+
+    /// Reads the tenants again if the last read was more than [`LIMITS_VALID`] ago. A tenant that chooses a longer class
+    /// therefore keeps the runs that a call in progress has not deleted yet.
+    async fn refresh(&self, session: &Session, current: &mut Current) -> Result<(), Failure> {
+        let now = self.runtime.monotonic();
+        if now >= current.read_at + LIMITS_VALID {
+            current.limits = read_limits(session, current.clocks).await?.0.capped(current.usable);
+            current.read_at = now;
+        }
+        Ok(())
+    }
+
+    async fn forget_runs(&self, session: &Session, current: &mut Current) -> Result<u64, Failure> {
+        let until = self.turn_end();
         let mut deleted = Vec::new();
-        for (partition, end) in existing_by_edge(session, Family::Runs, Edge::End, limits.latest()).await? {
-            let split = limits.split(end);
-            // The query runs before the store locks the partition, because it may read more than one row.
-            let is_shared = is_true(session, &format!("select {}", split.kept.have_run_in(&partition))).await;
-            deleted.push(match is_shared {
-                Ok(true) => self.forget_runs_in(session, limits, &partition, end, until).await,
-                Ok(false) => self.drop_runs(session, &partition, &split).await,
-                Err(failure) => Err(failure),
-            });
+        for (partition, end) in existing_by_edge(session, Family::Runs, Edge::End, current.limits.latest()).await? {
+            self.refresh(session, current).await?;
+            deleted.push(self.forget_partition(session, &current.limits, &partition, end, until).await);
         }
         deleted.into_iter().sum()
     }
 
+    /// Drops a partition, or deletes the runs of the tenants whose class has ended for all runs of the partition.
+    async fn forget_partition(
+        &self,
+        session: &Session,
+        limits: &Limits,
+        partition: &str,
+        end: Timestamp,
+        until: Monotonic,
+    ) -> Result<u64, Failure> {
+        let split = limits.split(end);
+        // The query runs before the store locks the partition, because it may read more than one row.
+        if is_true(session, &format!("select {}", split.kept.have_run_in(partition))).await? {
+            return self.forget_runs_in(session, limits, partition, end, until).await;
+        }
+        match self.drop_runs(session, partition, &split).await? {
+            // A pending or late run of one tenant keeps the partition. The other runs of the classes must not wait for
+            // it until the time of the tenants without a class ends.
+            Dropped::Needed if split.before > limits.default => {
+                self.forget_runs_in(session, limits, partition, end, until).await
+            }
+            Dropped::Needed | Dropped::Later => Ok(0),
+            Dropped::Done => Ok(1),
+        }
+    }
+
     /// Drops a partition in which no tenant keeps its runs.
-    async fn drop_runs(&self, session: &Session, partition: &str, split: &Split) -> Result<u64, Failure> {
+    async fn drop_runs(&self, session: &Session, partition: &str, split: &Split) -> Result<Dropped, Failure> {
         // The statement `summarise` updates the partition's BRIN index. Without it, the query on `written_at` would
         // read every block that no vacuum has summarised.
         let summarise = format!(
@@ -198,8 +266,12 @@ impl Inner {
             split.before.as_millis(),
             split.kept.have_run_in(partition)
         );
-        let _lock = self.making_partitions.lock().await;
-        drop_unless(session, Family::Runs, partition, &is_needed).await.map(u64::from)
+        let lock = self.making_partitions.lock().await;
+        if drop_unless(session, Family::Runs, partition, &is_needed).await? {
+            return Ok(Dropped::Done);
+        }
+        drop(lock);
+        Ok(if is_true(session, &is_needed).await? { Dropped::Needed } else { Dropped::Later })
     }
 
     /// Deletes the runs of the tenants whose class has ended for all runs of the partition, in the order of the index
@@ -243,21 +315,15 @@ impl Inner {
         Ok(deleted)
     }
 
-    /// Deletes rows by the statement `text`, a page at a time. The statement compares each row with the limit of its
-    /// tenant.
-    async fn forget_by_tenant(
-        &self,
-        session: &Session,
-        text: &'static str,
-        limits: &Limits,
-        until: Monotonic,
-    ) -> Result<u64, Failure> {
+    /// Deletes runs of the default partition.
+    async fn forget_rest(&self, session: &Session, limits: &Limits) -> Result<u64, Failure> {
+        let until = self.turn_end();
         let (latest, default) = (limits.latest().as_millis(), limits.default.as_millis());
         let (tenants, by_tenant) = limits.columns();
         let mut deleted = 0;
         while self.runtime.monotonic() < until {
             let parameters: [&(dyn ToSql + Sync); 5] = [&latest, &limit_number(PAGE), &tenants, &by_tenant, &default];
-            match query(session, text, &parameters).await?.len() {
+            match query(session, FORGET_REST, &parameters).await?.len() {
                 0 => break,
                 deleted_rows => deleted += deleted_rows,
             }
@@ -265,32 +331,53 @@ impl Inner {
         Ok(count(deleted))
     }
 
-    async fn forget_schedules(&self, session: &Session, limits: &Limits, until: Monotonic) -> Result<u64, Failure> {
+    async fn forget_past_timings(&self, session: &Session, limits: &Limits) -> Result<u64, Failure> {
+        let until = self.turn_end();
+        let latest = limits.latest().as_millis();
+        let is_over = |row: &&Row| row.get::<_, i64>(0) < limits.of(row.get(3)).as_millis();
+        let mut deleted = 0;
+        while self.runtime.monotonic() < until {
+            let (written_at, incarnation, revision) = self.timing_sweep.get();
+            let limit = limit_number(PAGE);
+            let parameters: [&(dyn ToSql + Sync); 5] = [&latest, &written_at, &incarnation, &revision, &limit];
+            let page = query(session, PAST_TIMINGS, &parameters).await?;
+            let Some(last) = page.last() else {
+                self.timing_sweep.set(Sweep::START);
+                break;
+            };
+            let over = page.iter().filter(is_over).map(|row| (row.get::<_, Uuid>(1), row.get::<_, i64>(2)));
+            let (incarnations, revisions): (Vec<Uuid>, Vec<i64>) = over.unzip();
+            if !incarnations.is_empty() {
+                deleted += query(session, FORGET_PAST_TIMINGS, &[&incarnations, &revisions]).await?.len();
+            }
+            self.timing_sweep.set((last.get(0), last.get(1), last.get(2)));
+        }
+        Ok(count(deleted))
+    }
+
+    async fn forget_schedules(&self, session: &Session, limits: &Limits) -> Result<u64, Failure> {
+        let until = self.turn_end();
         let before = limits.default.as_millis();
         let (tenants, by_tenant) = limits.columns();
         let mut deleted = 0;
         while self.runtime.monotonic() < until {
-            let (ended_at, incarnation) = self.sweep.get();
+            let (ended_at, incarnation, _) = self.schedule_sweep.get();
             let limit = limit_number(PAGE);
             let parameters: [&(dyn ToSql + Sync); 6] = [&before, &ended_at, &incarnation, &limit, &tenants, &by_tenant];
             let page = query(session, OVER, &parameters).await?;
             let Some(last) = page.last() else {
-                self.sweep.set(Sweep::START);
+                self.schedule_sweep.set(Sweep::START);
                 break;
             };
             deleted += forget_over(session, &page, before).await?;
-            self.sweep.set((last.get(0), last.get(1)));
+            self.schedule_sweep.set((last.get(0), last.get(1), 0));
         }
         Ok(count(deleted))
     }
 
     /// Deletes schedules of the tenants whose class is shorter than the time for a tenant without a class.
-    async fn forget_schedules_of_tenants(
-        &self,
-        session: &Session,
-        limits: &Limits,
-        until: Monotonic,
-    ) -> Result<u64, Failure> {
+    async fn forget_schedules_of_tenants(&self, session: &Session, limits: &Limits) -> Result<u64, Failure> {
+        let until = self.turn_end();
         let mut deleted = 0;
         for (tenant, before) in limits.after_default() {
             let (created_before, before) = (uuid(Incarnation::new(before, 0)), before.as_millis());
@@ -310,7 +397,8 @@ impl Inner {
         Ok(count(deleted))
     }
 
-    async fn forget_asked(&self, session: &Session, before: Timestamp, until: Monotonic) -> Result<u64, Failure> {
+    async fn forget_asked(&self, session: &Session, before: Timestamp) -> Result<u64, Failure> {
+        let until = self.turn_end();
         let before = uuid(Incarnation::new(before, 0));
         let mut last = Uuid::nil();
         let mut deleted = 0;
@@ -322,6 +410,31 @@ impl Inner {
         }
         Ok(count(deleted))
     }
+}
+
+/// Result of an attempt to drop a partition of runs.
+enum Dropped {
+    Done,
+    /// The partition has a run that the store must keep.
+    Needed,
+    /// Another session uses the partition.
+    Later,
+}
+
+/// Reads the tenants, and returns their limits. Also returns the tenants whose rows are malformed. The store keeps all
+/// history of these tenants.
+async fn read_limits(session: &Session, clocks: Clocks) -> Result<(Limits, Vec<i64>), Failure> {
+    let rows = query(session, "select tenant, value from reveille.tenant", &[]).await?;
+    let (mut tenants, mut unreadable) = (Vec::with_capacity(rows.len()), Vec::new());
+    for row in &rows {
+        // A member of a later build may have written a tenant that this member cannot decode.
+        match tenant_in(row) {
+            Ok(tenant) => tenants.push(tenant),
+            Err(_) => unreadable.push(row.get(0)),
+        }
+    }
+    let Clocks { now, default, database } = clocks;
+    Ok((Limits::new(&tenants, now, default, database).without(&unreadable), unreadable))
 }
 
 /// Deletes the schedules of a page that the store need not keep.

@@ -26,6 +26,12 @@ impl Limits {
         Limits { default, by_tenant }
     }
 
+    /// Returns a copy of these limits by which the store keeps all history of `tenants`.
+    pub(super) fn without(mut self, tenants: &[i64]) -> Self {
+        self.by_tenant.extend(tenants.iter().map(|tenant| (*tenant, Timestamp::MIN)));
+        self
+    }
+
     /// Returns the different limits, the latest first.
     pub(super) fn latest_first(&self) -> Vec<Timestamp> {
         let limits: BTreeSet<_> = self.by_tenant.values().chain([&self.default]).copied().collect();
@@ -150,5 +156,7 @@ mod tests {
         let capped = limits.capped(now - DAY * 8);
         assert_eq!([1, 2, 3, 4].map(|tenant| capped.of(tenant)), [8, 30, 90, 8].map(|days| now - DAY * days));
         assert_eq!(limits.after_default().map(|(tenant, _)| tenant).collect::<Vec<_>>(), [1, 4]);
+        let unreadable = limits.without(&[5]);
+        assert_eq!(unreadable.split(now - DAY * 90).kept, Tenants::These(vec![5]), "no limit applies to the tenant");
     }
 }

@@ -13,5 +13,6 @@ mod insert_log;
 mod listing;
 mod partitions;
 mod rejections;
+mod retention;
 mod runs_by_time;
 mod support;
