@@ -100,6 +100,12 @@ fn horizon(ticks: &[Tick], now: Timestamp, time: Duration) -> Option<Tick> {
     ticks.iter().rev().find(|tick| tick.at + time <= now).copied()
 }
 
+/// Returns the clock record for each time for which a tenant may retain its history.
+fn horizon_by_time(ticks: &[Tick], now: Timestamp, history: Duration) -> BTreeMap<Duration, Option<Tick>> {
+    let times = Retention::ALL.map(Retention::time).into_iter().chain([history]);
+    times.map(|time| (time, horizon(ticks, now, time))).collect()
+}
+
 /// Selects the clock records that no sweep needs. A sweep needs the newest record that is older than the longest
 /// retention. It needs the later records, because a tenant can choose another class. Of the records that are older than
 /// `history`, one per hour suffices.
@@ -124,18 +130,20 @@ impl Sweeper<'_> {
     async fn turn(&self) -> Result<u64, StoreError> {
         let now = self.shared.runtime.now();
         let ticks = self.ticks()?;
-        let horizons = self.horizons(&ticks, now);
+        let by_time = horizon_by_time(&ticks, now, self.shared.options.history);
         let unneeded = unneeded(&ticks, now, self.shared.options.history);
         let unneeded = unneeded.into_iter().map(|tick| ForgetItem::DropTick(tick.at));
         self.submit(unneeded.chain([ForgetItem::Tick(now)]).collect()).await?;
-        self.sweep(&horizons).await
+        self.sweep(&by_time).await
     }
 
-    fn horizons(&self, ticks: &[Tick], now: Timestamp) -> Horizons {
+    /// Returns the limits of the tenants by their present classes. `by_time` has the clock record for each class.
+    fn horizons(&self, by_time: &BTreeMap<Duration, Option<Tick>>) -> Horizons {
         let history = self.shared.options.history;
-        let default = horizon(ticks, now, history);
+        let of = |time: Duration| by_time.get(&time).copied().flatten();
+        let default = of(history);
         let memory = self.memory.lock().expect("no holder of this lock panics");
-        let by_tenant = memory.tenants.values().map(|it| (it.id, horizon(ticks, now, it.retention(history))));
+        let by_tenant = memory.tenants.values().map(|it| (it.id, of(it.retention(history))));
         Horizons { default, by_tenant: by_tenant.filter(|(_, horizon)| *horizon != default).collect() }
     }
 
@@ -151,14 +159,16 @@ impl Sweeper<'_> {
         Ok(ticks)
     }
 
-    /// Examines all schedules that were created before the latest of the `horizons` and have changed since their
-    /// creation.
-    async fn sweep(&self, horizons: &Horizons) -> Result<u64, StoreError> {
-        let Some(latest) = horizons.latest() else { return Ok(0) };
+    /// Examines all schedules that were created before the latest limit of a tenant and have changed since their
+    /// creation. Reads the classes of the tenants before each page, so that a tenant that chooses a longer class keeps
+    /// the rows that this sweep has not reached.
+    async fn sweep(&self, by_time: &BTreeMap<Duration, Option<Tick>>) -> Result<u64, StoreError> {
         let (first, end) = key::STATES;
         let mut from = first.to_vec();
         let mut deleted = 0;
         while !self.shared.closed.is_cancelled() {
+            let horizons = self.horizons(by_time);
+            let Some(latest) = horizons.latest() else { break };
             let mut page: Vec<(Incarnation, Changed)> = Vec::with_capacity(PAGE);
             self.rows.collect(Family::Points, &from, &end, PAGE, |state_key, value| {
                 page.push((key::parse_state(state_key)?, Changed::decode(value)?));
@@ -169,7 +179,7 @@ impl Sweeper<'_> {
             let is_old = |incarnation: Incarnation| incarnation < Incarnation::new(latest.at, 0);
             let mut items = Vec::new();
             for (incarnation, changed) in page.iter().filter(|(incarnation, _)| is_old(*incarnation)) {
-                deleted += self.examine(*incarnation, changed, horizons, &mut items).await?;
+                deleted += self.examine(*incarnation, changed, &horizons, &mut items).await?;
             }
             deleted += self.submit(items).await?;
             if !is_old(last) {
@@ -190,12 +200,19 @@ impl Sweeper<'_> {
     ) -> Result<u64, StoreError> {
         let (mut after, mut keeps_runs, mut deleted) = (None, false, 0);
         let (mut is_done, mut horizon) = (None, horizons.common());
+        // No row of a schedule is older than the schedule.
+        let is_young = |limit: Tick| incarnation >= Incarnation::new(limit.at, 0);
         loop {
-            let runs = self.runs(incarnation, after)?;
+            // The first run names the tenant. Most schedules of a tenant with a longer class need no other read.
+            let limit = if horizon.is_none() { 1 } else { PAGE };
+            let runs = self.runs(incarnation, after, limit)?;
             after = runs.last().map(|(_, of, _)| *of);
-            let is_last = runs.len() < PAGE;
+            let (is_last, is_long) = (runs.len() < limit, limit == PAGE);
             for (tenant, of, state) in runs {
                 let Some(limit) = horizons.of(tenant) else { return Ok(deleted) };
+                if is_young(limit) {
+                    return Ok(deleted);
+                }
                 horizon = Some(limit);
                 match self.written(&key::run(&of))? {
                     Some(seen) if seen < limit.sequence && RunState::is_final(state) => {
@@ -216,14 +233,16 @@ impl Sweeper<'_> {
             if is_last {
                 break;
             }
-            deleted += self.submit(std::mem::take(items)).await?;
+            if is_long {
+                deleted += self.submit(std::mem::take(items)).await?;
+            }
         }
         // A schedule without runs names its tenant only in its row.
         let horizon = match horizon {
             Some(horizon) => Some(horizon),
             None => self.tenant(incarnation)?.and_then(|tenant| horizons.of(tenant)),
         };
-        let Some(horizon) = horizon else { return Ok(deleted) };
+        let Some(horizon) = horizon.filter(|horizon| !is_young(*horizon)) else { return Ok(deleted) };
         deleted += self.examine_timings(incarnation, horizon, items, &mut keeps_runs).await?;
         if !keeps_runs && changed.state.status != Status::Active {
             let seen = self.written(&key::state(incarnation))?.filter(|seen| *seen < horizon.sequence);
@@ -281,18 +300,19 @@ impl Sweeper<'_> {
         Ok(self.memory.lock().expect("no holder of this lock panics").positions(head.poller).done >= horizon.at)
     }
 
-    /// Returns the next page of a schedule's runs, after the occurrence `after`.
+    /// Returns the next page of a schedule's runs, after the occurrence `after`: at most `limit` runs.
     fn runs(
         &self,
         incarnation: Incarnation,
         after: Option<Occurrence>,
+        limit: usize,
     ) -> Result<Vec<(TenantId, Occurrence, RunState)>, StoreError> {
         let (mut from, to) = key::run_bounds(incarnation);
         if let Some(after) = after {
             from = just_after(&key::run(&after));
         }
         let mut runs = Vec::new();
-        self.rows.collect(Family::Points, &from, &to, PAGE, |_, value| {
+        self.rows.collect(Family::Points, &from, &to, limit, |_, value| {
             runs.push(run::summary(value)?);
             Ok::<(), Malformed>(())
         })?;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
-    Audit, DueKey, LabelKey, Occurrence, PollerId, Quota, Revision, RunFilter, RunState, Schedule, SigningSecret,
-    Status, Tenant, TenantId, Term, Timestamp,
+    Audit, DueKey, Incarnation, LabelKey, Occurrence, PollerId, Quota, Revision, RunFilter, RunState, Schedule,
+    ScheduleId, SigningSecret, Status, Tenant, TenantId, Term, Timestamp,
 };
 use runtime::Runtime;
 use simulator::{Incident, Simulation, run_seeds};
@@ -267,8 +267,11 @@ struct Classes {
 
 impl Classes {
     async fn open(runtime: &Runtime) -> Self {
-        let options =
-            Options { history: DAY * 3, history_period: HOUR, free_bytes_period: HOUR, ..small(IndexKind::Map) };
+        Classes::open_with(runtime, HOUR).await
+    }
+
+    async fn open_with(runtime: &Runtime, history_period: Duration) -> Self {
+        let options = Options { history: DAY * 3, history_period, free_bytes_period: HOUR, ..small(IndexKind::Map) };
         let owned = Owned::open_with(runtime, options).await;
         for number in [TENANT, OTHER.tenant] {
             let secret = SigningSecret::first(vec![1; 24], runtime.now());
@@ -293,6 +296,20 @@ impl Classes {
     /// Inserts a schedule of [`TENANT`] that fires now and ends.
     async fn fire(&self, number: u64) -> Insert {
         let insert = self.owned.insert(number, None).await;
+        self.owned.write_run(&insert, RunState::Succeeded, true).await;
+        insert
+    }
+
+    /// Does the same as [`Classes::fire`]. The schedule's incarnation has the present time.
+    async fn fire_created_now(&self, number: u64) -> Insert {
+        let now = self.owned.runtime.now();
+        let mut insert = one_shot(number, now, None, b"x");
+        let incarnation = Incarnation::new(now, u128::from(number));
+        let schedule = (*insert.schedule).clone();
+        let id = ScheduleId::from_incarnation(incarnation);
+        insert.schedule = Arc::new(Schedule { incarnation, id, ..schedule });
+        insert.due.occurrence.incarnation = incarnation;
+        self.owned.home.store.insert(vec![insert.clone()]).await.unwrap();
         self.owned.write_run(&insert, RunState::Succeeded, true).await;
         insert
     }
@@ -347,12 +364,13 @@ fn history_sweep_deletes_runs_by_the_class_of_their_tenant() {
         classes.owned.write(Change::Cancel(cancelled.schedule.incarnation)).await;
         classes.pass(DAY - HOUR, &both).await;
         assert!(classes.has(&first).await, "the run is less than a day old");
-        let second = classes.fire(4).await;
+        let second = classes.fire_created_now(4).await;
         classes.pass(HOUR * 4, &both).await;
         assert!(!classes.has(&first).await, "the class of the tenant is one day");
         assert!(classes.has(&second).await && classes.has(&other).await);
         assert!(classes.owned.find(&cancelled).await.is_none(), "the class applies to cancelled schedules");
         classes.pass(DAY * 2, &both).await;
+        assert!(!classes.has(&second).await, "the class also applies to a schedule that the sweep first skipped");
         assert!(!classes.has(&other).await, "the option of the store applies to a tenant without a class");
         classes.owned.home.close().await;
     });
@@ -379,6 +397,37 @@ fn new_class_applies_to_stored_runs() {
         assert!(classes.has(&run).await);
         classes.pass(HOUR * 4, &both).await;
         assert!(!classes.has(&run).await, "the store keeps clock records that are older than its option");
+        classes.owned.home.close().await;
+    });
+}
+
+#[test]
+fn longer_class_applies_to_a_sweep_in_progress() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    const SCHEDULES: u64 = 1_500;
+    let sim = Simulation::new(4);
+    sim.set_time_limit(DAY * 30);
+    sim.run_until(async {
+        let classes = Classes::open_with(&sim.member("a"), MINUTE).await;
+        let (owned, runtime) = (&classes.owned, &classes.owned.runtime);
+        classes.retain(Some(1)).await;
+        for number in 0..SCHEDULES {
+            classes.fire(number).await;
+        }
+        runtime.sleep(DAY - MINUTE * 5).await;
+        let now = runtime.now();
+        owned.write(Change::Positions(Positions { closed: now, done: now })).await;
+        assert_eq!(owned.usage().await.ended, SCHEDULES);
+        while owned.usage().await.ended == SCHEDULES {
+            runtime.sleep(Duration::from_millis(1)).await;
+        }
+        classes.retain(Some(90)).await;
+        runtime.sleep(MINUTE * 5).await;
+        let kept = owned.usage().await.ended;
+        assert!((1..SCHEDULES).contains(&kept), "the sweep ends after the page in progress: {kept}");
+        classes.retain(Some(1)).await;
+        runtime.sleep(MINUTE * 5).await;
+        assert_eq!(owned.usage().await.ended, 0);
         classes.owned.home.close().await;
     });
 }
