@@ -40,10 +40,13 @@ pub(super) async fn patch(
 }
 
 /// Rejects a retention that is longer than that of a tenant without a class, unless an operator has set a ceiling. Each
-/// tenant without a ceiling therefore costs at most the storage that the option of the server allows.
+/// tenant without a ceiling therefore costs at most the storage that the option of the server allows. Accepts the class
+/// that the tenant already has, so that an admin can send all quotas back.
 fn check_retention(tenant: &Tenant, requested: &api::Quotas, history: Duration) -> Result<(), Rejected> {
     let ceiling = tenant.ceilings.get(Quota::RetentionDays);
-    let days = requested.get(&api::Quota::RetentionDays).copied().flatten().filter(|_| ceiling.is_none());
+    let before = tenant.quotas.get(Quota::RetentionDays);
+    let is_bounded = |days: &u32| ceiling.is_none() && before != Some(*days);
+    let days = requested.get(&api::Quota::RetentionDays).copied().flatten().filter(is_bounded);
     match days.and_then(Retention::from_days) {
         Some(class) if class.time() > history => {
             let detail = format!(

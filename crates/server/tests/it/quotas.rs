@@ -75,6 +75,32 @@ async fn admin_chooses_a_retention_that_costs_at_most_its_ceiling() {
     world.stop().await;
 }
 
+/// The class stays after an operator has removed the ceiling. An admin can send it back, but cannot choose it again.
+#[tokio::test]
+async fn class_above_the_option_outlives_its_ceiling() {
+    let world = World::start().await;
+    let ceiling = async |days: serde_json::Value| {
+        let settings = json!({"ceilings": {"retention_days": days}}).to_string();
+        world.send_as(OPERATOR_KEY, "PATCH", "/v1/tenants/tenant-1", &settings).await
+    };
+    assert_eq!(ceiling(json!(90)).await.status, 200);
+    assert_eq!(set(&world, r#"{"retention_days":90}"#).await, (200, String::new()));
+    let removed = ceiling(json!(null)).await.json();
+    assert_eq!(
+        (&removed["ceilings"]["retention_days"], &removed["quotas"]["retention_days"]),
+        (&json!(null), &json!(90))
+    );
+
+    let mut quotas = world.send("GET", "/v1/quotas", "").await.json()["quotas"].clone();
+    quotas["in_flight_max"] = json!(3);
+    assert_eq!(set(&world, &quotas.to_string()).await, (200, String::new()), "the class is unchanged");
+    let sheet = world.send("GET", "/v1/quotas", "").await.json();
+    assert_eq!((&sheet["quotas"]["retention_days"], &sheet["quotas"]["in_flight_max"]), (&json!(90), &json!(3)));
+    assert_eq!(set(&world, r#"{"retention_days":30}"#).await, (200, String::new()));
+    assert_eq!(set(&world, r#"{"retention_days":90}"#).await, (403, "quota_ceiling".to_owned()));
+    world.stop().await;
+}
+
 #[tokio::test]
 async fn server_rejects_an_invalid_or_unauthorized_quota_change() {
     let world = World::start().await;
