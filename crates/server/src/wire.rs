@@ -11,8 +11,8 @@ use base64::prelude::BASE64_STANDARD as STANDARD;
 use domain::limits::EXCERPT_BYTES_MAX;
 use domain::occurrence::Run;
 use domain::{
-    AttemptResult, BusTarget, CloudEvent, CloudEventMode, HttpTarget, RunState, Schedule, ScheduleId, Secret, Status,
-    Target, Timestamp, When, duration,
+    AttemptResult, BusTarget, CloudEvent, CloudEventMode, HttpTarget, RunId, RunState, Schedule, ScheduleId, Secret,
+    Status, Target, Timestamp, When, duration,
 };
 use serde_json::value::RawValue;
 use store::Keyring;
@@ -101,9 +101,31 @@ pub(crate) fn cloud_event(event: &CloudEvent) -> api::CloudEvent {
     api::CloudEvent { mode, kind: Some(kind.clone()), source: source.clone() }
 }
 
-/// Converts a run. `schedule` is the id of the run's schedule, or `None` if the schedule no longer exists. `keyring`
-/// decrypts the excerpts of responses.
-pub(crate) fn run(run: &Run, schedule: Option<&ScheduleId>, keyring: &Keyring) -> api::Run {
+/// Converts the runs of a page, each with the id of its schedule, or `None` if the schedule no longer exists. `keyring`
+/// decrypts the excerpts of responses. Logs one warning for all excerpts that it cannot decrypt.
+pub(crate) fn runs<'a>(
+    runs: impl IntoIterator<Item = (&'a Run, Option<&'a ScheduleId>)>,
+    keyring: &Keyring,
+) -> Vec<api::Run> {
+    let mut opening = Opening { keyring, failed: 0, first: None };
+    let converted = runs.into_iter().map(|(run, schedule)| self::run(run, schedule, &mut opening)).collect();
+    if let Some((run, error)) = opening.first {
+        let count = opening.failed;
+        tracing::warn!(count, first_run = %run, %error, "excerpts not shown: cannot decrypt them");
+    }
+    converted
+}
+
+/// Decryption of the excerpts of a page.
+struct Opening<'a> {
+    keyring: &'a Keyring,
+    /// Number of excerpts that the keyring cannot decrypt.
+    failed: usize,
+    /// Run of the first of these excerpts, and the error.
+    first: Option<(RunId, String)>,
+}
+
+fn run(run: &Run, schedule: Option<&ScheduleId>, opening: &mut Opening<'_>) -> api::Run {
     let (missed_last, missed_count, attempt_possible) = match run.state {
         RunState::Missed { last, count, attempt_possible } => (Some(time(last)), Some(count), attempt_possible),
         RunState::Retrying | RunState::Succeeded | RunState::Failed | RunState::Cancelled => (None, None, false),
@@ -124,12 +146,12 @@ pub(crate) fn run(run: &Run, schedule: Option<&ScheduleId>, keyring: &Keyring) -
         missed_last,
         missed_count,
         attempt_possible,
-        attempts: run.attempts.iter().map(|one| attempt(run, one, keyring)).collect(),
+        attempts: run.attempts.iter().map(|one| attempt(run, one, opening)).collect(),
     }
 }
 
-fn attempt(run: &Run, attempt: &domain::Attempt, keyring: &Keyring) -> api::Attempt {
-    let (excerpt, excerpt_base64) = match excerpt(run, attempt, keyring) {
+fn attempt(run: &Run, attempt: &domain::Attempt, opening: &mut Opening<'_>) -> api::Attempt {
+    let (excerpt, excerpt_base64) = match excerpt(run, attempt, opening) {
         Some(Ok(text)) => (Some(text), None),
         Some(Err(bytes)) => (None, Some(STANDARD.encode(bytes))),
         None => (None, None),
@@ -161,14 +183,15 @@ fn attempt(run: &Run, attempt: &domain::Attempt, keyring: &Keyring) -> api::Atte
 
 /// Returns the excerpt of an attempt: as text, or as bytes if it is not UTF-8 or contains control characters other than
 /// tabs and line ends. Returns `None` if the attempt has no excerpt, or if the keyring cannot decrypt it.
-fn excerpt(run: &Run, attempt: &domain::Attempt, keyring: &Keyring) -> Option<Result<String, Vec<u8>>> {
+fn excerpt(run: &Run, attempt: &domain::Attempt, opening: &mut Opening<'_>) -> Option<Result<String, Vec<u8>>> {
     let stored = attempt.excerpt.as_ref()?;
     let id = run.occurrence.run_id();
     let place = Place::Excerpt { tenant: run.tenant, run: &id, attempt: attempt.number };
-    match keyring.open(place, stored) {
+    match opening.keyring.open(place, stored) {
         Ok(bytes) => Some(text_of(&bytes)),
         Err(error) => {
-            tracing::warn!(run = %id, attempt = attempt.number, %error, "excerpt not shown: cannot decrypt it");
+            opening.failed += 1;
+            opening.first.get_or_insert_with(|| (id.clone(), error.to_string()));
             None
         }
     }

@@ -57,7 +57,7 @@ pub(super) async fn list(app: State<Arc<AppState>>, caller: Caller, RawQuery(que
         page.next = page.runs.last().map(|(run, _)| run.occurrence);
     }
     let next_page_token = page.next.map(|next| query.token(&next));
-    let runs = page.runs.iter().map(|(run, id)| wire::run(run, id.as_ref(), &app.options.keyring)).collect();
+    let runs = wire::runs(page.runs.iter().map(|(run, id)| (run, id.as_ref())), &app.options.keyring);
     let unreadable = u64::try_from(page.unreadable).unwrap_or(u64::MAX);
     Ok(wire::json(StatusCode::OK, &RunPage { runs, next_page_token, unreadable }))
 }

@@ -61,7 +61,7 @@ fn page_response<'a>(
 ) -> Response<Body> {
     let fitting = fitting(runs.clone().map(|(run, _)| run));
     let is_last = runs.clone().nth(fitting).is_none() && fitting < limit;
-    let runs: Vec<api::Run> = runs.take(fitting).map(|(run, id)| wire::run(run, id, &app.options.keyring)).collect();
+    let runs = wire::runs(runs.take(fitting), &app.options.keyring);
     let next_page_token = runs.last().filter(|_| !is_last).map(|run| run.id.clone());
     wire::json(StatusCode::OK, &RunPage { runs, next_page_token, unreadable: 0 })
 }
@@ -69,7 +69,8 @@ fn page_response<'a>(
 pub(super) async fn get(State(app): App, Caller { tenant, .. }: Caller, Id(id): Id) -> HandlerResult {
     let occurrence = RunId::parse(&id).ok_or_else(run_not_found)?;
     let (run, schedule) = app.scheduler.find_run(tenant.id, occurrence).await?.ok_or_else(run_not_found)?;
-    Ok(wire::json(StatusCode::OK, &wire::run(&run, Some(&schedule), &app.options.keyring)))
+    let converted = wire::runs([(&run, Some(&schedule))], &app.options.keyring);
+    Ok(wire::json(StatusCode::OK, &converted[0]))
 }
 
 pub(super) async fn redrive(State(app): App, Caller { tenant, .. }: Caller, Id(id): Id) -> HandlerResult {
