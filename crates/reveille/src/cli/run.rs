@@ -119,16 +119,20 @@ async fn get(arguments: Get) -> anyhow::Result<()> {
     run.attempts.iter().filter_map(excerpt_of).try_for_each(|text| Ok(console::line(&text)?))
 }
 
-/// Returns the text that shows the excerpt of an attempt: a heading and the indented lines of the excerpt, so that no
-/// line looks like output of this command. The target chose the excerpt, so the text contains no characters that
-/// control a terminal or the direction of text.
+/// Maximum length in columns of a line of an excerpt. With the indent, a line fits into a terminal of 80 columns.
+const EXCERPT_COLUMNS: usize = 76;
+
+/// Returns the text that shows the excerpt of an attempt: a heading and the indented lines of the excerpt. The lines are
+/// so short that the terminal does not wrap them, so that no line looks like output of this command. The target chose
+/// the excerpt, so the text contains no characters that control a terminal or the direction of text.
 fn excerpt_of(attempt: &Attempt) -> Option<String> {
     let (form, excerpt) = match (&attempt.excerpt, &attempt.excerpt_base64) {
         (Some(text), _) => ("", text),
         (None, Some(base64)) => (" in base64", base64),
         (None, None) => return None,
     };
-    let lines: String = excerpt.lines().map(|line| format!("\n  {}", show::escaped_format(line))).collect();
+    let lines = excerpt.lines().flat_map(|line| show::foreign_lines(line, EXCERPT_COLUMNS));
+    let lines: String = lines.map(|line| format!("\n  {line}")).collect();
     Some(format!("\nexcerpt of the response to attempt {}{form}:{lines}", attempt.number))
 }
 
@@ -275,6 +279,36 @@ mod tests {
         let binary = "\nexcerpt of the response to attempt 2 in base64:\n  H4sI";
         assert_eq!(text_of(r#","excerpt_base64":"H4sI""#).as_deref(), Some(binary));
         assert_eq!(text_of(r#","excerpt_base64":"\u001b[2J""#), Some(binary.replace("H4sI", "\\u{1b}[2J")));
+    }
+
+    #[test]
+    fn long_line_of_an_excerpt_does_not_reach_the_left_margin() {
+        let lines_of = |excerpt: &str| {
+            let json = format!(
+                r#"{{"number":1,"started_at":"2026-03-29T01:00:00Z","duration_ms":1,"excerpt":{}}}"#,
+                serde_json::to_string(excerpt).unwrap()
+            );
+            let text = excerpt_of(&serde_json::from_str(&json).unwrap()).unwrap();
+            text.lines().skip(2).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let padding = "a".repeat(76);
+        assert_eq!(lines_of(&padding), [format!("  {padding}")]);
+        let imitation = format!("{padding}run    r1\n\n{}\x1bb", &padding[1..]);
+        let expected = [padding.as_str(), "run    r1", "", &padding[1..], r"\u{1b}b"].map(|line| format!("  {line}"));
+        assert_eq!(lines_of(&imitation), expected, "the command breaks no line within an escaped character");
+        let wide = "\u{6f22}".repeat(39);
+        assert_eq!(lines_of(&wide), [format!("  {}", "\u{6f22}".repeat(38)), "  \u{6f22}".to_owned()]);
+    }
+
+    #[test]
+    fn invisible_characters_of_an_excerpt_are_escaped() {
+        for hidden in
+            "\u{34f}\u{115f}\u{1160}\u{2800}\u{3164}\u{fe00}\u{fe0f}\u{ffa0}\u{fff9}\u{fffb}\u{e0100}\u{e01ef}\u{ad}"
+                .chars()
+        {
+            assert_eq!(show::foreign_lines(&hidden.to_string(), 76), [hidden.escape_unicode().to_string()]);
+        }
+        assert_eq!(show::foreign_lines("gr\u{f6}\u{df}e \u{2713}", 76), ["gr\u{f6}\u{df}e \u{2713}"]);
     }
 
     #[test]

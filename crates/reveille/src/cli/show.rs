@@ -105,19 +105,33 @@ pub(crate) fn escaped_lines(text: &str) -> String {
     text.chars().map(spell).collect()
 }
 
-/// Escapes control characters as [`escaped`] does, and characters that change the direction of text or that no terminal
-/// shows, with which a text could look like another text.
-pub(crate) fn escaped_format(text: &str) -> String {
+/// Breaks a line of text of another system into lines of at most `columns` columns, so that no part of the text begins
+/// at the left margin of the terminal. Escapes control characters as [`escaped`] does, and characters that change the
+/// direction of text or that no terminal shows, with which a text could look like another text. Each character that is
+/// not ASCII counts as two columns, because some are that wide.
+pub(crate) fn foreign_lines(line: &str, columns: usize) -> Vec<String> {
     let is_hidden = |c: char| {
-        matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
+        matches!(c, '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
+            | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+            | '\u{2800}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}' | '\u{e0100}'..='\u{e01ef}')
     };
-    let spell = |c: char| match is_hidden(c) {
-        true => c.escape_unicode().to_string(),
-        false if c.is_control() => c.escape_default().to_string(),
-        false => c.to_string(),
-    };
-    text.chars().map(spell).collect()
+    let (mut lines, mut width) = (vec![String::new()], 0);
+    for c in line.chars() {
+        let spelled = match c {
+            c if is_hidden(c) => c.escape_unicode().to_string(),
+            c if c.is_control() => c.escape_default().to_string(),
+            c => c.to_string(),
+        };
+        let added: usize = spelled.chars().map(|c| if c.is_ascii() { 1 } else { 2 }).sum();
+        if width + added > columns {
+            lines.push(String::new());
+            width = 0;
+        }
+        width += added;
+        lines.last_mut().expect("the list has a line").push_str(&spelled);
+    }
+    lines
 }
 
 /// Returns the value as text, or `-` if the value is `None`.
