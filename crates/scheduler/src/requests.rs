@@ -89,6 +89,19 @@ pub struct AttemptOutcome {
     pub ends: bool,
 }
 
+impl AttemptOutcome {
+    /// Returns a copy that a member of any build can decode. The copy has neither the delays nor the excerpts of the
+    /// attempts.
+    pub(crate) fn for_any_build(&self) -> Self {
+        let mut copy = self.clone();
+        for attempt in &mut copy.run.attempts {
+            attempt.delay = None;
+            attempt.excerpt = None;
+        }
+        copy
+    }
+}
+
 /// Request for the progress of the occurrence at `nominal`, whose key was due at `due`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Waiting {

@@ -264,9 +264,7 @@ impl Forwarding {
     }
 
     /// Sends the outcome of an attempt to the shard's next owner. That owner waits for the outcome.
-    pub(crate) async fn forward_outcome(&self, mut outcome: AttemptOutcome) {
-        // Earlier builds cannot decode the delay of an attempt.
-        outcome.run.attempts.iter_mut().for_each(|attempt| attempt.delay = None);
+    pub(crate) async fn forward_outcome(&self, outcome: AttemptOutcome) {
         let shard = outcome.poller.shard();
         let Some(cluster) = &self.cluster else {
             // This member has taken its own shard again.
@@ -279,9 +277,11 @@ impl Forwarding {
             );
             return;
         };
+        // The owner may run an earlier build.
+        let sent = outcome.for_any_build();
         let sending = self.shared.runtime.timeout(OUTCOME_TIMEOUT, async {
             let here = || receive_outcome(&self.shared, outcome.clone());
-            let there = |owner| cluster.peers.request(&owner, &outcome);
+            let there = |owner| cluster.peers.request(&owner, &sent);
             while self.at_owner(cluster, shard, here, there).await.is_err() {
                 self.shared.runtime.sleep(RETRY_WAIT).await;
                 // If this member read its view before it released the shard or left the cluster, the view still names

@@ -391,6 +391,18 @@ fn an_outcome() -> AttemptOutcome {
     AttemptOutcome { poller: a_schedule().poller, run, then: Some(then), ends: true }
 }
 
+/// Earlier builds can decode neither the delay nor the excerpt of an attempt.
+#[test]
+fn forwarded_outcome_has_the_bytes_of_earlier_builds() {
+    let mut outcome = an_outcome();
+    let since = Timestamp::from_millis(1_800_000_000_123);
+    outcome.run.attempts[0].excerpt = Some(Secret::Plain(b"out of paper".to_vec().into()));
+    outcome.run.attempts[2].delay = Some(Delay::Quota { quota: Quota::CallbacksPerMinute, since });
+    outcome.run.attempts[3].excerpt = Some(Secret::Encrypted(vec![7; 64].into()));
+    assert_ne!(encode_request(&outcome), encode_request(&an_outcome()));
+    assert_eq!(encode_request(&outcome.for_any_build()), encode_request(&an_outcome()));
+}
+
 fn line<O: Operation>(name: &str, request: &O, responses: &[Result<O::Answer, OwnerError>]) -> String {
     let mut lines = format!("{} {name}: {}\n", O::NAME, hex(&encode_request(request)));
     for response in responses {
