@@ -351,8 +351,12 @@ fn blocked_history_deletion_does_not_delay_new_writes() {
             home.store.maintain(now, now).await.unwrap();
             runtime.monotonic()
         };
+        let waits = "select count(*) from pg_stat_activity
+            where datname = current_database() and wait_event_type = 'Lock'";
         let working = async {
-            runtime.sleep(Duration::from_millis(200)).await;
+            while shared().sql(name_of(&url), waits).unwrap().trim() == "0" {
+                runtime.sleep(Duration::from_millis(10)).await;
+            }
             // The rows of the schedules `far` and `fired` need partitions that do not exist yet.
             let (far, fired) = (one_shot(&runtime, now + DAY * 400), one_shot(&runtime, now - DAY * 2));
             owned.store.insert(vec![far, fired.clone()]).await.unwrap();
