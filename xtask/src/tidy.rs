@@ -2,6 +2,7 @@
 //! violate the rule.
 
 mod arrows;
+mod complaints;
 mod dependencies;
 mod documents;
 mod language;
@@ -76,6 +77,7 @@ pub(crate) fn findings(root: &Path) -> anyhow::Result<Vec<Finding>> {
     found.extend(sources::findings(&files));
     found.extend(modules::findings(&files));
     found.extend(documents::findings(&files, &packages));
+    found.extend(complaints::findings(&files));
     found.extend(language::findings(&files));
     found.extend(language::subjects(root)?);
     let policy = files.iter().find(|file| file.path == dependencies::POLICY);

@@ -65,6 +65,16 @@ fn plus_sign_requires_that_both_day_fields_of_cron_match() {
 }
 
 #[test]
+fn cron_reads_zero_and_seven_as_sunday() {
+    // 1 March 2026 is a Sunday.
+    for day in ["0", "7", "SUN", "6-7"] {
+        let first = cron(&format!("0 9 * * {day}"), "UTC").next_after(at("2026-02-28T12:00:00Z"));
+        assert_eq!(first, Some(at("2026-03-01T09:00:00Z")), "{day}");
+    }
+    check("0 9 * * 1", "UTC", "2026-02-28T12:00:00Z", 2, expect!["2026-03-02T09:00Z 2026-03-09T09:00Z"]);
+}
+
+#[test]
 fn cron_supports_last_days_nearest_working_days_and_nth_weekdays() {
     check(
         "0 0 L * *",
