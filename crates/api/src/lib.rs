@@ -12,6 +12,7 @@ mod batch;
 mod builders;
 mod explain;
 mod patch;
+mod preview;
 mod problem;
 mod run;
 mod schedule;
@@ -22,6 +23,7 @@ mod time;
 pub use batch::BatchLine;
 pub use explain::{Cause, CauseKind, Explanation, Verdict};
 pub use patch::SchedulePatch;
+pub use preview::{ClockChange, ClockChangeKind, Preview, PreviewOccurrence};
 pub use problem::{FieldError, PROBLEM_CONTENT_TYPE, Problem};
 pub use run::{Attempt, CancelResult, Cancelled, Redriven, Run, RunPage, RunState};
 pub use schedule::{

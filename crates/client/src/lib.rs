@@ -44,9 +44,9 @@ use std::sync::Arc;
 
 pub use api;
 pub use api::{
-    AuditEntry, BatchLine, CancelResult, Cancelled, DryRun, FieldError, Key, KeyCreated, KeyRequest, Problem, Quota,
-    QuotaSheet, Quotas, Role, Run, RunState, Schedule, ScheduleCount, SchedulePage, SchedulePatch, ScheduleRequest,
-    ScheduleState, Secret, SigningSecret, SigningSecretCreated, Tenant, TenantCreated, Time,
+    AuditEntry, BatchLine, CancelResult, Cancelled, DryRun, FieldError, Key, KeyCreated, KeyRequest, Preview, Problem,
+    Quota, QuotaSheet, Quotas, Role, Run, RunState, Schedule, ScheduleCount, SchedulePage, SchedulePatch,
+    ScheduleRequest, ScheduleState, Secret, SigningSecret, SigningSecretCreated, Tenant, TenantCreated, Time,
 };
 pub use changes::{Condition, Updated};
 pub use error::{Error, Rejection};

@@ -1,7 +1,8 @@
 //! Calls that create, read, replace and cancel schedules.
 
 use api::{
-    Cancelled, DryRun, Explanation, Schedule, ScheduleCount, SchedulePage, ScheduleRequest, ScheduleState, Time,
+    Cancelled, DryRun, Explanation, Preview, Schedule, ScheduleCount, SchedulePage, ScheduleRequest, ScheduleState,
+    Time,
 };
 use futures_util::stream::BoxStream;
 use http::{HeaderName, Method, StatusCode};
@@ -145,6 +146,18 @@ impl Client {
     pub async fn dry_run_put(&self, id: &str, request: &ScheduleRequest) -> Result<DryRun, Error> {
         let path = format!("{}?{DRY_RUN}", path_of(id));
         self.0.call(&Call::with_body(Method::PUT, path, Repeat::Always, request)).await?.read()
+    }
+
+    /// Returns the next occurrences of the schedule that [`Client::create`] would create: at most `count`, from 1 to
+    /// 100, at or after `from`. Without `from`, the list starts with the first occurrence. The server checks the request
+    /// and writes nothing.
+    ///
+    /// # Errors
+    /// Returns an error with the code `invalid_schedule` or `invalid_parameter`, or another variant of [`Error`].
+    pub async fn preview(&self, request: &ScheduleRequest, count: u16, from: Option<Time>) -> Result<Preview, Error> {
+        let from = from.map_or_else(String::new, |from| format!("&from={}", escape(&from.to_string())));
+        let path = format!("{SCHEDULES}/preview?count={count}{from}");
+        self.0.call(&Call::with_body(Method::POST, path, Repeat::Always, request)).await?.read()
     }
 
     /// Creates the schedule with this id, or replaces it. The client may repeat this request after any failure.

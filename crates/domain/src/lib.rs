@@ -13,6 +13,7 @@ pub mod id;
 pub mod limits;
 pub mod occurrence;
 pub mod outline;
+pub mod preview;
 pub mod quota;
 pub mod rebuild;
 pub mod recurrence;

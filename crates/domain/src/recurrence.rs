@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::Timestamp;
 
-pub use cron::{ClockChange, Cron, CronError, CronField};
+pub use cron::{ClockChange, Cron, CronError, CronField, DropReason, Dropped, Drops, LocalTime, Shift};
 
 #[derive(Clone, PartialEq, Debug)]
 pub enum When {

@@ -1,6 +1,7 @@
 //! Commands that act as clients of a server. They manage schedules, runs, tenants, keys, signing secrets and quotas.
 //!
-//! The commands use only the SDK. They open no store. From a data folder, they read only the address and the keys that
+//! The commands use only the SDK, except `schedule preview`, which calls the server's check of schedules and needs no
+//! server. They open no store. From a data folder, they read only the address and the keys that
 //! `serve` writes there. With `--json`, they print the JSON of the API. Otherwise they print tables and lines for
 //! people, and escape the control characters in text that other users wrote. They print progress to standard error, and
 //! only if standard error is a terminal.
@@ -37,7 +38,7 @@ struct Output {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Create, show, change and cancel schedules
+    /// Create, preview, show, change and cancel schedules
     #[command(subcommand)]
     Schedule(schedule::Command),
     /// Show and list runs, and run those again that failed after their last attempt (dead letters)

@@ -46,7 +46,7 @@ pub(crate) async fn serve(
         let mut request = watched_request(request, &activity);
         request.extensions_mut().insert(budget.clone());
         request.extensions_mut().insert(slot.clone());
-        let response = router.clone().call(routes::with_colons(request));
+        let response = router.clone().call(routes::with_known_path(request));
         response.map(|response| {
             let Ok(response) = response;
             watched(response, activity)

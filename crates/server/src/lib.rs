@@ -20,6 +20,7 @@ mod listener;
 mod metrics;
 mod openapi;
 mod options;
+pub mod preview;
 mod query;
 mod quota;
 mod readiness;

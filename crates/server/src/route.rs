@@ -31,6 +31,7 @@ pub(crate) type Schema = fn(&mut SchemaGenerator) -> Value;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Parameter {
     At,
+    Count,
     DeadLetter,
     DryRun,
     DueFrom,
@@ -45,6 +46,8 @@ pub(crate) enum Parameter {
     Limit,
     Order,
     PageToken,
+    /// Parameter `from` of a preview.
+    PreviewFrom,
     RunOrder,
     RunState,
     Schedule,
@@ -206,6 +209,7 @@ impl Route {
         match first.content {
             Content::Lines => Some(BATCH_BYTES),
             Content::Json(_) if self.parameters.contains(&Parameter::Limit) => Some(PAGE_BYTES),
+            Content::Json(_) if self.parameters.contains(&Parameter::Count) => Some(SCHEDULE_BYTES),
             Content::Json(_) if self.name.starts_with("GET ") && is_key_needed => Some(SCHEDULE_BYTES),
             Content::Json(_) | Content::Nothing | Content::Text(_) => None,
         }

@@ -14,6 +14,7 @@ mod listing;
 mod once;
 mod operations;
 mod page;
+mod preview;
 mod quotas;
 mod run_listing;
 mod run_routes;
@@ -58,6 +59,11 @@ const CONDITIONS: &[Parameter] = &[IfMatch, IfNoneMatch];
 const CHANGE_PARAMETERS: &[Parameter] = &[IfMatch, IfNoneMatch, DryRun];
 const TAG: &[&str] = &["ETag"];
 const TAG_AND_LOCATION: &[&str] = &["ETag", "Location"];
+
+/// Path of the previews, and the path under which the router knows them. A schedule may have the id `preview`, and the
+/// router would otherwise find no route for other methods on its path.
+const PREVIEW_PATH: &str = "/v1/schedules/preview";
+const PREVIEW_ROUTE: &str = "/v1/schedules:preview";
 
 /// Problem codes of the routes that create or replace a schedule.
 const CREATE_CODES: &[Code] = &[
@@ -141,6 +147,20 @@ fn schedule_routes(routes: Routes) -> Routes {
             .with_lines()
             .rejecting(&[Code::BatchTooLong]),
             batch::batch,
+        )
+        .add_at(
+            PREVIEW_ROUTE,
+            schedules_route(
+                "POST /v1/schedules/preview",
+                "previewSchedule",
+                Writer,
+                "Check a schedule and list its next occurrences, with the effects of clock changes",
+                ok("The next occurrences", schema_of::<api::Preview>),
+            )
+            .with(&[Parameter::Count, Parameter::PreviewFrom])
+            .with_body(schema_of::<api::ScheduleRequest>)
+            .rejecting(&[Code::InvalidSchedule, Code::NotUtf8, Code::QuotaExceeded, Code::RateExceeded]),
+            preview::preview,
         )
         .add(
             schedules_route(
@@ -493,18 +513,21 @@ async fn admit(app: &AppState, route: &Route, request: Request) -> Result<Reques
     Ok(Request::from_parts(head, body))
 }
 
-/// Decodes `%3A` in the path. Some clients encode the colon of `/v1/schedules:batch`, but the router does not decode
-/// the path before it looks for the route.
-pub(crate) fn with_colons(mut request: Request) -> Request {
+/// Returns the request with the path that the router knows: the path of a preview, or the path with each `%3A` decoded.
+/// Some clients encode the colon of `/v1/schedules:batch`, but the router does not decode the path before it looks for
+/// the route.
+pub(crate) fn with_known_path(mut request: Request) -> Request {
     let uri = request.uri();
-    if uri.path().contains("%3") {
-        let path = uri.path().replace("%3A", ":").replace("%3a", ":");
-        let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
-        let mut parts = uri.clone().into_parts();
-        parts.path_and_query = Some((path + &query).parse().expect("a colon is valid in the path of a URI"));
-        *request.uri_mut() =
-            Uri::from_parts(parts).expect("a URI stays valid if only its path changes to another valid path");
-    }
+    let path = match uri.path() {
+        PREVIEW_PATH if request.method() == Method::POST => PREVIEW_ROUTE.to_owned(),
+        path if path.contains("%3") => path.replace("%3A", ":").replace("%3a", ":"),
+        _ => return request,
+    };
+    let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some((path + &query).parse().expect("a colon is valid in the path of a URI"));
+    *request.uri_mut() =
+        Uri::from_parts(parts).expect("a URI stays valid if only its path changes to another valid path");
     request
 }
 

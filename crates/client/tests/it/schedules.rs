@@ -22,6 +22,10 @@ fn client_creates_reads_replaces_and_cancels_a_schedule() {
             .label("team", "billing")
             .header("x-team", "billing")
             .retry(3, Duration::from_secs(2));
+        // 2030-01-01T00:00:00Z is a Tuesday.
+        let preview = client.preview(&request, 2, Some(Time(1_893_456_000_000))).await.unwrap();
+        let local: Vec<&str> = preview.occurrences.iter().map(|occurrence| occurrence.local.as_str()).collect();
+        assert_eq!(local, ["2030-01-01T09:00:00.000+01:00", "2030-01-02T09:00:00.000+01:00"]);
         let created = client.create(&request).await.unwrap();
         assert_eq!((created.state, created.revision), (ScheduleState::Active, 0));
         let read = client.get(&created.id).await.unwrap();

@@ -12,6 +12,8 @@
 //!
 //! docs/decisions/0050-parse-cron-with-croner.md gives the reasons for the design.
 
+mod changes;
+
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -20,6 +22,8 @@ use jiff::tz::TimeZone;
 
 use super::fields::Fields;
 use crate::Timestamp;
+
+pub use changes::{DropReason, Dropped, Drops, LocalTime, Shift};
 
 /// Longest time that a search covers, in seconds: 41 years. The rarest day, a 29 February on a given weekday, recurs
 /// within 40 years.

@@ -37,7 +37,8 @@ pub(super) fn explain(client: &Client, error: &Error) -> anyhow::Error {
     anyhow!(text.lines().map(escaped).collect::<Vec<_>>().join("\n"))
 }
 
-fn field_line(error: &FieldError) -> String {
+/// Returns the fault of one field as a line of text, which names the field by its flag.
+pub(super) fn field_line(error: &FieldError) -> String {
     let place = match (&error.pointer, &error.parameter, &error.header) {
         (Some(pointer), ..) => flag_of(pointer).map_or_else(|| pointer.clone(), str::to_owned),
         (None, Some(parameter), _) => format!("--{}", parameter.replace('_', "-")),

@@ -1,15 +1,16 @@
-//! Commands `reveille schedule`, which create, show, change and cancel schedules.
+//! Commands `reveille schedule`, which create, preview, show, change and cancel schedules.
 
 mod explain_at;
 mod file;
 pub(super) mod list;
+mod preview;
 mod request;
 mod reschedule;
 
 use std::path::PathBuf;
 
 use anyhow::bail;
-use clap::{Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 use domain::duration;
 use reveille_client::api::{CloudEventMode, Retry, Target};
 use reveille_client::{CancelResult, Cancelled, DryRun, IdempotencyKey, Schedule, ScheduleSummary, Tag};
@@ -31,6 +32,11 @@ pub(crate) enum Command {
                       reveille schedule create --file schedules.ndjson"
     )]
     Create(Box<Create>),
+    /// Check a schedule and list its next occurrences, without a server
+    #[command(
+        after_help = "Examples:\n  reveille schedule preview --cron '30 2 * * *' --zone Europe/Berlin --from 2030-03-30T00:00:00Z"
+    )]
+    Preview(Box<preview::Arguments>),
     /// Show a schedule
     Get(Get),
     /// List all schedules, or the schedules with a state, a label or a due time
@@ -46,6 +52,7 @@ pub(crate) enum Command {
 }
 
 #[derive(Args, Debug)]
+#[command(group(ArgGroup::new("destination").args(["url", "topic", "file"]).required(true).multiple(true)))]
 pub(crate) struct Create {
     #[command(flatten)]
     request: request::RequestArguments,
@@ -108,6 +115,7 @@ pub(crate) struct Runs {
 pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
     match command {
         Command::Create(arguments) => create(runtime, *arguments).await,
+        Command::Preview(arguments) => preview::preview(runtime, *arguments),
         Command::Get(arguments) => get(arguments).await,
         Command::List(arguments) => list::list(arguments).await,
         Command::Reschedule(arguments) => reschedule::reschedule(runtime, arguments).await,

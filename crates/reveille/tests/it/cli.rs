@@ -283,6 +283,42 @@ fn cli_explains_an_instant_in_sentences_and_as_json() {
 }
 
 #[test]
+fn preview_command_lists_occurrences_without_a_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let preview = |more: &[&str]| run(&data, &[&["schedule", "preview"], more].concat());
+    let cron = ["--cron", "30 2 * * *", "--zone", "Europe/Berlin", "--count", "2"];
+    let spring = preview(&[&cron[..], &["--from", "2030-03-31T00:00:00Z"]].concat()).done();
+    assert!(spring.contains("2030-03-31T03:00:00.000+02:00  moved: the clock skips 2030-03-31T02:30:00"), "{spring}");
+    let autumn = preview(&[&cron[..], &["--from", "2030-10-27T00:00:00Z"]].concat()).done();
+    let lines: Vec<&str> = autumn.lines().collect();
+    assert!(lines[1].starts_with("2030-10-27T00:30:00.000Z  2030-10-27T02:30:00.000+02:00"), "{autumn}");
+    assert!(lines[2].starts_with("-") && lines[2].contains("2030-10-27T02:30:00  "), "{autumn}");
+    assert!(lines[2].contains("dropped: "), "{autumn}");
+    let found = json(&data, &["schedule", "preview", "--every", "1h", "--url", URL]);
+    assert_eq!((found["occurrences"].as_array().unwrap().len(), &found["zone"]), (10, &Value::from("UTC")));
+    let body = format!("{{\"every\": \"1h\", \"target\": {{\"http\": {{\"url\": \"{URL}\"}}}}}}");
+    let from_file = with_input(&data, &["schedule", "preview", "--file", "-", "--count", "1"], &body).done();
+    assert_eq!(from_file.lines().count(), 3, "{from_file}");
+    for (arguments, code, text) in [
+        (&["--cron", "61 * * * *"][..], 1, "--cron: "),
+        (&["--cron", "0 9 * * *", "--zone", "Mars"], 1, "--zone: "),
+        (&["--every", "1h", "--url", "mailto:me"], 1, "--url: "),
+        (&["--url", URL], 1, "cron"),
+        (&["--every", "1h", "--count", "0"], 2, "--count"),
+        (&["--every", "1h", "--count", "101"], 2, "--count"),
+        (&["--every", "1h", "--from", "soon"], 2, "2030-01-02T03:04:05Z"),
+        (&["--every", "1h", "--from", "1969-01-01T00:00:00Z"], 1, "--from"),
+        (&["--every", "1h", "--file", "-"], 2, "--file"),
+        (&["--file", "nowhere"], 1, "nowhere"),
+    ] {
+        let error = preview(arguments).failed(code);
+        assert!(error.contains(text), "{arguments:?}: {error}");
+    }
+    assert!(!data.exists(), "the command writes no file");
+}
+
+#[test]
 fn server_enforces_the_roles_of_the_keys_that_an_operator_creates() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");

@@ -2,12 +2,14 @@
 
 use domain::ScheduleId;
 use domain::limits::Limits;
+use domain::preview::COUNT_MAX;
 use schemars::generate::{Contract, SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use crate::Options;
 use crate::condition;
 use crate::idempotency;
+use crate::preview::COUNT_DEFAULT;
 use crate::query::PAGE_LIMIT_MAX;
 use crate::route::{Parameter, reference, schema_of};
 
@@ -60,6 +62,15 @@ impl Schemas {
         let instant = || json!({ "type": "string", "format": "date-time" });
         let (name, description, schema) = match parameter {
             Parameter::At => ("at", "Instant to explain", instant()),
+            Parameter::Count => {
+                let schema = json!({ "type": "integer", "minimum": 1, "maximum": COUNT_MAX, "default": COUNT_DEFAULT });
+                ("count", "Maximum number of occurrences", schema)
+            }
+            Parameter::PreviewFrom => {
+                let description = "Earliest instant, inclusive; by default the preview starts with the first occurrence \
+                                   of a schedule that is created now";
+                ("from", description, instant())
+            }
             Parameter::DeadLetter => (
                 "dead_letter",
                 "If present, the route lists only the dead letters; other filters, ranges and orders are then not allowed",

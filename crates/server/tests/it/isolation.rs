@@ -101,6 +101,7 @@ fn body(route: &str) -> String {
         "PATCH /v1/tenants/{tenant}" => json!({ "ceilings": { "pending_max": 7 } }).to_string(),
         "POST /v1/tenants/{tenant}/keys" => json!({ "role": "admin" }).to_string(),
         "POST /v1/tenants" => json!({ "name": "tenant-2" }).to_string(),
+        "POST /v1/schedules/preview" => own.to_string(),
         route if CREATING.contains(&route) => own.to_string(),
         _ => String::new(),
     }

@@ -17,6 +17,7 @@ mod listing;
 mod once;
 mod openapi;
 mod operations;
+mod preview;
 mod quotas;
 mod run_listing;
 mod runs;

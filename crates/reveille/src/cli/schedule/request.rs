@@ -37,7 +37,7 @@ pub(super) struct RequestArguments {
     #[arg(long)]
     zone: Option<String>,
     /// URL of the target
-    #[arg(long, required_unless_present_any = ["file", "topic"], conflicts_with = "topic")]
+    #[arg(long, conflicts_with = "topic")]
     url: Option<String>,
     /// HTTP method of the callback [default: POST]
     #[arg(long, conflicts_with = "topic")]
@@ -92,6 +92,11 @@ fn cloud_event_mode(text: &str) -> Result<CloudEventMode, &'static str> {
 }
 
 impl RequestArguments {
+    /// Returns true if the flags name a target.
+    pub(super) fn has_target(&self) -> bool {
+        self.url.is_some() || self.topic.is_some()
+    }
+
     /// Returns the request that the flags describe.
     ///
     /// # Errors
