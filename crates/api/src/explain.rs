@@ -137,4 +137,8 @@ pub enum CauseKind {
     NotCreated,
     /// The server has deleted the history.
     HistoryDeleted,
+    /// The kind is newer than this version of the client. The server never sends this value.
+    #[cfg_attr(feature = "schema", schemars(skip))]
+    #[serde(other)]
+    Other,
 }

@@ -12,7 +12,7 @@ pub struct Preview {
     /// Time zone of the local times: the field `zone` of the schedule, or `UTC` for a schedule without `cron`.
     pub zone: String,
     /// Next occurrences, in the order of their instants. The list is short if the schedule has no further occurrence,
-    /// or none in the next 100 years.
+    /// or none in the next 41 years.
     pub occurrences: Vec<PreviewOccurrence>,
     /// Local times that the schedule names and for which it does not fire, because of a clock change before the last of
     /// `occurrences`. The list contains at most as many entries as the request's `count`.
@@ -29,7 +29,7 @@ pub struct PreviewOccurrence {
     /// Instant of the occurrence. For a dropped local time, the instant at which the clock would show it if it did not
     /// skip it, or shows it for the second time.
     pub at: Time,
-    /// Local time in the zone, with its offset from UTC. A local time that the clock skips has no offset.
+    /// Local time in the zone, with its offset from UTC. A dropped local time that the clock skips has no offset.
     pub local: String,
     /// Effect of a clock change of the time zone on this occurrence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -59,4 +59,8 @@ pub enum ClockChangeKind {
     Dropped,
     /// The clock shows the local time for the second time, and the schedule fires both times.
     Repeated,
+    /// The kind is newer than this version of the client. The server never sends this value.
+    #[cfg_attr(feature = "schema", schemars(skip))]
+    #[serde(other)]
+    Other,
 }

@@ -12,9 +12,9 @@ use crate::{Timestamp, When};
 /// Maximum number of occurrences in a preview, and of dropped local times.
 pub const COUNT_MAX: usize = 100;
 
-/// Time after the start of a preview at which the preview ends: 100 years. It bounds the duration of the search for an
-/// expression with rare instants.
-pub const SPAN: Duration = Duration::from_secs(100 * 366 * 86_400);
+/// Time after the start of a preview at which the preview ends: 41 years. It bounds the duration of the search for an
+/// expression with rare instants. The rarest day, a 29 February on a given weekday, recurs within 40 years.
+pub const SPAN: Duration = Duration::from_secs(41 * 366 * 86_400);
 
 /// Timing and the part of its occurrences that a preview lists.
 #[derive(Clone, Copy, Debug)]
@@ -55,13 +55,17 @@ pub fn preview(request: &Request<'_>) -> Preview {
     let Request { when, now, from, count } = *request;
     assert!(count <= COUNT_MAX, "a preview lists at most {COUNT_MAX} occurrences, and the caller asks for {count}");
     let after = from.map_or(now, |from| Timestamp::from_millis(from.as_millis() - 1));
+    let end = after + SPAN;
+    let next = |at| match when {
+        When::Cron(cron) => cron.next_until(at, end),
+        When::At(_) | When::Every { .. } => when.next_after(now, at).filter(|next| *next <= end),
+    };
     let first = match when {
         // A schedule whose instant has passed fires at once.
-        When::At(at) if from.is_none() => Some(*at),
-        When::At(_) | When::Cron(_) | When::Every { .. } => when.next_after(now, after),
+        When::At(at) if from.is_none() => Some(*at).filter(|at| *at <= end),
+        When::At(_) | When::Cron(_) | When::Every { .. } => next(after),
     };
-    let end = after + SPAN;
-    let instants = iter::successors(first, |at| when.next_after(now, *at)).take_while(|at| *at <= end).take(count);
+    let instants = iter::successors(first, |at| next(*at)).take(count);
     let occurrences: Vec<Upcoming> = instants.map(|at| upcoming(when, at)).collect();
     let drops = match (when, occurrences.last()) {
         (When::Cron(cron), Some(last)) => cron.drops(after, last.at, count),

@@ -8,6 +8,8 @@ use std::time::Duration;
 use crate::Timestamp;
 
 pub use cron::{ClockChange, Cron, CronError, CronField, DropReason, Dropped, Drops, LocalTime, Shift};
+#[cfg(test)]
+pub(crate) use fields::steps;
 
 #[derive(Clone, PartialEq, Debug)]
 pub enum When {

@@ -38,6 +38,6 @@ pub use self::listener::Server;
 pub use ::listener::BindError;
 pub use body::read_spec;
 pub use credentials::{new_key, new_signing_secret};
-pub use options::Options;
+pub use options::{BODY_BYTES_MAX, Options};
 pub use readiness::Readiness;
 pub use tls::{Tls, TlsError};

@@ -12,6 +12,9 @@ use store::Keyring;
 
 use crate::tls::Tls;
 
+/// Default of [`Options::body_bytes_max`].
+pub const BODY_BYTES_MAX: usize = 256 * 1024;
+
 /// Options and limits of the HTTP server, with their defaults.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -137,7 +140,7 @@ impl Default for Options {
             history: scheduler::Options::default().history,
             limits: Limits::default(),
             keyring: Arc::new(Keyring::NONE),
-            body_bytes_max: 256 * 1024,
+            body_bytes_max: BODY_BYTES_MAX,
             head_bytes_max: 16 * 1024,
             idle_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(10),

@@ -97,13 +97,17 @@ fn dropped(dropped: &Dropped) -> PreviewOccurrence {
                 time(fires_at)
             )
         }
-        DropReason::Repeated { fires_at } => format!(
+        DropReason::AlreadyFired { fires_at } => format!(
             "the clock shows this local time for the second time, and the schedule fires only for the first one, at {}",
             time(fires_at)
         ),
     };
     let clock_change = Some(ClockChange { kind: Kind::Dropped, text });
-    PreviewOccurrence { at: time(dropped.at), local: dropped.local.to_string(), clock_change }
+    let local = match dropped.offset_secs {
+        Some(offset_secs) => local(dropped.at, offset_secs),
+        None => dropped.local.to_string(),
+    };
+    PreviewOccurrence { at: time(dropped.at), local, clock_change }
 }
 
 /// Returns the local time at an offset from UTC, in the format of RFC 3339.

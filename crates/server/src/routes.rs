@@ -29,7 +29,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::handler::Handler;
-use axum::http::{Method, Response, Uri};
+use axum::http::{HeaderValue, Method, Response, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::routing::{MethodRouter, any, on};
 use bytes::Bytes;
@@ -64,6 +64,10 @@ const TAG_AND_LOCATION: &[&str] = &["ETag", "Location"];
 /// router would otherwise find no route for other methods on its path.
 const PREVIEW_PATH: &str = "/v1/schedules/preview";
 const PREVIEW_ROUTE: &str = "/v1/schedules:preview";
+/// Path without a route, for requests whose client sends [`PREVIEW_ROUTE`] itself.
+const PREVIEW_UNKNOWN: &str = "/v1/schedules%3Apreview";
+/// Methods on [`PREVIEW_PATH`]: those of a schedule, and POST.
+const PREVIEW_METHODS: &str = "GET,HEAD,PUT,PATCH,DELETE,POST";
 
 /// Problem codes of the routes that create or replace a schedule.
 const CREATE_CODES: &[Code] = &[
@@ -515,12 +519,15 @@ async fn admit(app: &AppState, route: &Route, request: Request) -> Result<Reques
 
 /// Returns the request with the path that the router knows: the path of a preview, or the path with each `%3A` decoded.
 /// Some clients encode the colon of `/v1/schedules:batch`, but the router does not decode the path before it looks for
-/// the route.
+/// the route. If a client sends [`PREVIEW_ROUTE`] itself, the request gets a path without a route.
 pub(crate) fn with_known_path(mut request: Request) -> Request {
     let uri = request.uri();
     let path = match uri.path() {
         PREVIEW_PATH if request.method() == Method::POST => PREVIEW_ROUTE.to_owned(),
-        path if path.contains("%3") => path.replace("%3A", ":").replace("%3a", ":"),
+        path if path == PREVIEW_ROUTE || path.contains("%3") => {
+            let decoded = path.replace("%3A", ":").replace("%3a", ":");
+            if decoded == PREVIEW_ROUTE { PREVIEW_UNKNOWN.to_owned() } else { decoded }
+        }
         _ => return request,
     };
     let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
@@ -548,7 +555,12 @@ async fn unknown_route(State(app): App, request: Request) -> Response<Body> {
 async fn unknown_method(State(app): App, request: Request) -> Response<Body> {
     let method: String = request.method().as_str().chars().take(32).collect();
     let detail = format!("the path does not support {method}; the Allow header lists the supported methods");
-    unknown(&app, reject(Code::MethodNotAllowed, detail)).await
+    let is_preview = request.uri().path() == PREVIEW_PATH;
+    let mut response = unknown(&app, reject(Code::MethodNotAllowed, detail)).await;
+    if is_preview {
+        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(PREVIEW_METHODS));
+    }
+    response
 }
 
 async fn unknown(app: &AppState, rejected: Rejected) -> Response<Body> {

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use reveille_api::{
-    CancelResult, Cancelled, Quota, QuotaSheet, SchedulePatch, ScheduleRequest, ScheduleSummary, Time, Usage,
+    CancelResult, Cancelled, CauseKind, ClockChangeKind, Explanation, Preview, Quota, QuotaSheet, SchedulePatch,
+    ScheduleRequest, ScheduleSummary, Time, Usage,
 };
 
 #[test]
@@ -13,6 +14,17 @@ fn schedule_request_is_unchanged_after_a_json_round_trip() {
     let text = r#"{"id":"a","cron":"0 7 * * *","zone":"UTC","target":{"http":{"url":"http://h/","method":"PUT","headers":{"x":"y"},"timeout":"3s"}},"payload":{ "b" : 1e0, "a": [null] },"labels":{"k":"v"},"retry":{"attempts_max":3,"backoff":"1s","backoff_max":"1m"}}"#;
     let request: ScheduleRequest = serde_json::from_str(text).unwrap();
     assert_eq!(serde_json::to_string(&request).unwrap(), text);
+}
+
+#[test]
+fn client_accepts_kinds_that_are_newer_than_itself() {
+    let text = r#"{"zone":"UTC","occurrences":[{"at":"2030-01-02T03:04:05.000Z","local":"2030-01-02T03:04:05.000+00:00","clock_change":{"kind":"stretched","text":"a"}}],"dropped":[],"dropped_count":0}"#;
+    let preview: Preview = serde_json::from_str(text).unwrap();
+    assert_eq!(preview.occurrences[0].clock_change.as_ref().unwrap().kind, ClockChangeKind::Other);
+    let text = r#"{"at":"2030-01-02T03:04:05.000Z","verdict":"fired","causes":[{"kind":"luck","text":"a"},{"kind":"late","text":"b"}]}"#;
+    let explanation: Explanation = serde_json::from_str(text).unwrap();
+    let kinds: Vec<CauseKind> = explanation.causes.iter().map(|cause| cause.kind).collect();
+    assert_eq!(kinds, [CauseKind::Other, CauseKind::Late]);
 }
 
 #[test]

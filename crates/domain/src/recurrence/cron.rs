@@ -82,10 +82,16 @@ impl Cron {
         }
     }
 
+    /// Returns the first instant after `after` and up to `until`. The search ends at `until`.
+    pub(crate) fn next_until(&self, after: Timestamp, until: Timestamp) -> Option<Timestamp> {
+        let (from, to) = (after.as_millis().div_euclid(1_000) + 1, until.as_millis().div_euclid(1_000) + 1);
+        self.evaluator()?.first_within(from, to).and_then(timestamp)
+    }
+
     /// Returns the first instant after `after`.
     #[must_use]
     pub fn next_after(&self, after: Timestamp) -> Option<Timestamp> {
-        self.evaluator()?.first_from(after.as_millis().div_euclid(1_000) + 1).and_then(timestamp)
+        self.next_until(after, Timestamp::MAX)
     }
 
     /// Returns the last instant at or before `at`.
@@ -181,9 +187,9 @@ impl Evaluator {
         }
     }
 
-    /// Returns the first second at or after `from` at which the expression fires.
-    fn first_from(&self, from: i64) -> Option<i64> {
-        let limit = from.saturating_add(SEARCH_SECS);
+    /// Returns the first second in `from..to` at which the expression fires.
+    fn first_within(&self, from: i64, to: i64) -> Option<i64> {
+        let limit = from.saturating_add(SEARCH_SECS).min(to);
         let mut at = from;
         while at < limit {
             let stretch = self.stretch(at)?;

@@ -305,7 +305,7 @@ fn distance_min_within(bits: u64) -> u32 {
 
 /// Counter of the days that the searches of this thread examine.
 #[cfg(test)]
-pub(super) mod steps {
+pub(crate) mod steps {
     use std::cell::Cell;
 
     thread_local!(static TAKEN: Cell<u64> = const { Cell::new(0) });
@@ -314,11 +314,11 @@ pub(super) mod steps {
         TAKEN.set(TAKEN.get() + 1);
     }
 
-    pub(in crate::recurrence) fn taken() -> u64 {
+    pub(crate) fn taken() -> u64 {
         TAKEN.get()
     }
 
-    pub(in crate::recurrence) fn reset() {
+    pub(crate) fn reset() {
         TAKEN.set(0);
     }
 }

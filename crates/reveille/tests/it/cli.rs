@@ -293,7 +293,7 @@ fn preview_command_lists_occurrences_without_a_server() {
     let autumn = preview(&[&cron[..], &["--from", "2030-10-27T00:00:00Z"]].concat()).done();
     let lines: Vec<&str> = autumn.lines().collect();
     assert!(lines[1].starts_with("2030-10-27T00:30:00.000Z  2030-10-27T02:30:00.000+02:00"), "{autumn}");
-    assert!(lines[2].starts_with("-") && lines[2].contains("2030-10-27T02:30:00  "), "{autumn}");
+    assert!(lines[2].starts_with("-") && lines[2].contains("2030-10-27T02:30:00.000+01:00  "), "{autumn}");
     assert!(lines[2].contains("dropped: "), "{autumn}");
     let found = json(&data, &["schedule", "preview", "--every", "1h", "--url", URL]);
     assert_eq!((found["occurrences"].as_array().unwrap().len(), &found["zone"]), (10, &Value::from("UTC")));
@@ -315,7 +315,39 @@ fn preview_command_lists_occurrences_without_a_server() {
         let error = preview(arguments).failed(code);
         assert!(error.contains(text), "{arguments:?}: {error}");
     }
+    let large = folder.path().join("large.json");
+    // White space after an object is valid JSON.
+    std::fs::write(&large, body.clone() + &" ".repeat(256 * 1024 - body.len())).unwrap();
+    let file = large.to_str().unwrap();
+    preview(&["--file", file]).done();
+    std::fs::write(&large, body.clone() + &" ".repeat(256 * 1024 + 1 - body.len())).unwrap();
+    let error = preview(&["--file", file]).failed(1);
+    assert!(error.contains("more than 262144 bytes"), "{error}");
     assert!(!data.exists(), "the command writes no file");
+}
+
+#[test]
+fn preview_command_prints_the_response_of_the_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let server = Server::start(&data);
+    let mut client = server.client();
+    for (timing, from) in [
+        (r#""cron":"*/20 2 * * *","zone":"Europe/Berlin""#, "2030-03-30T12:00:00Z"),
+        (r#""cron":"30 2 * * *","zone":"Europe/Berlin""#, "2030-10-27T00:00:00Z"),
+        (r#""cron":"15 * * * *","zone":"Australia/Lord_Howe""#, "2030-10-05T12:00:00Z"),
+        (r#""at":"2031-01-02T03:04:05Z""#, "2030-01-01T00:00:00Z"),
+    ] {
+        let body = format!(r#"{{{timing},"target":{{"http":{{"url":"{URL}"}}}}}}"#);
+        let path = format!("/v1/schedules/preview?count=5&from={from}");
+        let response = client.send("POST", &path, &body).expect("the server responds");
+        assert_eq!(response.status, 200, "{}", response.body);
+        assert_ne!(response.json()["occurrences"], serde_json::json!([]), "{timing}");
+        let arguments = ["schedule", "preview", "--file", "-", "--count", "5", "--from", from, "--json"];
+        let printed: Value = serde_json::from_str(&with_input(&data, &arguments, &body).done()).unwrap();
+        assert_eq!(printed, response.json(), "{timing}");
+    }
+    assert!(server.stop().success());
 }
 
 #[test]

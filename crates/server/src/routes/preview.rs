@@ -46,7 +46,7 @@ fn parse_range(query: &str) -> Result<PreviewRange, Rejected> {
     if let Some(text) = values.get("from") {
         range.from = instant(text);
         if range.from.is_none() {
-            let detail = "the value must be an RFC 3339 instant with a UTC offset, and not before 1970";
+            let detail = "the value must be an RFC 3339 instant with a UTC offset, from 1970 to 9999";
             errors.push(parameter_error("from", "invalid_time", detail.to_owned()));
         }
     }

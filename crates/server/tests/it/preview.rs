@@ -43,6 +43,7 @@ async fn preview_explains_the_effects_of_clock_changes() {
     let autumn = preview(&world, "?from=2030-10-27T00:00:00Z&count=2", &cron("30 2 * * *")).await;
     assert_eq!(values(&autumn, "occurrences", "/at"), ["2030-10-27T00:30:00.000Z", "2030-10-28T01:30:00.000Z"]);
     assert_eq!(values(&autumn, "dropped", "/at"), ["2030-10-27T01:30:00.000Z"]);
+    assert_eq!(values(&autumn, "dropped", "/local"), ["2030-10-27T02:30:00.000+01:00"]);
     let text = &values(&autumn, "dropped", "/clock_change/text")[0];
     assert!(text.as_str().unwrap().contains("2030-10-27T00:30:00.000Z"), "{text}");
     world.stop().await;
@@ -79,6 +80,20 @@ async fn preview_creates_no_schedule_and_keeps_its_id_free() {
 }
 
 #[tokio::test]
+async fn preview_has_no_second_path() {
+    let world = World::start().await;
+    for path in ["/v1/schedules:preview", "/v1/schedules%3Apreview", "/v1/schedules%3apreview"] {
+        for method in ["POST", "GET"] {
+            let rejected = world.send(method, path, &body("")).await;
+            assert_eq!((rejected.status, rejected.text("/code").as_str()), (404, "route_not_found"), "{method} {path}");
+        }
+    }
+    let batch = world.send("POST", "/v1/schedules%3Abatch", "{}").await;
+    assert_ne!(batch.status, 404, "{}", batch.body);
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn server_rejects_the_preview_of_an_invalid_schedule() {
     let world = World::start().await;
     for (query, sent, status, code, place) in [
@@ -94,6 +109,7 @@ async fn server_rejects_the_preview_of_an_invalid_schedule() {
         ("?from=soon", body(""), 400, "invalid_parameter", "from"),
         ("?from=2030-01-01T00:00:00", body(""), 400, "invalid_parameter", "from"),
         ("?from=1969-01-01T00:00:00Z", body(""), 400, "invalid_parameter", "from"),
+        ("?from=10000-01-01T00:00:00Z", body(""), 400, "invalid_parameter", "from"),
         ("?dry_run=true", body(""), 400, "invalid_parameter", "dry_run"),
     ] {
         let rejected = world.send("POST", &format!("/v1/schedules/preview{query}"), &sent).await;

@@ -124,6 +124,7 @@ async fn each_role_permits_only_its_own_operations() {
         ("POST", "/v1/schedules"),
         ("PUT", "/v1/schedules/a"),
         ("POST", "/v1/schedules:batch"),
+        ("POST", "/v1/schedules/preview"),
         ("DELETE", "/v1/schedules/a"),
         ("POST", "/v1/runs/x/redrive"),
     ];

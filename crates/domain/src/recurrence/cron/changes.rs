@@ -41,6 +41,8 @@ pub struct Dropped {
     /// Instant at which the clock would show the local time without the skip, or shows it for the second time.
     pub at: Timestamp,
     pub local: LocalTime,
+    /// Offset of the local time from UTC, in seconds. `None` if the clock skips the local time.
+    pub offset_secs: Option<i32>,
     pub reason: DropReason,
 }
 
@@ -52,7 +54,7 @@ pub enum DropReason {
     /// first time after the skip.
     Merged { fires_at: Timestamp },
     /// The clock shows the local time for the second time. The expression fires only for the first time, at `fires_at`.
-    Repeated { fires_at: Timestamp },
+    AlreadyFired { fires_at: Timestamp },
 }
 
 /// Dropped local times of a range.
@@ -124,7 +126,7 @@ impl Evaluator {
                     let from = behind.max(after + 1 + stretch.offset);
                     let to = before.min(until + 1 + stretch.offset);
                     let ahead = stretch.offset - stretch.offset_before;
-                    let reason = |at: i64| Some(DropReason::Repeated { fires_at: timestamp(at + ahead)? });
+                    let reason = |at: i64| Some(DropReason::AlreadyFired { fires_at: timestamp(at + ahead)? });
                     self.add(from, to, stretch.offset, list_max, &mut drops, reason);
                 }
             }
@@ -162,7 +164,9 @@ impl Evaluator {
         {
             let at = found - offset;
             let (Some(instant), Some(reason)) = (timestamp(at), reason(at)) else { return };
-            drops.first.push(Dropped { at: instant, local: LocalTime { wall_secs: found }, reason });
+            let is_shown = matches!(reason, DropReason::AlreadyFired { .. });
+            let offset_secs = is_shown.then(|| i32::try_from(offset).ok()).flatten();
+            drops.first.push(Dropped { at: instant, local: LocalTime { wall_secs: found }, offset_secs, reason });
             wall = found + 1;
         }
     }

@@ -7,7 +7,9 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
 use super::*;
-use crate::recurrence::fields::steps;
+use crate::When;
+use crate::preview::{COUNT_MAX, Request, preview};
+use crate::recurrence::steps;
 
 fn cron(expression: &str, zone: &str) -> Cron {
     Cron::parse(expression, zone).unwrap_or_else(|error| panic!("{expression} in {zone}: {error}"))
@@ -363,6 +365,43 @@ fn searched(cron: &Cron, from: i64, to: i64) -> Result<BTreeSet<i64>, TestCaseEr
     Ok(found)
 }
 
+/// Returns the number of steps of the searches for the longest preview that starts after `now`.
+fn preview_steps(cron: &Cron, now: Timestamp) -> u64 {
+    steps::reset();
+    let found = preview(&Request { when: &When::Cron(cron.clone()), now, from: None, count: COUNT_MAX });
+    assert!(found.occurrences.len() <= COUNT_MAX && found.drops.first.len() <= COUNT_MAX);
+    steps::taken()
+}
+
+/// Maximum number of the steps of a preview: the days of its span, and some steps per occurrence and per clock change.
+const PREVIEW_STEPS_MAX: u64 = 41 * 366 + 5_000;
+
+#[test]
+fn preview_of_a_rare_day_needs_few_steps() {
+    // About one day in a year is both the 31st and the fifth Monday of a month, and the search examines all days.
+    for zone in ["UTC", "Europe/Berlin", "Africa/Casablanca"] {
+        let taken = preview_steps(&cron("0 0 31 * +MON#5", zone), at("2026-01-01T00:00:00Z"));
+        assert!((41 * 365..=PREVIEW_STEPS_MAX).contains(&taken), "{taken} steps in {zone}");
+    }
+}
+
+/// Texts of which many are cron expressions.
+fn texts() -> impl Strategy<Value = String> {
+    prop_oneof![
+        "\\PC{0,40}",
+        "([-*/,?#LW0-9]{1,6} ){4,6}[-*/,?#LWA-Z0-9+]{1,6}",
+        "([*0-9]|[*]/[0-9]{1,5}|[0-9]{1,2}-[0-9]{1,2}|[0-9]{1,2},[0-9]{1,2}|L|[0-9]{1,2}W)( ([*1-9]|[1-7]#[1-5]|[1-7]L|[+][1-7]|[*]/[0-9]{1,2}|[A-Za-z]{3})){4,5}",
+    ]
+}
+
+/// All time zones of the database, and more often some zones with unusual clock changes.
+fn zones() -> impl Strategy<Value = String> {
+    let all: Vec<String> = jiff::tz::db().available().map(|name| name.to_string()).collect();
+    assert!(all.len() > 300, "the database has {} zones", all.len());
+    let unusual = ["UTC", "Europe/Berlin", "Africa/Casablanca", "Pacific/Apia"].map(str::to_owned).to_vec();
+    prop_oneof![select(unusual), select(all)]
+}
+
 proptest! {
     #[test]
     fn cron_finds_all_matching_minutes_of_the_wall_clock(
@@ -392,16 +431,12 @@ proptest! {
 
     #[test]
     fn cron_search_needs_few_steps_for_every_accepted_expression(
-        expression in prop_oneof![
-            "\\PC{0,40}",
-            "([-*/,?#LW0-9]{1,6} ){4,6}[-*/,?#LWA-Z0-9+]{1,6}",
-            "([*0-9]|[*]/[0-9]{1,5}|[0-9]{1,2}-[0-9]{1,2}|[0-9]{1,2},[0-9]{1,2}|L|[0-9]{1,2}W)( ([*1-9]|[1-7]#[1-5]|[1-7]L|[+][1-7]|[*]/[0-9]{1,2}|[A-Za-z]{3})){4,5}",
-        ],
-        zone in select(&["UTC", "Europe/Berlin", "Africa/Casablanca", "Pacific/Apia"][..]),
+        expression in texts(),
+        zone in zones(),
         after_millis in 0_i64..250_000_000_000_000,
     ) {
         const DAYS_MAX: u64 = 41 * 366 + 1_000;
-        if let Ok(cron) = Cron::parse(&expression, zone) {
+        if let Ok(cron) = Cron::parse(&expression, &zone) {
             let after = Timestamp::from_millis(after_millis);
             steps::reset();
             let next = cron.next_after(after);
@@ -410,6 +445,7 @@ proptest! {
             steps::reset();
             prop_assert!(cron.latest_at(after).is_none_or(|latest| latest <= after));
             prop_assert!(steps::taken() <= DAYS_MAX);
+            prop_assert!(preview_steps(&cron, after) <= PREVIEW_STEPS_MAX);
         }
     }
 }

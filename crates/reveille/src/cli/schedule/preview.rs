@@ -1,7 +1,7 @@
 //! Command `reveille schedule preview`, which checks a schedule and lists its next occurrences without a server.
 
-use std::fs;
-use std::io::{self, Read as _};
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, ensure};
@@ -11,6 +11,7 @@ use domain::preview::COUNT_MAX;
 use reveille_client::api::{ClockChangeKind, PreviewOccurrence};
 use reveille_client::{Preview, Time};
 use runtime::Runtime;
+use server::BODY_BYTES_MAX;
 use server::preview::{COUNT_DEFAULT, Invalid, PreviewRange};
 
 use super::list::instant;
@@ -61,13 +62,25 @@ pub(super) fn preview(runtime: &Runtime, arguments: Arguments) -> anyhow::Result
     }
 }
 
+/// Reads a file or standard input, which may have as many bytes as the body of a request to a server.
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    if path.as_os_str() == "-" {
-        let mut bytes = Vec::new();
-        io::stdin().read_to_end(&mut bytes).context("cannot read the schedule from standard input")?;
-        return Ok(bytes);
-    }
-    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+    let (name, read) = match path.as_os_str() == "-" {
+        true => ("standard input".to_owned(), read_start(io::stdin())),
+        false => (path.display().to_string(), File::open(path).and_then(read_start)),
+    };
+    let bytes = read.with_context(|| format!("cannot read {name}"))?;
+    ensure!(
+        bytes.len() <= BODY_BYTES_MAX,
+        "{name} has more than {BODY_BYTES_MAX} bytes, the limit of a schedule; name a file with one schedule"
+    );
+    Ok(bytes)
+}
+
+/// Reads at most one byte more than [`BODY_BYTES_MAX`].
+fn read_start(input: impl Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    input.take(BODY_BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 fn body(arguments: RequestArguments, now: Timestamp) -> anyhow::Result<Vec<u8>> {
