@@ -156,6 +156,9 @@ impl<T> Page<T> {
     }
 }
 
+/// Detail of the error of a parameter that must be an instant.
+pub(crate) const INVALID_INSTANT: &str = "the value must be an RFC 3339 instant with a UTC offset, from 1970 to 9999";
+
 /// Parses an instant, and rounds it up to a whole millisecond. Every occurrence has a whole millisecond: a schedule
 /// rounds its instants up, and a rounded range selects the same runs as the exact one.
 pub(crate) fn instant(text: &str) -> Option<Timestamp> {

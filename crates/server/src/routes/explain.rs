@@ -8,7 +8,7 @@ use domain::{ClockChange, Timestamp, duration};
 
 use crate::auth::Caller;
 use crate::extract::{ExistingId, schedule_not_found};
-use crate::query::{decoded_parameters, instant, parameter_error};
+use crate::query::{INVALID_INSTANT, decoded_parameters, instant, parameter_error};
 use crate::rejection::{Code, HandlerResult, Rejected, reject_fields};
 use crate::state::App;
 use crate::wire::{self, time};
@@ -32,11 +32,7 @@ fn parse_at(query: &str) -> Result<Timestamp, Rejected> {
     let at = values.get("at").map(|text| instant(text));
     match at {
         Some(Some(at)) if errors.is_empty() => return Ok(at),
-        Some(None) => errors.push(parameter_error(
-            "at",
-            "invalid_time",
-            "the value must be an RFC 3339 instant with a UTC offset, and not before 1970".to_owned(),
-        )),
+        Some(None) => errors.push(parameter_error("at", "invalid_time", INVALID_INSTANT.to_owned())),
         None if errors.is_empty() => errors.push(parameter_error(
             "at",
             "missing_parameter",

@@ -15,7 +15,7 @@ use store::listing::{By, Listing, ListingOrder, Place};
 use store::{Order, Usage};
 
 use crate::auth::Caller;
-use crate::query::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, decoded, parameter_error, unknown_parameter};
+use crate::query::{INVALID_INSTANT, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, decoded, parameter_error, unknown_parameter};
 use crate::rejection::{Code, HandlerResult, Rejected, reject, reject_fields};
 use crate::state::App;
 use crate::wire;
@@ -230,8 +230,7 @@ fn due_range(from: Option<&str>, until: Option<&str>, errors: &mut Vec<FieldErro
         let instant = parsed.map(|parsed| Timestamp::from_millis(parsed.as_millisecond()));
         let instant = instant.filter(|instant| (Timestamp::MIN..=Timestamp::MAX).contains(instant));
         if instant.is_none() {
-            let detail = "the value must be an RFC 3339 instant with a UTC offset, and not before 1970";
-            errors.push(parameter_error(name, "invalid_time", detail.to_owned()));
+            errors.push(parameter_error(name, "invalid_time", INVALID_INSTANT.to_owned()));
         }
         instant
     };

@@ -2,14 +2,13 @@
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
-use domain::Timestamp;
 use domain::preview::COUNT_MAX;
 
 use crate::auth::Caller;
 use crate::body::read_schedule;
 use crate::extract::{BodyBytes, MediaType};
 use crate::preview::{self, COUNT_DEFAULT, PreviewRange};
-use crate::query::{decoded_parameters, parameter_error};
+use crate::query::{INVALID_INSTANT, decoded_parameters, instant, parameter_error};
 use crate::quota::check_spec;
 use crate::rejection::{Code, HandlerResult, Rejected, reject_fields};
 use crate::state::App;
@@ -46,18 +45,11 @@ fn parse_range(query: &str) -> Result<PreviewRange, Rejected> {
     if let Some(text) = values.get("from") {
         range.from = instant(text);
         if range.from.is_none() {
-            let detail = "the value must be an RFC 3339 instant with a UTC offset, from 1970 to 9999";
-            errors.push(parameter_error("from", "invalid_time", detail.to_owned()));
+            errors.push(parameter_error("from", "invalid_time", INVALID_INSTANT.to_owned()));
         }
     }
     match errors.is_empty() {
         true => Ok(range),
         false => Err(reject_fields(Code::InvalidParameter, "the query is invalid; see the field `errors`", errors)),
     }
-}
-
-fn instant(text: &str) -> Option<Timestamp> {
-    let parsed: jiff::Timestamp = text.parse().ok()?;
-    let instant = Timestamp::from_millis(parsed.as_millisecond());
-    (Timestamp::MIN..=Timestamp::MAX).contains(&instant).then_some(instant)
 }

@@ -21,7 +21,7 @@ use super::listing::array;
 use super::runs::{dead_letters, fitting};
 use crate::auth::Caller;
 use crate::extract::schedule_not_found;
-use crate::query::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, decoded_parameters, instant, parameter_error};
+use crate::query::{INVALID_INSTANT, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, decoded_parameters, instant, parameter_error};
 use crate::rejection::{Code, HandlerResult, Rejected, reject_fields, to_json};
 use crate::state::AppState;
 use crate::wire;
@@ -269,9 +269,8 @@ impl Parser<'_> {
 
     /// Parses the range of nominal instants. An absent end of the range is that of the token, if there is a token.
     fn range(&mut self, token: Option<&Token>) -> (Timestamp, Timestamp) {
-        let detail = "the value must be an RFC 3339 instant with a UTC offset, and not before 1970";
-        let from = self.parse("from", instant, "invalid_time", detail);
-        let until = self.parse("until", instant, "invalid_time", detail);
+        let from = self.parse("from", instant, "invalid_time", INVALID_INSTANT);
+        let until = self.parse("until", instant, "invalid_time", INVALID_INSTANT);
         if !["from", "schedule", "page_token"].iter().any(|name| self.values.contains_key(name)) {
             let detail = "a listing without `schedule` needs a range of time; send `from`, and `until` for the end of the \
                           range";

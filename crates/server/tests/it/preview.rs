@@ -46,6 +46,8 @@ async fn preview_explains_the_effects_of_clock_changes() {
     assert_eq!(values(&autumn, "dropped", "/local"), ["2030-10-27T02:30:00.000+01:00"]);
     let text = &values(&autumn, "dropped", "/clock_change/text")[0];
     assert!(text.as_str().unwrap().contains("2030-10-27T00:30:00.000Z"), "{text}");
+    let later = preview(&world, "?from=2030-10-27T00:30:00.0001Z&count=1", &cron("30 2 * * *")).await;
+    assert_eq!(values(&later, "occurrences", "/at"), ["2030-10-28T01:30:00.000Z"], "the start is inclusive and exact");
     world.stop().await;
 }
 
