@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::*;
-use crate::Cron;
 use crate::recurrence::steps;
+use crate::{ClockChange, Cron};
 
 fn instant(rfc3339: &str) -> Timestamp {
     Timestamp::from_millis(rfc3339.parse::<jiff::Timestamp>().expect("RFC 3339").as_millisecond())
@@ -364,10 +364,18 @@ proptest! {
             let is_second = matches!(dropped.reason, DropReason::AlreadyFired { .. });
             let shown = dropped.offset_secs.map(|secs| wall_text(dropped.at.as_millis() / 1_000 + i64::from(secs)));
             prop_assert_eq!(shown, is_second.then(|| dropped.local.to_string()));
-            let fires_at = match dropped.reason {
-                DropReason::Skipped => continue,
-                DropReason::Merged { fires_at } | DropReason::AlreadyFired { fires_at } => fires_at,
+            let (fires_at, change) = match dropped.reason {
+                DropReason::Skipped => {
+                    prop_assert_eq!(cron.clock_change_at(dropped.at), None);
+                    continue;
+                }
+                DropReason::Merged { fires_at } => (fires_at, ClockChange::Skipped { fires_at }),
+                DropReason::AlreadyFired { fires_at } => (fires_at, ClockChange::Repeated { fires_at }),
             };
+            // The expression can also name the local time that the clock shows at this instant.
+            if !when.is_at(Timestamp::MIN, dropped.at) {
+                prop_assert_eq!(cron.clock_change_at(dropped.at), Some(change), "{:?}", dropped);
+            }
             prop_assert!(when.is_at(Timestamp::MIN, fires_at), "{:?}", dropped);
             let is_fired = preview.occurrences.iter().any(|occurrence| occurrence.at == fires_at) || fires_at < from;
             prop_assert!(is_fired, "{:?}", dropped);

@@ -250,9 +250,7 @@ impl Evaluator {
     /// Returns true if the expression fires at the start of the period `stretch`, because the clock skips a matching
     /// time at this start.
     fn fires_for_leap(&self, stretch: Stretch) -> bool {
-        let before = stretch.start.saturating_add(stretch.offset_before);
-        let after = stretch.start.saturating_add(stretch.offset);
-        !self.fields.is_every_hour() && self.fields.first(before, after).is_some()
+        !self.fields.is_every_hour() && self.skipped(stretch).is_some()
     }
 
     /// Returns the effect of the clock change at the start of the period that contains the second `at`. The second `at`

@@ -106,7 +106,7 @@ impl Evaluator {
     }
 
     /// Returns the first matching wall time that the clock skips at the start of `stretch`.
-    fn skipped(&self, stretch: Stretch) -> Option<i64> {
+    pub(super) fn skipped(&self, stretch: Stretch) -> Option<i64> {
         let (before, after) = walls_at(stretch)?;
         self.fields.first(before, after)
     }
