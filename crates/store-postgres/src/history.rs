@@ -40,48 +40,48 @@ const PAGE: usize = 1_000;
 /// Highest number of the state of a run. The number 0 is the state of a run that will be retried.
 const STATE_MAX: i16 = 4;
 
+/// Condition that is true if the store must keep the ended schedule `s`, because it still has a run, or a retried or
+/// deferred due row after its poller's `done`. The condition assumes that the members' clocks differ by less than a day.
+/// The nominal instants of the schedule's runs and due rows are then at most a day after its end. The condition therefore
+/// searches few partitions for runs. It looks up the due rows by an index, because a hash table of all due rows would be
+/// large.
+macro_rules! has_work_left {
+    () => {
+        "(exists (
+            select from reveille.run r where r.incarnation = s.incarnation and r.nominal <= s.ended_at + 86400000)
+        or exists (
+            select from reveille.due_near d
+            where d.incarnation = s.incarnation and d.nominal <= s.ended_at + 86400000 and d.position > d.nominal
+            and d.position > coalesce((select done from reveille.position p where p.poller = d.poller), -1))
+        or exists (
+            select from reveille.due_far d
+            where d.incarnation = s.incarnation and d.nominal <= s.ended_at + 86400000 and d.position > d.nominal
+            and d.position > coalesce((select done from reveille.position p where p.poller = d.poller), -1)))"
+    };
+}
+
 /// Selects schedules that ended before $1, and returns a page of them after the position ($2, $3). The last column is
-/// true if the store must keep the schedule. A schedule must stay if its tenant ($5) has an earlier limit ($6), if it
-/// still has a run, or if it has a retried or deferred due row after its poller's `done`. The query assumes that the
-/// members' clocks differ by less than a day. The nominal instants of the schedule's runs and due rows are then at most
-/// a day after its end. The query therefore searches few partitions for runs. It looks up the due rows by an index,
-/// because a hash table of all due rows would be large.
-const OVER: &str = "
-    select s.ended_at, s.incarnation,
+/// true if the store must keep the schedule: its tenant ($5) has an earlier limit ($6), or the schedule has work left.
+const OVER: &str = concat!(
+    "select s.ended_at, s.incarnation,
         coalesce((
             select s.ended_at >= l.before from unnest($5::bigint[], $6::bigint[]) l (tenant, before)
             where l.tenant = s.tenant), false)
-        or exists (
-            select from reveille.run r where r.incarnation = s.incarnation and r.nominal <= s.ended_at + 86400000)
-        or exists (
-            select from reveille.due_near d
-            where d.incarnation = s.incarnation and d.nominal <= s.ended_at + 86400000 and d.position > d.nominal
-            and d.position > coalesce((select done from reveille.position p where p.poller = d.poller), -1))
-        or exists (
-            select from reveille.due_far d
-            where d.incarnation = s.incarnation and d.nominal <= s.ended_at + 86400000 and d.position > d.nominal
-            and d.position > coalesce((select done from reveille.position p where p.poller = d.poller), -1))
-    from reveille.schedule s
+        or ",
+    has_work_left!(),
+    " from reveille.schedule s
     where s.status <> 0 and s.ended_at < $1 and (s.ended_at, s.incarnation) > ($2, $3)
-    order by s.ended_at, s.incarnation limit $4";
+    order by s.ended_at, s.incarnation limit $4"
+);
 /// Selects ended or cancelled schedules of the tenant $1 that ended before $2 and were created before $3, and returns a
 /// page of them after the incarnation $4. The columns are those of [`OVER`].
-const OVER_OF_TENANT: &str = "
-    select s.ended_at, s.incarnation,
-        s.ended_at >= $2
-        or exists (
-            select from reveille.run r where r.incarnation = s.incarnation and r.nominal <= s.ended_at + 86400000)
-        or exists (
-            select from reveille.due_near d
-            where d.incarnation = s.incarnation and d.nominal <= s.ended_at + 86400000 and d.position > d.nominal
-            and d.position > coalesce((select done from reveille.position p where p.poller = d.poller), -1))
-        or exists (
-            select from reveille.due_far d
-            where d.incarnation = s.incarnation and d.nominal <= s.ended_at + 86400000 and d.position > d.nominal
-            and d.position > coalesce((select done from reveille.position p where p.poller = d.poller), -1))
-    from reveille.schedule s
+const OVER_OF_TENANT: &str = concat!(
+    "select s.ended_at, s.incarnation, s.ended_at >= $2 or ",
+    has_work_left!(),
+    " from reveille.schedule s
     where s.tenant = $1 and s.status = $5 and s.is_current and s.incarnation < $3 and s.incarnation > $4
-    order by s.incarnation limit $6";
+    order by s.incarnation limit $6"
+);
 /// Deletes the schedules in $1 that are still ended or cancelled. The statement skips a schedule that another
 /// transaction has locked. The next sweep deletes it.
 const FORGET_SCHEDULES: &str = "

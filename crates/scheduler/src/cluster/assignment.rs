@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::id::SHARDS;
+use domain::retention::start_of_day;
 use domain::{ShardId, Timestamp};
 use futures_util::future::join_all;
 use membership::{
@@ -145,9 +146,7 @@ impl Cluster {
     /// Returns the start of the history that the store must retain. The start is rounded down to a whole day, because
     /// the store drops whole days.
     fn history_from(&self, now: Timestamp) -> Timestamp {
-        const DAY: i64 = 86_400_000;
-        let from = (now - self.shared.options.history).as_millis();
-        Timestamp::from_millis(from - from.rem_euclid(DAY))
+        start_of_day(now - self.shared.options.history)
     }
 
     async fn keep_balanced(&self) {

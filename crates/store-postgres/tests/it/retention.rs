@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use domain::retention::start_of_day;
 use domain::{DueKey, PollerId, RunState, Term, Timestamp};
 use runtime::Runtime;
 use store::{Change, Insert, OwnerWrite, Positions, Store};
@@ -39,7 +40,7 @@ fn pending_run_keeps_no_other_run_of_its_day() {
         put_class(owned.store, TENANT, 1, Some(1)).await;
         let now = runtime.now();
         // The two occurrences are in the middle of a UTC day, and therefore in one partition.
-        let noon = Timestamp::from_millis((now - DAY * 3).as_millis() / 86_400_000 * 86_400_000) + HOUR * 12;
+        let noon = start_of_day(now - DAY * 3) + HOUR * 12;
         let [fired, retrying] = [0, 1].map(|millis| old(&runtime, noon + Duration::from_millis(millis), POLLER));
         owned.store.insert(vec![fired.clone(), retrying.clone()]).await.unwrap();
         owned.write(outcome(&fired)).await;
