@@ -1,7 +1,8 @@
-//! Tests of listings on a store that cannot list all runs.
+//! Tests of a store that cannot read or list all runs.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
@@ -29,6 +30,9 @@ struct Listing {
     is_unindexed: Mutex<bool>,
     /// True if the first page of each listing is empty.
     is_sliced: Mutex<bool>,
+    /// Number of reads of several runs that the store has rejected, because one of the runs is damaged. `None` if the
+    /// store rejects no such read.
+    rejected: Mutex<Option<usize>>,
     /// Number of damaged runs that each read of the store finds.
     unreadable: AtomicUsize,
 }
@@ -64,6 +68,17 @@ impl Store for Listed {
         })
     }
 
+    fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>> {
+        let mut rejected = self.listing.rejected.lock().unwrap();
+        match &mut *rejected {
+            Some(count) if occurrences.len() > 1 => {
+                *count += 1;
+                Box::pin(async { Err(StoreError::Damaged("one of the runs".to_owned())) })
+            }
+            _ => self.store.find_runs(occurrences),
+        }
+    }
+
     forward! {
         insert(inserts: Vec<Insert>) -> Answer<'_, Vec<Inserted>>;
         closed(pollers: Vec<PollerId>) -> Answer<'_, Vec<Closed>>;
@@ -73,7 +88,6 @@ impl Store for Listed {
         load(incarnations: Vec<Incarnation>) -> Answer<'_, Vec<Option<Arc<Schedule>>>>;
         list(read: ListRead) -> Answer<'_, ListPage>;
         list_chosen_ids(read: ChosenIdRead) -> Answer<'_, ChosenIdPage>;
-        find_runs(occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>>;
         runs(incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
         past_timings(incarnation: Incarnation, from: Revision, limit: usize) -> Answer<'_, Vec<PastTiming>>;
         dead_letters(tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
@@ -103,7 +117,7 @@ async fn start() -> (World, Arc<Listing>) {
     let body = json!({ "id": "a", "at": world.runtime.now().to_string(), "target": target });
     assert_eq!(world.send("POST", "/v1/schedules", &body.to_string()).await.status, 201);
     let wait = async { while world.send("GET", RANGE, "").await.json()["runs"] == json!([]) {} };
-    world.runtime.timeout(std::time::Duration::from_secs(20), wait).await.expect("the schedule has a run");
+    world.runtime.timeout(Duration::from_secs(20), wait).await.expect("the schedule has a run");
     (world, listing)
 }
 
@@ -144,5 +158,23 @@ async fn explanation_reads_on_after_an_empty_page_of_runs() {
     let at = runs["runs"][0]["scheduled_at"].as_str().unwrap_or_else(|| panic!("{runs}")).to_owned();
     let explanation = world.send("GET", &format!("/v1/schedules/a/explain?at={at}"), "").await;
     assert_eq!(explanation.text("/verdict"), "fired", "{}", explanation.body);
+    world.stop().await;
+}
+
+/// The shards are new, so the owner looks for runs of earlier owners before each first attempt.
+#[tokio::test]
+async fn damaged_run_delays_no_other_run_of_its_batch() {
+    let (world, listing) = start().await;
+    *listing.rejected.lock().unwrap() = Some(0);
+    let at = (world.runtime.now() + Duration::from_millis(500)).to_string();
+    let target = json!({ "http": { "url": "http://127.0.0.1:9/204" } });
+    for id in 0..20 {
+        let body = json!({ "id": format!("batch-{id}"), "at": at, "target": target }).to_string();
+        assert_eq!(world.send("POST", "/v1/schedules", &body).await.status, 201);
+    }
+    let runs = async || world.send("GET", RANGE, "").await.json()["runs"].as_array().map(Vec::len);
+    let wait = async { while runs().await != Some(21) {} };
+    world.runtime.timeout(Duration::from_secs(20), wait).await.expect("each schedule has a run");
+    assert!(*listing.rejected.lock().unwrap() > Some(0), "the store rejected a batch");
     world.stop().await;
 }
