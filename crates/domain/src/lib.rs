@@ -4,6 +4,7 @@
 //! Callers pass the current instant and a random number. `xtask tidy` checks that this crate imports only permitted
 //! crates.
 
+pub mod count;
 pub mod decide;
 pub mod delay;
 pub mod duration;
@@ -27,6 +28,7 @@ pub mod timing;
 pub mod topic;
 pub mod validate;
 
+pub use count::{Counts, Facet, Group, Histogram, Hour, RunOrigin, RunSample, Tallies, Tally};
 pub use delay::{Delay, LATE_MIN};
 pub use egress::{EGRESS_REJECTED, Egress, EgressRejection};
 pub use id::{Incarnation, LabelKey, PollerId, Revision, ScheduleId, ShardId, TargetKey, TenantId, Term};
