@@ -22,8 +22,8 @@ use cli_support::console;
 use domain::id::SHARDS;
 use domain::occurrence::Run;
 use domain::{
-    Audit, DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, ShardId, Status, Tenant, TenantId, Term,
-    Timestamp, decide,
+    Audit, DueKey, Incarnation, Occurrence, PollerId, RunOrigin, RunState, Schedule, ShardId, Status, Tenant, TenantId,
+    Term, Timestamp, decide,
 };
 use runtime::{Runtime, TaskSet};
 use store::encryption::{has_plain_header, has_plain_secret};
@@ -356,7 +356,8 @@ impl Copier<'_> {
             let mut writes = Vec::with_capacity(runs.len());
             for run in runs {
                 let (of, state) = (run.occurrence, run.state);
-                writes.push(of_schedule(Change::Run { run, then: None, ends: false }));
+                let origin = state.is_final().then(|| RunOrigin::of(schedule));
+                writes.push(of_schedule(Change::Run { run, then: None, ends: false, origin }));
                 if state == RunState::Failed
                     && !self.dead.contains(&of)
                     && let Some(due) = decide::redrive(of, schedule.spec.target.key(), of.nominal)

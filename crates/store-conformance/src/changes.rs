@@ -306,7 +306,7 @@ pub(super) async fn retry_row_is_due_when_its_run_is_written(subject: &dyn Subje
     assert_eq!(fixture.run(first.occurrence).await, None);
     let run = run_of(TENANT, first.occurrence, RunState::Retrying);
     let retry = DueKey { position: minute(2), attempt: 2, ..first };
-    owner.write(Change::Run { run: run.clone(), then: Some(retry), ends: false }).await;
+    owner.write(Change::Run { run: run.clone(), then: Some(retry), ends: false, origin: None }).await;
     assert_eq!(fixture.run(first.occurrence).await, Some(run));
     assert_eq!(fixture.all_due(owner.poller).await, [first, retry]);
     assert_eq!(fixture.now(&schedule).await, schedule);
@@ -321,14 +321,19 @@ pub(super) async fn occurrence_has_one_final_outcome(subject: &dyn Subject) {
         let first = due_of(&schedule, minute(1));
         let run = run_of(TENANT, first.occurrence, RunState::Retrying);
         let retry = DueKey { position: minute(2), attempt: 2, ..first };
-        owner.write(Change::Run { run: run.clone(), then: Some(retry), ends: false }).await;
+        owner.write(Change::Run { run: run.clone(), then: Some(retry), ends: false, origin: None }).await;
         let last = Run { state, ..run.clone() };
-        owner.write(Change::Run { run: last.clone(), then: None, ends: false }).await;
+        owner.write(Change::Run { run: last.clone(), then: None, ends: false, origin: None }).await;
 
         let later = DueKey { position: minute(3), attempt: 3, ..first };
         let late = [
-            Change::Run { run, then: Some(later), ends: false },
-            Change::Run { run: Run { state: RunState::Succeeded, ..last.clone() }, then: None, ends: true },
+            Change::Run { run, then: Some(later), ends: false, origin: None },
+            Change::Run {
+                run: Run { state: RunState::Succeeded, ..last.clone() },
+                then: None,
+                ends: true,
+                origin: None,
+            },
         ];
         for change in late {
             assert_eq!(owner.try_write(change).await, Err(WriteRejection::Resolved));
@@ -369,7 +374,7 @@ pub(super) async fn run_is_stored_exactly(subject: &dyn Subject) {
         state: RunState::Failed,
         attempts: attempts.collect(),
     };
-    owner.write(Change::Run { run: run.clone(), then: None, ends: true }).await;
+    owner.write(Change::Run { run: run.clone(), then: None, ends: true, origin: None }).await;
     let missed = Run {
         tenant: TENANT,
         occurrence: due_of(&schedule, minute(3)).occurrence,
@@ -381,8 +386,8 @@ pub(super) async fn run_is_stored_exactly(subject: &dyn Subject) {
         state: RunState::Missed { last: minute(501), count: 1, attempt_possible: false },
         ..missed.clone()
     };
-    owner.write(Change::Run { run: missed.clone(), then: None, ends: false }).await;
-    owner.write(Change::Run { run: unmarked.clone(), then: None, ends: false }).await;
+    owner.write(Change::Run { run: missed.clone(), then: None, ends: false, origin: None }).await;
+    owner.write(Change::Run { run: unmarked.clone(), then: None, ends: false, origin: None }).await;
 
     let unknown = due_of(&schedule, minute(2)).occurrence;
     let requested = vec![missed.occurrence, unknown, run.occurrence, missed.occurrence];
@@ -502,7 +507,7 @@ pub(super) async fn dead_letter_is_redriven_once(subject: &dyn Subject) {
         assert_eq!(again, Err(WriteRejection::NotFound));
 
         dead = Run { occurrence, ..dead };
-        owner.write(Change::Run { run: dead.clone(), then: None, ends: false }).await;
+        owner.write(Change::Run { run: dead.clone(), then: None, ends: false, origin: None }).await;
     }
     let live = fixture.create(fixture.unnamed_in(owner.poller, minute(1))).await;
     let succeeded = owner.finish(&live, RunState::Succeeded).await.occurrence;
@@ -528,9 +533,9 @@ pub(super) async fn items_of_a_batch_take_effect_in_order(subject: &dyn Subject)
     let replacing = replacing(&fixture, &schedule, minute(5));
     let changes = vec![
         Change::Put(insert),
-        Change::Run { run: run(RunState::Retrying), then: Some(retry), ends: false },
-        Change::Run { run: run(RunState::Succeeded), then: None, ends: false },
-        Change::Run { run: run(RunState::Failed), then: None, ends: true },
+        Change::Run { run: run(RunState::Retrying), then: Some(retry), ends: false, origin: None },
+        Change::Run { run: run(RunState::Succeeded), then: None, ends: false, origin: None },
+        Change::Run { run: run(RunState::Failed), then: None, ends: true, origin: None },
         Change::Advance { incarnation, revision, due: due_of(&schedule, minute(3)) },
         Change::Put(replacing),
         Change::End { incarnation, revision },
@@ -573,7 +578,8 @@ pub(super) async fn batch_of_10000_outcomes_is_written(subject: &dyn Subject) {
     let occurrence = |number| due_of(&schedule, minute(number)).occurrence;
     let state = |number| if number % 3 == 0 { RunState::Failed } else { RunState::Succeeded };
     let runs: Vec<Run> = (1..=ROWS).map(|number| run_of(TENANT, occurrence(number), state(number))).collect();
-    let outcome_write = |run: &Run| owner.request(Change::Run { run: run.clone(), then: None, ends: false });
+    let outcome_write =
+        |run: &Run| owner.request(Change::Run { run: run.clone(), then: None, ends: false, origin: None });
     let batch: Vec<OwnerWrite> = runs.iter().rev().map(outcome_write).collect();
     let responses = fixture.store.write(batch).await.expect("the store accepts a batch of 10,000 outcomes");
     assert!(responses.len() == runs.len() && responses.iter().all(|response| *response == Ok(Written::Done)));

@@ -472,15 +472,16 @@ pub(super) async fn usage_follows_schedules_and_runs(subject: &dyn Subject) {
     let due = due_of(&current, minute(5));
     let run = run_of(TENANT, due.occurrence, RunState::Retrying);
     let again = DueKey { position: minute(7), attempt: 2, ..due };
-    owner.write(Change::Run { run: run.clone(), then: Some(again), ends: false }).await;
+    owner.write(Change::Run { run: run.clone(), then: Some(again), ends: false, origin: None }).await;
     let retrying = usage().await;
     grown(replaced, retrying, 1);
-    owner.write(Change::Run { run: Run { state: RunState::Failed, ..run }, then: None, ends: true }).await;
+    owner
+        .write(Change::Run { run: Run { state: RunState::Failed, ..run }, then: None, ends: true, origin: None })
+        .await;
     let ended = usage().await;
-    assert_eq!(
-        ended.bytes, retrying.bytes,
-        "the record of the failed run replaces the record of the retrying run, which has the same length"
-    );
+    // The record of the failed run replaces the record of the retrying run, which has the same length. The counts of the
+    // hour may be new rows.
+    grown(retrying, ended, 0);
     assert_eq!((ended.active, ended.ended, ended.cancelled), (0, 1, 0));
 
     owner.write(Change::Cancel(current.incarnation)).await;
@@ -497,6 +498,6 @@ pub(super) async fn usage_follows_schedules_and_runs(subject: &dyn Subject) {
     let before = usage().await;
     let mut run = run_of(TENANT, due_of(&answered, minute(5)).occurrence, RunState::Succeeded);
     run.attempts[0].excerpt = Some(Secret::Encrypted(vec![7; EXCERPT_BYTES].into()));
-    owner.write(Change::Run { run, then: None, ends: true }).await;
+    owner.write(Change::Run { run, then: None, ends: true, origin: None }).await;
     grown(before, usage().await, EXCERPT_BYTES as u64);
 }

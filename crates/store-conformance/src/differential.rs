@@ -337,7 +337,7 @@ impl Drive {
             Kind::Run { state, attempt, old_revision, ends } => {
                 let row = row(old_revision);
                 let (run, then) = run_and_retry(tenant, row, state, attempt);
-                Change::Run { run, then, ends }
+                Change::Run { run, then, ends, origin: None }
             }
             Kind::Advance { old_revision } => {
                 Change::Advance { incarnation, revision: revision(old_revision), due: row(old_revision) }

@@ -27,7 +27,12 @@ pub(super) async fn data_survives_a_reopen(subject: &dyn Subject) {
     let first = due_of(retrying, minute(5));
     let run = run_of(TENANT, first.occurrence, RunState::Retrying);
     owner
-        .write(Change::Run { run, then: Some(DueKey { position: minute(7), attempt: 2, ..first }), ends: false })
+        .write(Change::Run {
+            run,
+            then: Some(DueKey { position: minute(7), attempt: 2, ..first }),
+            ends: false,
+            origin: None,
+        })
         .await;
     let dead = owner.finish(redriven, RunState::Failed).await.occurrence;
     let again = Occurrence { replay: 1, ..dead };
@@ -134,7 +139,7 @@ pub(super) async fn reopened_store_continues_from_its_state(subject: &dyn Subjec
     let run = owner.finish(&schedule, RunState::Succeeded).await;
     fixture = fixture.reopen(subject).await;
     let owner = fixture.owner(schedule.poller).await;
-    let again = owner.try_write(Change::Run { run, then: None, ends: true }).await;
+    let again = owner.try_write(Change::Run { run, then: None, ends: true, origin: None }).await;
     assert_eq!(again, Err(WriteRejection::Resolved), "an outcome that the owner wrote before the reopen is final");
     owner.close(minute(5), minute(5)).await;
     fixture = fixture.reopen(subject).await;

@@ -312,14 +312,14 @@ async fn write_history(fixture: &Fixture, owner: Owner<'_>, schedule: &Schedule,
             let run = run_with(schedule, *nominal, *state, attempts);
             let retry = DueKey { position: minute(2), attempt: 2, ..due_of(schedule, *nominal) };
             let then = (*state == RunState::Retrying).then_some(retry);
-            owner.write(Change::Run { run, then, ends: then.is_none() }).await;
+            owner.write(Change::Run { run, then, ends: then.is_none(), origin: None }).await;
         }
         History::Missed => {
             let state = RunState::Missed { last: minute(3), count: 3, attempt_possible: false };
             let late = [(9_000, AttemptResult::Answered(204), None)];
             let fired = run_with(schedule, minute(4), RunState::Succeeded, &late);
             for run in [run_with(schedule, minute(1), state, &[]), fired] {
-                owner.write(Change::Run { run, then: None, ends: false }).await;
+                owner.write(Change::Run { run, then: None, ends: false, origin: None }).await;
             }
         }
         History::Replaced(when) => put(when, SET_AT + HALF).await,
@@ -327,7 +327,7 @@ async fn write_history(fixture: &Fixture, owner: Owner<'_>, schedule: &Schedule,
             put(when, minute(1) + HALF).await;
             let attempts = [(0, AttemptResult::TimedOut, None)];
             let run = run_with(schedule, minute(1), RunState::Cancelled, &attempts);
-            owner.write(Change::Run { run, then: None, ends: false }).await;
+            owner.write(Change::Run { run, then: None, ends: false, origin: None }).await;
         }
         History::Cancelled => {
             let author = Author { at: minute(2) + HALF, key: Some("k1".to_owned()) };

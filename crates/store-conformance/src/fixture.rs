@@ -293,7 +293,7 @@ impl Owner<'_> {
     pub(super) async fn finish(&self, schedule: &Schedule, state: RunState) -> Run {
         let nominal = schedule.next.expect("an active schedule has a next occurrence");
         let run = run_of(schedule.tenant, due_of(schedule, nominal).occurrence, state);
-        self.write(Change::Run { run: run.clone(), then: None, ends: true }).await;
+        self.write(Change::Run { run: run.clone(), then: None, ends: true, origin: None }).await;
         run
     }
 }

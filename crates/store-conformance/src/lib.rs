@@ -10,6 +10,7 @@
 //! docs/decisions/0030-test-every-engine-with-one-suite.md gives the reasons for the design.
 
 mod changes;
+mod counting;
 mod creating;
 pub mod differential;
 mod durable;
@@ -135,6 +136,11 @@ conformance::suite! { $ dyn Subject, conformance_tests, [$crate];
         runs_are_listed_by_schedule_label_and_host
         page_of_runs_is_bounded
         listing_of_runs_is_complete_during_changes
+    }
+    counting {
+        counts_equal_a_scan_of_the_runs
+        concurrent_outcomes_of_an_hour_are_all_counted
+        report_adds_up_the_hours_of_its_range
     }
     past_timings {
         replaced_revision_leaves_its_timing

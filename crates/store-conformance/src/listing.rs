@@ -353,7 +353,7 @@ pub(super) async fn schedules_are_listed_by_due_time(subject: &dyn Subject) {
     fixture.owner(deferred.poller).await.write(Change::Defer(later)).await;
     let retry = DueKey { position: minute(9), attempt: 2, ..key(retried) };
     let run = run_of(TENANT, retry.occurrence, RunState::Retrying);
-    fixture.owner(retried.poller).await.write(Change::Run { run, then: Some(retry), ends: false }).await;
+    fixture.owner(retried.poller).await.write(Change::Run { run, then: Some(retry), ends: false, origin: None }).await;
     let owner = fixture.owner(moved.poller).await;
     let next = due_of(moved, minute(9));
     owner.write(Change::Advance { incarnation: moved.incarnation, revision: moved.revision, due: next }).await;

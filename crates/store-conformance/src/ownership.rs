@@ -41,7 +41,7 @@ fn every_change(fixture: &Fixture, live: &Schedule, dead: Occurrence, new: Inser
         Change::Put(replacing.clone()),
         Change::PutIf { insert: replacing, seen: Some(live.seen()) },
         Change::CancelIf(live.edition(), None),
-        Change::Run { run, then: None, ends: false },
+        Change::Run { run, then: None, ends: false, origin: None },
         Change::Advance { incarnation, revision, due: next },
         Change::Defer(DueKey { position: minute(32), ..next }),
         Change::Redrive { of: dead, due: again },
@@ -52,11 +52,13 @@ fn every_change(fixture: &Fixture, live: &Schedule, dead: Occurrence, new: Inser
             run: run_of(TENANT, due_of(live, minute(21)).occurrence, RunState::Retrying),
             then: Some(DueKey { position: minute(33), attempt: 2, ..due_of(live, minute(21)) }),
             ends: false,
+            origin: None,
         },
         Change::Run {
             run: run_of(TENANT, due_of(live, minute(22)).occurrence, RunState::Failed),
             then: None,
             ends: true,
+            origin: None,
         },
         Change::End { incarnation, revision },
         Change::Cancel(incarnation),
@@ -116,7 +118,7 @@ pub(super) async fn concurrent_write_and_take_agree_on_the_result(subject: &dyn 
         let run = run_of(TENANT, due_of(&schedule, minute(20)).occurrence, RunState::Succeeded);
         let writing = async {
             yield_times(round % 5).await;
-            owner.try_write(Change::Run { run: run.clone(), then: None, ends: false }).await
+            owner.try_write(Change::Run { run: run.clone(), then: None, ends: false, origin: None }).await
         };
         let taking = async {
             yield_times(round % 7).await;

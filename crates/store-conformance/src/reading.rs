@@ -143,7 +143,7 @@ pub(super) async fn runs_are_read_in_pages(subject: &dyn Subject) {
         runs.push(run_of(TENANT, due_of(neighbour, minute(1)).occurrence, RunState::Succeeded));
     }
     for run in &runs {
-        owner.write(Change::Run { run: run.clone(), then: None, ends: false }).await;
+        owner.write(Change::Run { run: run.clone(), then: None, ends: false, origin: None }).await;
     }
     runs.retain(|run| run.occurrence.incarnation == schedule.incarnation);
     runs.sort_by_key(|run| run.occurrence);
@@ -198,16 +198,16 @@ pub(super) async fn only_a_failed_run_is_a_dead_letter(subject: &dyn Subject) {
     let runs = (1..).zip(states).map(|(at, state)| run_of(TENANT, due_of(&schedule, minute(at)).occurrence, state));
     let runs: Vec<_> = runs.collect();
     for run in &runs {
-        owner.write(Change::Run { run: run.clone(), then: None, ends: false }).await;
+        owner.write(Change::Run { run: run.clone(), then: None, ends: false, origin: None }).await;
     }
     let retried = due_of(&schedule, minute(9));
     let run = run_of(TENANT, retried.occurrence, RunState::Retrying);
     let retry = DueKey { position: minute(10), attempt: 2, ..retried };
-    owner.write(Change::Run { run: run.clone(), then: Some(retry), ends: false }).await;
+    owner.write(Change::Run { run: run.clone(), then: Some(retry), ends: false, origin: None }).await;
     assert_eq!(fixture.dead_letters(TENANT).await, runs[3..]);
 
     let failed = domain::occurrence::Run { state: RunState::Failed, ..run };
-    owner.write(Change::Run { run: failed.clone(), then: None, ends: false }).await;
+    owner.write(Change::Run { run: failed.clone(), then: None, ends: false, origin: None }).await;
     assert_eq!(
         fixture.dead_letters(TENANT).await,
         [runs[3].clone(), failed],

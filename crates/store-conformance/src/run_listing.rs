@@ -85,7 +85,7 @@ async fn write(fixture: &Fixture, schedule: &Schedule, run: Run) {
         DueKey { position: minute(10_000), occurrence: run.occurrence, attempt: 2, ..due }
     });
     let owner = fixture.owner(schedule.poller).await;
-    owner.write(Change::Run { run, then, ends: false }).await;
+    owner.write(Change::Run { run, then, ends: false, origin: None }).await;
 }
 
 /// Creates `count` schedules of `tenant`, each with runs at three instants. Runs of different schedules have the same
@@ -312,7 +312,8 @@ pub(super) async fn page_of_runs_is_bounded(subject: &dyn Subject) {
             let at = minute(1) + Duration::from_millis(number as u64);
             run_of(TENANT, Occurrence { nominal: at, ..due_of(&schedule, minute(1)).occurrence }, state)
         });
-        let writes = runs.map(|run| owner.request(Change::Run { run, then: None, ends: false })).collect();
+        let writes =
+            runs.map(|run| owner.request(Change::Run { run, then: None, ends: false, origin: None })).collect();
         fixture.store.write(writes).await.expect("the store accepts an owner's writes");
         incarnations.push(schedule.incarnation);
     }
@@ -367,13 +368,13 @@ pub(super) async fn listing_of_runs_is_complete_during_changes(subject: &dyn Sub
     for at in 0..60 {
         let state = if at % 2 == 0 { RunState::Retrying } else { RunState::Succeeded };
         let then = (state == RunState::Retrying).then(|| retry(at));
-        owner.write(Change::Run { run: run(at, state), then, ends: false }).await;
+        owner.write(Change::Run { run: run(at, state), then, ends: false, origin: None }).await;
     }
     let change = async {
         for at in (0..60).step_by(2) {
             yield_times(3).await;
             let run = run(at, RunState::Succeeded);
-            owner.write(Change::Run { run, then: None, ends: false }).await;
+            owner.write(Change::Run { run, then: None, ends: false, origin: None }).await;
         }
     };
     let list = async {

@@ -204,5 +204,9 @@ fn outcome(key: &DueKey, terms: &BTreeMap<domain::ShardId, domain::Term>) -> Own
     let run = Run { tenant: TENANT, occurrence: key.occurrence, state: RunState::Succeeded, attempts: vec![attempt] };
     // All writes use the same poller, because the poller does not affect the rate.
     let poller = poller(0);
-    OwnerWrite { term: terms[&poller.shard()], poller, change: Change::Run { run, then: None, ends: true } }
+    OwnerWrite {
+        term: terms[&poller.shard()],
+        poller,
+        change: Change::Run { run, then: None, ends: true, origin: None },
+    }
 }

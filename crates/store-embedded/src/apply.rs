@@ -9,6 +9,7 @@
 //! in the journal, so every later start of the store would replay the entry and panic again.
 
 mod change;
+mod count;
 mod forget;
 mod list_runs;
 mod timing;
@@ -180,14 +181,23 @@ impl Machine {
         if self.rows.fresh.is_full() {
             self.write_fresh(entry_index);
         }
+        if self.memory().counted.is_full() {
+            self.write_counted(entry_index);
+        }
         Ok(response)
     }
 
     /// Writes the state in memory to the index. The caller must call this method before it flushes the index up to
     /// `last_entry`.
     pub(crate) fn write_memory(&self, last_entry: u64) {
+        self.write_counted(last_entry);
         self.memory().usages.write(self.index(), last_entry);
         self.write_fresh(last_entry);
+    }
+
+    fn write_counted(&self, last_entry: u64) {
+        let Memory { counted, usages, .. } = &mut *self.memory();
+        counted.write(self.index(), usages, last_entry);
     }
 
     pub(crate) fn index(&self) -> &dyn Index {

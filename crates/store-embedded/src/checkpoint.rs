@@ -4,6 +4,7 @@
 use std::io;
 use std::path::Path;
 
+use domain::Timestamp;
 use runtime::Runtime;
 use stored::{Malformed, Put, Take};
 
@@ -11,8 +12,10 @@ use crate::file::{self, EnvelopeError};
 use crate::options::IndexKind;
 
 pub(crate) const FILE: &str = "CHECKPOINT";
-const VERSION: u8 = 3;
-/// Version of the checkpoint files of earlier builds. The index of such a build does not list runs by time.
+const VERSION: u8 = 4;
+/// Version of the checkpoint files of earlier builds. Such a build does not count runs.
+const VERSION_UNCOUNTED: u8 = 3;
+/// Version of the checkpoint files of still earlier builds. The index of such a build does not list runs by time.
 const VERSION_WITHOUT_RUNS: u8 = 2;
 /// Version of the checkpoint files of still earlier builds. The index of such a build contains no listings.
 const VERSION_UNLISTED: u8 = 1;
@@ -36,6 +39,9 @@ pub(crate) struct Checkpoint {
     /// build has not opened the index yet.
     pub is_listed: bool,
     pub run_index: RunIndex,
+    /// Instant from which on the store counts each final run. [`Timestamp::MIN`] if the store has counted them since its
+    /// creation. `None` if an earlier build wrote the index, and this build has not opened the index yet.
+    pub counted_from: Option<Timestamp>,
 }
 
 /// State of the rows that list runs by time.
@@ -71,11 +77,13 @@ impl Checkpoint {
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
-        out.u8(match (self.is_listed, self.run_index) {
-            (false, _) => VERSION_UNLISTED,
-            (true, RunIndex::Missing) => VERSION_WITHOUT_RUNS,
-            (true, RunIndex::Building | RunIndex::Complete) => VERSION,
-        });
+        let version = match (self.is_listed, self.run_index, self.counted_from) {
+            (false, ..) => VERSION_UNLISTED,
+            (true, RunIndex::Missing, _) => VERSION_WITHOUT_RUNS,
+            (true, RunIndex::Building | RunIndex::Complete, None) => VERSION_UNCOUNTED,
+            (true, RunIndex::Building | RunIndex::Complete, Some(_)) => VERSION,
+        };
+        out.u8(version);
         out.u8(match self.index {
             IndexKind::Lsm => 0,
             IndexKind::Map => 1,
@@ -85,16 +93,20 @@ impl Checkpoint {
         out.u128(self.journal_id.unwrap_or_default());
         out.u64(self.base);
         out.u64(self.synced);
-        if self.is_listed && self.run_index != RunIndex::Missing {
+        if version >= VERSION_UNCOUNTED {
             out.u8(u8::from(self.run_index == RunIndex::Complete));
+        }
+        if let Some(counted_from) = self.counted_from.filter(|_| version == VERSION) {
+            out.timestamp(counted_from);
         }
         out
     }
 
     pub(crate) fn decode(body: &[u8]) -> Result<Self, Malformed> {
         let mut take = Take::new("a checkpoint", body);
-        let (is_listed, lists_runs) = match take.u8()? {
-            VERSION => (true, true),
+        let version = take.u8()?;
+        let (is_listed, lists_runs) = match version {
+            VERSION | VERSION_UNCOUNTED => (true, true),
             VERSION_WITHOUT_RUNS => (true, false),
             VERSION_UNLISTED => (false, false),
             _ => return Err(take.malformed()),
@@ -113,7 +125,8 @@ impl Checkpoint {
             true if take.u8()? == 1 => RunIndex::Complete,
             true => RunIndex::Building,
         };
+        let counted_from = if version == VERSION { Some(take.timestamp()?) } else { None };
         take.end()?;
-        Ok(Checkpoint { index, epoch, journal_id, base, synced, is_listed, run_index })
+        Ok(Checkpoint { index, epoch, journal_id, base, synced, is_listed, run_index, counted_from })
     }
 }

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use domain::{Incarnation, Occurrence, Retention, Revision, RunState, Status, TenantId, Timestamp};
+use domain::{Facet, Hour, Incarnation, Occurrence, Retention, Revision, RunState, Status, TenantId, Timestamp};
 use journal::Journal;
 use store::StoreError;
 use stored::schedule;
@@ -28,7 +28,7 @@ use crate::apply::Response;
 use crate::background::{Shared, Ticket};
 use crate::codec::changed::Changed;
 use crate::codec::entry::{Builder, ForgetItem, Kind};
-use crate::codec::key;
+use crate::codec::{counted, key};
 use crate::index::{Family, Index, Sequence};
 use crate::memory::Memory;
 use crate::read::{Rows, damaged, just_after};
@@ -134,7 +134,36 @@ impl Sweeper<'_> {
         let unneeded = unneeded(&ticks, now, self.shared.options.history);
         let unneeded = unneeded.into_iter().map(|tick| ForgetItem::DropTick(tick.at));
         self.submit(unneeded.chain([ForgetItem::Tick(now)]).collect()).await?;
-        self.sweep(&by_time).await
+        Ok(self.sweep(&by_time).await? + self.sweep_counts(&by_time).await?)
+    }
+
+    /// Deletes the counts of the hours that end before the limits of their tenants. Returns the number of items that
+    /// deleted rows.
+    async fn sweep_counts(&self, by_time: &BTreeMap<Duration, Option<Tick>>) -> Result<u64, StoreError> {
+        let all = TenantId(0)..=TenantId(u32::MAX);
+        let tenants = self.memory.lock().expect("no holder of this lock panics").usages.tenants(all);
+        let horizons = self.horizons(by_time);
+        let mut deleted = 0;
+        for tenant in tenants {
+            let Some(limit) = horizons.of(tenant) else { continue };
+            let before = Hour::of(limit.at);
+            while !self.shared.closed.is_cancelled() && self.has_counts_before(tenant, before)? {
+                deleted += self.submit(vec![ForgetItem::Counts { tenant, before }]).await?;
+            }
+        }
+        Ok(deleted)
+    }
+
+    fn has_counts_before(&self, tenant: TenantId, before: Hour) -> Result<bool, StoreError> {
+        let mut is_found = false;
+        for facet in Facet::ALL {
+            let [from, to] = [Hour(i64::MIN), before].map(|hour| counted::key(tenant, facet, hour));
+            self.rows.collect(Family::Points, &from, &to, 1, |_, _| {
+                is_found = true;
+                Ok::<(), Malformed>(())
+            })?;
+        }
+        Ok(is_found)
     }
 
     /// Returns the limits of the tenants by their present classes. `by_time` has the clock record for each class.

@@ -47,17 +47,17 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use bytes::Bytes;
 use domain::occurrence::Run;
 use domain::{
-    Audit, DueKey, Incarnation, Occurrence, PastTiming, PollerId, Revision, Schedule, ScheduleId, ShardId, Tenant,
-    TenantId, Term, Timestamp,
+    Audit, DueKey, Hour, Incarnation, Occurrence, PastTiming, PollerId, Revision, Schedule, ScheduleId, ShardId,
+    Tenant, TenantId, Term, Timestamp,
 };
 use journal::Journal;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use store::{
-    Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Cursor, DuePage, DueRead, HandOver,
-    HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions,
-    RunList, RunRead, Store, StoreError, WriteRejection, Written,
+    Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, CountPage, CountRead, Cursor, DuePage,
+    DueRead, HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite,
+    Placed, Positions, RunList, RunRead, Store, StoreError, WriteRejection, Written,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -395,6 +395,12 @@ impl Store for EmbeddedStore {
 
     fn list_runs(&self, read: RunRead) -> store::Answer<'_, RunList> {
         Box::pin(self.scan(move |rows| rows.list_runs(&read)))
+    }
+
+    fn counts(&self, read: CountRead) -> store::Answer<'_, CountPage> {
+        let (memory, counted_from) = (self.memory.clone(), self.shared.checkpoint.borrow().counted_from);
+        let counted_from = Hour::from_start(counted_from.unwrap_or(Timestamp::MAX));
+        Box::pin(self.scan(move |rows| Ok(CountPage { counted_from, ..rows.counts(&memory, &read)? })))
     }
 
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> store::Answer<'_, Vec<Run>> {

@@ -1,6 +1,7 @@
 //! State that the store keeps in memory: positions, terms, tenants, hand-overs, and the numbers of schedules and bytes
-//! of each tenant. The state also includes the insert logs since the start, and the states of a few schedules.
+//! of each tenant. The state also includes the changed counts of runs, the insert logs since the start, and the states of a few schedules.
 
+mod counted;
 mod fresh;
 mod insert_log;
 mod states;
@@ -13,6 +14,7 @@ use store::{HandedOver, Positions};
 
 use crate::codec::positions::PollerState;
 
+pub(crate) use counted::Counted;
 pub(crate) use fresh::Fresh;
 pub(crate) use insert_log::InsertLog;
 pub(crate) use states::States;
@@ -27,6 +29,7 @@ pub(crate) struct Memory {
     pub handed_over: BTreeMap<ShardId, Vec<HandedOver>>,
     pub tenants: BTreeMap<TenantId, Tenant>,
     pub usages: Usages,
+    pub counted: Counted,
     pub insert_log: InsertLog,
 }
 
@@ -38,6 +41,7 @@ impl Memory {
             handed_over: BTreeMap::new(),
             tenants: BTreeMap::new(),
             usages: Usages::default(),
+            counted: Counted::default(),
             insert_log: InsertLog::new(insert_log_max),
         }
     }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use domain::Term;
 use domain::id::new_epoch;
+use domain::{Term, Timestamp};
 use futures_util::future::BoxFuture;
 use journal::{Journal, Opened, ReadError};
 use prometheus_client::metrics::counter::Counter;
@@ -230,9 +230,12 @@ impl Opening<'_> {
             checkpoint.is_listed = true;
             checkpoint.write(self.runtime, self.dir).await.map_err(|source| self.io(source))?;
         }
-        if checkpoint.run_index == RunIndex::Missing {
-            // From now on, an earlier build must not write to the store, because it would not list its runs.
-            checkpoint.run_index = RunIndex::Building;
+        if checkpoint.run_index == RunIndex::Missing || checkpoint.counted_from.is_none() {
+            // From now on, an earlier build must not write to the store, because it would not list or count its runs.
+            if checkpoint.run_index == RunIndex::Missing {
+                checkpoint.run_index = RunIndex::Building;
+            }
+            checkpoint.counted_from.get_or_insert(self.runtime.now());
             checkpoint.write(self.runtime, self.dir).await.map_err(|source| self.io(source))?;
         }
         let mut memory = Memory::new(self.options.arrivals_max);
@@ -270,6 +273,7 @@ impl Opening<'_> {
                 synced: 0,
                 is_listed: true,
                 run_index: RunIndex::Complete,
+                counted_from: Some(Timestamp::MIN),
             };
             checkpoint.write(self.runtime, self.dir).await.map_err(|source| self.io(source))?;
             return Ok(checkpoint);

@@ -22,6 +22,7 @@ use crate::memory::Usages;
 use crate::open::INDEX_DIR;
 use crate::{EmbeddedStore, IndexKind, Options};
 
+mod counted;
 mod run_index;
 
 /// Subject of the conformance suite. The subject kills its store instead of closing the store. Each open uses the files

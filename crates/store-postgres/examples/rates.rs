@@ -260,5 +260,9 @@ fn outcome((poller, key): &(PollerId, DueKey), terms: &BTreeMap<ShardId, Term>) 
         excerpt: None,
     };
     let run = Run { tenant: TENANT, occurrence: key.occurrence, state: RunState::Succeeded, attempts: vec![attempt] };
-    OwnerWrite { term: terms[&poller.shard()], poller: *poller, change: Change::Run { run, then: None, ends: true } }
+    OwnerWrite {
+        term: terms[&poller.shard()],
+        poller: *poller,
+        change: Change::Run { run, then: None, ends: true, origin: None },
+    }
 }

@@ -17,9 +17,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use runtime::{Monotonic, Runtime, TaskSet};
 use store::{
-    Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Closed, Cursor, DuePage, DueRead, HandOver,
-    HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions,
-    RunList, RunRead, Store, StoreError, Usage, WriteRejection, Written,
+    Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Closed, CountPage, CountRead, Cursor,
+    DuePage, DueRead, HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated,
+    OwnerWrite, Placed, Positions, RunList, RunRead, Store, StoreError, Usage, WriteRejection, Written,
 };
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -298,6 +298,10 @@ impl Store for PostgresStore {
 
     fn list_runs(&self, read: RunRead) -> Answer<'_, RunList> {
         Box::pin(async move { self.inner.list_runs(&read).await })
+    }
+
+    fn counts(&self, read: CountRead) -> Answer<'_, CountPage> {
+        Box::pin(self.inner.counts(read))
     }
 
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {

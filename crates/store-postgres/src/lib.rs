@@ -42,6 +42,7 @@ mod past_timings;
 mod plan;
 mod read;
 mod rows;
+mod run_counts;
 mod run_index;
 mod runs_by_time;
 mod schema;

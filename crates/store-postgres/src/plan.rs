@@ -11,12 +11,13 @@ use std::sync::Arc;
 use domain::limits::ATTEMPTS_KEPT;
 use domain::occurrence::Run;
 use domain::{
-    Author, DueKey, Incarnation, Occurrence, PastTiming, PollerId, Precondition, Revision, RunState, Schedule,
-    ScheduleId, ScheduleVersion, ShardId, Status, TenantId, Term, Timestamp, TimingEnd, When,
+    Author, DueKey, Hour, Incarnation, Occurrence, PastTiming, PollerId, Precondition, Revision, RunOrigin, RunSample,
+    RunState, Schedule, ScheduleId, ScheduleVersion, ShardId, Status, TenantId, Term, Timestamp, TimingEnd, When,
 };
 use store::{Change, Insert, Inserted, OwnerWrite, Placed, Positions, WriteRejection, Written};
 
 use crate::rows::Head;
+use crate::run_counts::OwnCounts;
 
 /// Rows that the transaction must read for a batch.
 #[derive(Default, Debug)]
@@ -28,6 +29,8 @@ pub(crate) struct Needs {
     /// Incarnations that inserts and puts request. [`Needs::incarnations`] also contains them.
     pub(crate) asked: BTreeSet<Incarnation>,
     pub(crate) occurrences: BTreeSet<Occurrence>,
+    /// Tenants and hours of the final runs of the batch.
+    pub(crate) hours: BTreeSet<(TenantId, Hour)>,
     /// True if the plan needs the timings of the schedules, because the batch may end revisions.
     pub(crate) timings: bool,
 }
@@ -50,7 +53,12 @@ impl Needs {
                 Change::Advance { incarnation, .. } | Change::End { incarnation, .. } => {
                     needs.incarnations.insert(*incarnation);
                 }
-                Change::Run { run, .. } => needs.of_occurrence(run.occurrence),
+                Change::Run { run, .. } => {
+                    needs.of_occurrence(run.occurrence);
+                    if run.state.is_final() {
+                        needs.hours.insert((run.tenant, Hour::of(run.occurrence.nominal)));
+                    }
+                }
                 Change::Redrive { of, .. } => needs.of_occurrence(*of),
                 Change::Reencrypt(schedule) => {
                     needs.incarnations.insert(schedule.incarnation);
@@ -101,6 +109,8 @@ pub(crate) struct Plan {
     /// Incarnations that puts requested but did not use, because a schedule with the same id existed already.
     pub(crate) asked: BTreeSet<Incarnation>,
     pub(crate) runs: BTreeMap<Occurrence, KnownRun>,
+    /// Counts of the server process for the hours in [`Needs::hours`].
+    pub(crate) counts: OwnCounts,
     /// Timing of each schedule in [`Plan::heads`] whose spec is readable, and the `updated_at` of the schedule. The map
     /// is empty if the batch ends no revision.
     pub(crate) timings: BTreeMap<Incarnation, (When, Timestamp)>,
@@ -162,7 +172,7 @@ impl Plan {
             Change::PutIf { insert, seen } => return self.put_if(poller, insert, seen),
             Change::Cancel(incarnation) => self.cancel(poller, incarnation, None)?,
             Change::CancelIf(edition, author) => self.cancel_if(poller, edition, author)?,
-            Change::Run { run, then, ends } => self.write_outcome(poller, run, then, ends)?,
+            Change::Run { run, then, ends, origin } => self.write_outcome(poller, run, then, ends, origin.as_ref())?,
             Change::Advance { incarnation, revision, due } => self.advance(poller, incarnation, revision, due)?,
             Change::End { incarnation, revision } => {
                 self.owned(poller, incarnation)?;
@@ -310,6 +320,7 @@ impl Plan {
         run: Run,
         then: Option<DueKey>,
         ends: bool,
+        origin: Option<&RunOrigin>,
     ) -> Result<(), WriteRejection> {
         check_run(&run, then.as_ref());
         let occurrence = run.occurrence;
@@ -325,6 +336,9 @@ impl Plan {
         self.changes.due.extend(then.map(|due| (poller, due)));
         let known = KnownRun { is_final: run.state.is_final(), is_dead: run.state == RunState::Failed };
         self.runs.insert(occurrence, known);
+        if let Some(sample) = RunSample::of(&run) {
+            self.counts.record(run.tenant, Hour::of(occurrence.nominal), origin, &sample);
+        }
         self.changes.runs.insert(occurrence, run);
         if ends {
             self.end(occurrence.incarnation, occurrence.revision);

@@ -27,6 +27,7 @@ const SCHEMA: Schema = Schema {
         include_str!("../migrations/0011-authorities.sql"),
         include_str!("../migrations/0012-run-time.sql"),
         include_str!("../migrations/0013-past-timings.sql"),
+        include_str!("../migrations/0014-run-counts.sql"),
     ],
     lock: "x'52657665696c6c65'::bigint",
 };

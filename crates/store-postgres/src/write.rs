@@ -30,7 +30,7 @@ use crate::plan::{Changes, KnownRun, Needs, Plan, ScheduleChange};
 use crate::rows::{
     HEAD_COLUMNS, Head, OccurrenceColumns, ScheduleColumns, head_of, poller_number, run_key_of, status_number, uuid,
 };
-use crate::{due, epoch, gather, past_timings};
+use crate::{due, epoch, gather, past_timings, run_counts};
 
 /// Maximum number of attempts for one transaction. The store repeats a transaction that conflicted with another
 /// transaction, or that failed because another member had dropped a partition.
@@ -361,7 +361,7 @@ async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
     let (tenants, ids): (Vec<i64>, Vec<&str>) =
         needs.names.iter().map(|(tenant, id)| (i64::from(tenant.0), id.as_str())).unzip();
     let (_, term_rows, name_rows) = try_join!(
-        session.within(session.client().batch_execute("begin")),
+        session.within(session.client().batch_execute(run_counts::BEGIN)),
         query(session, &terms, vec![&shards]),
         query(session, &names, vec![&tenants, &ids]),
     )?;
@@ -375,7 +375,7 @@ async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
     let asked_ids: Vec<Uuid> = needs.asked.iter().copied().map(uuid).collect();
     // The transaction looks up the ids again after it has locked their schedules. From this point, no other transaction
     // can take the ids.
-    let (schedule_rows, names_now, run_rows, asked_rows) = try_join!(
+    let (schedule_rows, names_now, run_rows, asked_rows, counts) = try_join!(
         query(session, &schedules, vec![&incarnations, &needs.timings]),
         query(session, &names, vec![&tenants, &ids]),
         async {
@@ -386,6 +386,7 @@ async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
             }
         },
         query(session, &asked, vec![&asked_ids]),
+        run_counts::read_own(session, &needs.hours),
     )?;
     let holders = |rows: &[Row]| rows.iter().map(|row| row.get::<_, Uuid>(2)).collect::<BTreeSet<_>>();
     if holders(&names_now) != holders(&name_rows) {
@@ -395,7 +396,8 @@ async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
             reason: "another transaction created a schedule with the same id at the same time".to_owned(),
         }));
     }
-    plan_of(&term_rows, &schedule_rows, &names_now, &run_rows, &asked_rows).map_err(Stop::from)
+    let plan = plan_of(&term_rows, &schedule_rows, &names_now, &run_rows, &asked_rows)?;
+    Ok(Plan { counts, ..plan })
 }
 
 /// Runs a query. The first poll of the returned future sends the query to the server.
@@ -481,7 +483,7 @@ async fn write(
     is_of_creators: bool,
     now: Timestamp,
 ) -> Result<(), Failure> {
-    let Plan { heads, changes, .. } = plan;
+    let Plan { heads, changes, counts, .. } = plan;
     let now = now.as_millis();
     let Changes { schedules, freed, asked, runs, past_timings, redriven, positions, due: _ } = changes;
     let freed: Vec<Uuid> =
@@ -501,6 +503,7 @@ async fn write(
     let run_tenants: Vec<i64> = runs.values().map(|run| i64::from(run.tenant.0)).collect();
     let run_states: Vec<i16> = runs.values().map(|run| run::state_number(run.state).into()).collect();
     let run_values: Vec<Vec<u8>> = runs.values().map(run::encode_rest).collect();
+    let counts = counts.changed();
     let past: past_timings::Columns = past_timings.into_iter().collect();
     let redriven: BTreeSet<Occurrence> = redriven;
     let redriven: OccurrenceColumns = redriven.iter().collect();
@@ -540,6 +543,7 @@ async fn write(
         [&run_keys.incarnations, &run_keys.nominals, &run_keys.versions, &run_tenants, &run_states, &run_values, &now];
     let redriven_parameters: [&(dyn ToSql + Sync); 4] =
         [&redriven.incarnations, &redriven.nominals, &redriven.versions, &now];
+    let count_parameters: [&(dyn ToSql + Sync); 4] = [&counts.tenants, &counts.facets, &counts.hours, &counts.values];
     let past_parameters: [&(dyn ToSql + Sync); 5] =
         [&past.incarnations, &past.revisions, &past.tenants, &past.values, &now];
     let (freed_parameters, asked_parameters): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 1]) =
@@ -560,6 +564,7 @@ async fn write(
     sending.statement(past_timings::INSERT, !past.incarnations.is_empty(), &past_parameters).await?;
     sending.statement(INSERT_ASKED, !asked.is_empty(), &asked_parameters).await?;
     sending.statement(WRITE_RUNS, !run_values.is_empty(), &run_parameters).await?;
+    sending.statement(run_counts::WRITE_OWN, !counts.tenants.is_empty(), &count_parameters).await?;
     sending.statement(REDRIVE_RUNS, !redriven.incarnations.is_empty(), &redriven_parameters).await?;
     sending.statement(WRITE_POSITIONS, !pollers.is_empty(), &position_parameters).await?;
     let mut sent = sending.sent;

@@ -17,9 +17,9 @@ use runtime::Runtime;
 
 use crate::encryption::Keyring;
 use crate::{
-    Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Closed, Cursor, DuePage, DueRead,
-    HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed,
-    Positions, RunList, RunRead, Store, Usage, WriteRejection, Written,
+    Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Closed, CountPage, CountRead, Cursor,
+    DuePage, DueRead, HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated,
+    OwnerWrite, Placed, Positions, RunList, RunRead, Store, Usage, WriteRejection, Written,
 };
 
 pub struct EncryptedStore {
@@ -107,6 +107,10 @@ impl Store for EncryptedStore {
 
     fn list_runs(&self, read: RunRead) -> Answer<'_, RunList> {
         self.store.list_runs(read)
+    }
+
+    fn counts(&self, read: CountRead) -> Answer<'_, CountPage> {
+        self.store.counts(read)
     }
 
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {

@@ -41,6 +41,7 @@ pub mod encryption;
 mod error;
 pub mod inbox;
 pub mod listing;
+pub mod report;
 pub mod runs;
 
 pub mod memory;
@@ -49,8 +50,8 @@ use std::sync::Arc;
 
 use domain::occurrence::Run;
 use domain::{
-    Audit, Author, DueKey, Incarnation, LabelKey, Occurrence, PastTiming, PollerId, Precondition, Revision, Schedule,
-    ScheduleId, ScheduleVersion, ShardId, Status, Tenant, TenantId, Term, Timestamp,
+    Audit, Author, DueKey, Incarnation, LabelKey, Occurrence, PastTiming, PollerId, Precondition, Revision, RunOrigin,
+    Schedule, ScheduleId, ScheduleVersion, ShardId, Status, Tenant, TenantId, Term, Timestamp,
 };
 use futures_util::future::BoxFuture;
 
@@ -58,6 +59,7 @@ pub use encrypted_store::EncryptedStore;
 pub use encryption::{Keyring, StoreKey};
 pub use error::{StoreError, WriteRejection};
 pub use inbox::{Inbox, InboxEntry, InboxRead, InboxRequest, InboxState};
+pub use report::{CountPage, CountRead};
 pub use runs::{RunList, RunRead};
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
@@ -128,6 +130,11 @@ pub trait Store: Send + Sync + 'static {
     /// index of its runs. A read of single schedules needs no index.
     fn list_runs(&self, read: RunRead) -> Answer<'_, RunList>;
 
+    /// Returns the counts of the final runs of a tenant, hour by hour. The engine maintains the counts, so the call does
+    /// not read the runs. The result includes every final run whose write the engine acknowledged before this call
+    /// began, and no run twice. The module [`report`] combines the counts of several hours.
+    fn counts(&self, read: CountRead) -> Answer<'_, CountPage>;
+
     /// Returns up to `limit` dead letters of a tenant, in the order of [`Occurrence`]. Their occurrences follow
     /// `after`. A dead letter is a failed run that no caller has redriven.
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
@@ -154,7 +161,8 @@ pub trait Store: Send + Sync + 'static {
     /// Deletes rows that no member needs. One member calls this method periodically. The engine may delete history that
     /// is older than [`Tenant::history_from`] of its tenant: final runs, and ended or cancelled schedules.
     /// `history_from` is the limit of a tenant without a class of retention, and of the records of the incarnations
-    /// that puts requested. The engine keeps a run whose nominal instant is after its poller's `done`. Owners that fire
+    /// that puts requested. It may also delete the counts of hours that end before [`Tenant::history_from`]. The engine
+    /// keeps a run whose nominal instant is after its poller's `done`. Owners that fire
     /// schedules never wait for this call. Returns the number of deleted units, whose size the engine chooses. If the
     /// number is not 0, there may be more rows to delete.
     fn maintain(&self, _now: Timestamp, _history_from: Timestamp) -> Answer<'_, u64> {
@@ -255,7 +263,7 @@ pub struct Usage {
     pub ended: u64,
     /// Number of cancelled schedules that [`Store::maintain`] has not deleted yet.
     pub cancelled: u64,
-    /// Size in bytes of all schedules, past timings and runs of the tenant. A schedule counts at least the bytes of its
+    /// Size in bytes of all schedules, past timings, runs and counts of the tenant. A schedule counts at least the bytes of its
     /// payload. An engine adds a fixed number of bytes per row for keys and states, and does not count due rows.
     pub bytes: u64,
 }
@@ -501,7 +509,11 @@ pub enum Change {
     /// Writes the record of a run. `then`, the due row of a retry, is durable before `run`. If `ends` is true and the
     /// schedule still has the run's revision, the schedule ends as with [`Change::End`]. The engine rejects the whole
     /// change with [`WriteRejection::Resolved`] if the occurrence already has a final record.
-    Run { run: Run, then: Option<DueKey>, ends: bool },
+    ///
+    /// The step that writes a final record also adds the run to the counts of its hour ([`Store::counts`]). `origin` is
+    /// the origin of a final run: the properties of its schedule by which the engine counts the run. `None` if the
+    /// caller does not know them.
+    Run { run: Run, then: Option<DueKey>, ends: bool, origin: Option<RunOrigin> },
     /// Moves a recurring schedule to its next occurrence. The engine sets the schedule's `next` to the instant of
     /// `due`, and then writes `due`. No due row is therefore later than its schedule's `next`. An owner that finds a
     /// due row before the schedule's `next` writes the due row of `next` again. The engine returns [`Written::Done`]

@@ -32,9 +32,9 @@ use self::call::Access;
 pub use self::inbox::{InboxDeadLetter, InboxRejection};
 use self::model::{Model, Writer};
 use crate::{
-    Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Closed, Cursor, DuePage, DueRead, HandOver,
-    HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions,
-    RunList, RunRead, Store, StoreError, Usage, WriteRejection, Written,
+    Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Closed, CountPage, CountRead, Cursor,
+    DuePage, DueRead, HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated,
+    OwnerWrite, Placed, Positions, RunList, RunRead, Store, StoreError, Usage, WriteRejection, Written,
 };
 
 /// Options for the behaviour of a [`MemoryStore`]. All values are within the limits of the port.
@@ -299,6 +299,10 @@ impl Store for MemoryStore {
 
     fn list_runs(&self, read: RunRead) -> Answer<'_, RunList> {
         Box::pin(self.change(Access::Read, move |model| model.list_runs(&read)))
+    }
+
+    fn counts(&self, read: CountRead) -> Answer<'_, CountPage> {
+        Box::pin(self.change(Access::Read, move |model| model.counts(&read)))
     }
 
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {

@@ -1,4 +1,4 @@
-//! Encoding of schedules, past timings, runs, tenants and hand-overs as bytes. Both store engines and the messages
+//! Encoding of schedules, past timings, runs, counts of runs, tenants and hand-overs as bytes. Both store engines and the messages
 //! between members use this encoding.
 //!
 //! The crate does not define where an engine stores the bytes, and does no I/O. Each engine defines its own keys,
@@ -11,6 +11,7 @@
 //!   The memory that decoding uses is at most a small multiple of the number of bytes.
 //! - Every later build can read the bytes that a released build wrote. A new form has a new version.
 
+pub mod count;
 pub mod hand_over;
 pub mod run;
 pub mod schedule;

@@ -191,16 +191,25 @@ pub fn summary(bytes: &[u8]) -> Result<(TenantId, Occurrence, RunState), Malform
 /// # Errors
 /// Returns an error if `bytes` is not a run.
 pub fn outline(bytes: &[u8]) -> Result<RunOutline, Malformed> {
+    outline_with_duration(bytes).map(|(outline, _)| outline)
+}
+
+/// Decodes the outline of a run, and the duration of its last stored attempt.
+///
+/// # Errors
+/// Returns an error if `bytes` is not a run.
+pub fn outline_with_duration(bytes: &[u8]) -> Result<(RunOutline, Option<Duration>), Malformed> {
     let mut take = Take::new(WHAT, bytes);
     let (_, occurrence, state) = take_summary(&mut take)?;
     let mut outline = RunOutline { state: state.kind(), lateness: None, statuses: Vec::new() };
+    let mut duration = None;
     for at in 0..take.count(ATTEMPT_LEN_MIN)? {
         let number = take.u16()?;
         let started_at = take.timestamp()?;
         if at == 0 {
             outline.lateness = lateness(&occurrence, number, started_at);
         }
-        take.skip_duration()?;
+        duration = Some(take.duration()?);
         let (kind, _) = take_excerpt(&mut take)?;
         match kind & !DELAYED {
             0 => outline.add_status(take.u16()?),
@@ -214,7 +223,7 @@ pub fn outline(bytes: &[u8]) -> Result<RunOutline, Malformed> {
         }
     }
     take.end()?;
-    Ok(outline)
+    Ok((outline, duration))
 }
 
 /// Decodes the rest of a run, which [`encode_rest`] encoded, and returns the whole run. `state` is the

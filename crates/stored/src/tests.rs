@@ -205,6 +205,8 @@ proptest! {
         let read = run::decode_rest(run.tenant, run.occurrence, state, &rest);
         prop_assert_eq!(read.as_ref(), Ok(&run));
         prop_assert_eq!(run::outline(&bytes), Ok(domain::RunOutline::of(&run)));
+        let duration = run.attempts.last().map(|attempt| attempt.duration);
+        prop_assert_eq!(run::outline_with_duration(&bytes), Ok((domain::RunOutline::of(&run), duration)));
         prop_assert_eq!(run::decode(&bytes), Ok(run));
     }
 

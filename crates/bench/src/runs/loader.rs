@@ -134,7 +134,11 @@ impl Load {
         });
         let run = Run { tenant: schedule.tenant, occurrence, state, attempts: attempts.into_iter().collect() };
         let poller = schedule.poller;
-        OwnerWrite { term: self.terms[&poller.shard()], poller, change: Change::Run { run, then, ends: false } }
+        OwnerWrite {
+            term: self.terms[&poller.shard()],
+            poller,
+            change: Change::Run { run, then, ends: false, origin: None },
+        }
     }
 }
 

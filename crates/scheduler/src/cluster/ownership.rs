@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::occurrence::Run;
-use domain::{DueKey, Occurrence, PollerId, Schedule, ShardId, Term, Timestamp};
+use domain::{DueKey, Occurrence, PollerId, RunOrigin, Schedule, ShardId, Term, Timestamp};
 use futures_util::future::try_join_all;
 use store::{
     Answer, Change, Cursor, DueBound, DueRead, HandOver, HandedOver, OwnerWrite, Positions, StoreError, WriteRejection,
@@ -470,6 +470,11 @@ fn report_new_epoch(shared: &Shared) {
 /// # Errors
 /// Returns an error if this member does not own the shard.
 pub(crate) async fn receive_outcome(shared: &Shared, outcome: AttemptOutcome) -> Result<(), OwnerError> {
+    // The outcome contains no origin, because members of earlier builds exchange outcomes, too. If the store cannot
+    // return the schedule, the run counts without a host and without labels.
+    let incarnation = outcome.run.occurrence.incarnation;
+    let loaded = shared.store.load(vec![incarnation]).await;
+    let origin = loaded.ok().and_then(|mut schedules| schedules.pop().flatten()).map(|it| RunOrigin::of(&it));
     // The lock ensures that the owner task receives a gained shard and its handed-over attempts before the outcomes of
     // these attempts.
     let _moving = shared.moving.lock().await;
@@ -477,7 +482,7 @@ pub(crate) async fn receive_outcome(shared: &Shared, outcome: AttemptOutcome) ->
         return Err(OwnerError::NotOwned);
     }
     let (sender, was_expected) = oneshot::channel();
-    shared.send(ToOwner::Outcome(outcome, sender)).await;
+    shared.send(ToOwner::Outcome(outcome, origin, sender)).await;
     let _owner_ignores_an_unexpected_outcome = was_expected.await;
     Ok(())
 }

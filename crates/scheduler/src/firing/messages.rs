@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use domain::{Delay, PollerId, ShardId, Term, Timestamp};
+use domain::{Delay, PollerId, RunOrigin, ShardId, Term, Timestamp};
 use store::{Cursor, DuePage, DueRead, HandedOver, InsertLogEntry, OwnerWrite, Positions, WriteRejection};
 use tokio::sync::oneshot;
 
@@ -27,9 +27,9 @@ pub(crate) enum ToOwner {
     /// response, no attempt of these shards starts, and the outcome writer's queue contains the outcomes of all ended
     /// attempts.
     Release(BTreeSet<ShardId>, oneshot::Sender<Vec<HandedOver>>),
-    /// Outcome of an attempt that an earlier owner had in flight. The response is true if the owner expected the
+    /// Outcome of an attempt that an earlier owner had in flight, and the origin of its run. The response is true if the owner expected the
     /// outcome.
-    Outcome(AttemptOutcome, oneshot::Sender<bool>),
+    Outcome(AttemptOutcome, Option<RunOrigin>, oneshot::Sender<bool>),
     /// Request for the reason for which a key waits now.
     Waiting(Waiting, oneshot::Sender<Option<Delay>>),
 }

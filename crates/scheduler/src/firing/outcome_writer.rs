@@ -90,7 +90,7 @@ impl OutcomeWriter {
                     done.refusal = response.err();
                     done.row = done.row.filter(|_| done.refusal.is_none());
                     if done.refusal == Some(WriteRejection::Superseded)
-                        && let Change::Run { run, then, ends } = write.change
+                        && let Change::Run { run, then, ends, origin: _ } = write.change
                     {
                         done.outcome = Some(AttemptOutcome { poller: write.poller, run, then, ends });
                     }

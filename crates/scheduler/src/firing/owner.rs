@@ -386,8 +386,8 @@ impl Owner {
             ToOwner::Waiting(waiting, sender) => {
                 let _receiver_is_gone = sender.send(self.delay_now(waiting));
             }
-            ToOwner::Outcome(outcome, sender) => {
-                let _receiver_is_gone = sender.send(self.accept_outcome(outcome));
+            ToOwner::Outcome(outcome, origin, sender) => {
+                let _receiver_is_gone = sender.send(self.accept_outcome(outcome, origin));
             }
             ToOwner::Ended(ended) => {
                 let now = self.read_clocks();

@@ -13,7 +13,7 @@ use domain::decide::{CatchUp, Start, after_attempt, after_outcome, at_start, may
 use domain::occurrence::Run;
 use domain::{
     Attempt, AttemptResult, BUS_NOT_CONFIGURED, BUS_REJECTED, Delay, DueKey, EGRESS_REJECTED, Incarnation, LATE_MIN,
-    NOT_DECRYPTED, Occurrence, PollerId, RunState, Schedule, Status, Timestamp, When,
+    NOT_DECRYPTED, Occurrence, PollerId, RunOrigin, RunState, Schedule, Status, Timestamp, When,
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use futures_util::{FutureExt, future::BoxFuture};
@@ -255,7 +255,8 @@ async fn start_loaded(
         }
         Start::Skip { missed, latest } => {
             count_outcome(context, missed.state);
-            let change = Change::Run { run: missed, then: None, ends: false };
+            let origin = Some(RunOrigin::of(&schedule));
+            let change = Change::Run { run: missed, then: None, ends: false, origin };
             write(context, starting.pending_write(change, Then::Nothing)).await;
             advance_to(context, starting, &schedule, latest, Then::Resolve(starting.entry)).await;
             starting.ended(EndReason::Writing)
@@ -269,7 +270,8 @@ async fn start_loaded(
                 attempts: run.map_or_else(Vec::new, |run| run.attempts.clone()),
             };
             count_outcome(context, run.state);
-            let change = Change::Run { run, then: None, ends: false };
+            let origin = Some(RunOrigin::of(&schedule));
+            let change = Change::Run { run, then: None, ends: false, origin };
             write(context, starting.pending_write(change, Then::Resolve(starting.entry))).await;
             starting.ended(EndReason::Writing)
         }
@@ -415,7 +417,8 @@ async fn write_attempt(
     }
     attempts.push(attempt);
     let run = Run { tenant: schedule.tenant, occurrence: key.occurrence, state: outcome.state, attempts };
-    let change = Change::Run { run, then: outcome.then, ends: outcome.ends };
+    let origin = run.state.is_final().then(|| RunOrigin::of(schedule));
+    let change = Change::Run { run, then: outcome.then, ends: outcome.ends, origin };
     write(context, starting.pending_write(change, Then::Resolve(starting.entry))).await;
     Ended { health: Some(health), ..starting.ended(EndReason::Writing) }
 }

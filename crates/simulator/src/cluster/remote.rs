@@ -12,9 +12,10 @@ use futures_util::future::BoxFuture;
 use membership::{ClaimName, Member, MemberId, Ownership, Renewed, View};
 use runtime::Runtime;
 use store::{
-    Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Closed, Cursor, DuePage, DueRead, HandOver,
-    HandedOver, Health, Inbox, InboxEntry, InboxRead, InboxState, Insert, InsertLogEntry, Inserted, ListPage, ListRead,
-    Outdated, OwnerWrite, Placed, Positions, RunList, RunRead, Store, StoreError, Usage, WriteRejection, Written,
+    Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Closed, CountPage, CountRead, Cursor,
+    DuePage, DueRead, HandOver, HandedOver, Health, Inbox, InboxEntry, InboxRead, InboxState, Insert, InsertLogEntry,
+    Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions, RunList, RunRead, Store, StoreError, Usage,
+    WriteRejection, Written,
 };
 
 use super::mutant::Mutant;
@@ -102,6 +103,10 @@ impl Store for RemoteStore {
 
     fn list_runs(&self, read: RunRead) -> Answer<'_, RunList> {
         self.over(self.store.list_runs(read))
+    }
+
+    fn counts(&self, read: CountRead) -> Answer<'_, CountPage> {
+        self.over(self.store.counts(read))
     }
 
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {

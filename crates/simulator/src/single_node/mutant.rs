@@ -14,9 +14,9 @@ use domain::{
 use futures_util::future::BoxFuture;
 use runtime::{Disk, DiskFile, DiskLock, Monotonic, OpenMode, Place, Runtime, TaskHandle, World};
 use store::{
-    Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Closed, Cursor, DueBound, DuePage,
-    DueRead, HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite,
-    Placed, Positions, RunList, RunRead, Store, StoreError, Usage, WriteRejection, Written,
+    Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Closed, CountPage, CountRead, Cursor,
+    DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead,
+    Outdated, OwnerWrite, Placed, Positions, RunList, RunRead, Store, StoreError, Usage, WriteRejection, Written,
 };
 
 use crate::History;
@@ -216,6 +216,10 @@ impl Store for Mutated {
 
     fn list_runs(&self, read: RunRead) -> Answer<'_, RunList> {
         self.store.list_runs(read)
+    }
+
+    fn counts(&self, read: CountRead) -> Answer<'_, CountPage> {
+        self.store.counts(read)
     }
 
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {

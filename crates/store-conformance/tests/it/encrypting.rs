@@ -101,7 +101,7 @@ fn encrypted_store_passes_only_encrypted_secrets_to_its_engine() {
         let mut run = Run { tenant: TENANT, occurrence, state: RunState::Retrying, attempts: vec![attempt(1)] };
         let excerpts = async |run: &Run| {
             let retry = DueKey { position: minute(2), attempt: 3, ..due };
-            let change = Change::Run { run: run.clone(), then: Some(retry), ends: false };
+            let change = Change::Run { run: run.clone(), then: Some(retry), ends: false, origin: None };
             store.write(vec![OwnerWrite { term, poller: POLLER, change }]).await.unwrap()[0].as_ref().unwrap();
             let stored = engine.find_runs(vec![occurrence]).await.unwrap().remove(0).unwrap();
             (stored.attempts.iter().map(|attempt| attempt.excerpt.clone().unwrap()).collect::<Vec<_>>(), stored)

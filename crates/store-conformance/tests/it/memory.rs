@@ -189,7 +189,7 @@ fn memory_store_panics_if_a_call_breaks_a_rule_of_the_store_port() {
             state: domain::RunState::Retrying,
             attempts: Vec::new(),
         };
-        vec![Change::Run { run, then: None, ends: false }]
+        vec![Change::Run { run, then: None, ends: false, origin: None }]
     };
     breaks("a retry has no row", &retry_without_row, None);
     let same_row_twice = |it: &Insert| vec![Change::Redrive { of: it.due.occurrence, due: it.due }];

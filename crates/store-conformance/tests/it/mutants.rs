@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use domain::occurrence::Run;
 use domain::{
-    Audit, DueKey, Incarnation, Occurrence, PastTiming, PollerId, Revision, RunFilter, Schedule, ScheduleId, ShardId,
-    Tenant, TenantId, Term,
+    Audit, DueKey, Hour, Incarnation, Occurrence, PastTiming, PollerId, Revision, RunFilter, Schedule, ScheduleId,
+    ShardId, Tenant, TenantId, Term,
 };
 use futures_util::FutureExt as _;
 use proptest::strategy::{Strategy as _, ValueTree as _};
@@ -16,9 +16,10 @@ use runtime::Runtime;
 use simulator::Simulation;
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{
-    Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Closed, Cursor, DueBound, DuePage,
-    DueRead, HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListBy, ListPage, ListRead, Order,
-    Outdated, OwnerWrite, Placed, Positions, RunList, RunRead, Store, StoreError, Usage, WriteRejection, Written,
+    Answer, Cancellation, CancellationResult, Change, ChosenIdPage, ChosenIdRead, Closed, CountPage, CountRead, Cursor,
+    DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListBy, ListPage,
+    ListRead, Order, Outdated, OwnerWrite, Placed, Positions, RunList, RunRead, Store, StoreError, Usage,
+    WriteRejection, Written,
 };
 use store_conformance::differential::{self, Operation};
 
@@ -32,6 +33,9 @@ enum Bug {
     InsertLogCursorSkipsEntries,
     ClosedIsReadBeforeTheRow,
     ClosedIsNotChecked,
+    CountsIgnoreTheRange,
+    /// The engine counts each run without its origin.
+    CountsLoseTheOrigin,
     /// The engine applies a conditional change even if the condition does not hold.
     ConditionIsIgnored,
     ConditionIsCheckedBeforehand,
@@ -79,6 +83,8 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::InsertLogCursorSkipsEntries, "moving_cursor_loses_no_insert_log_entry"),
     (Bug::ClosedIsReadBeforeTheRow, "creator_or_owner_observes_the_other"),
     (Bug::ClosedIsNotChecked, "row_behind_closed_is_moved_or_reported"),
+    (Bug::CountsIgnoreTheRange, "report_adds_up_the_hours_of_its_range"),
+    (Bug::CountsLoseTheOrigin, "counts_equal_a_scan_of_the_runs"),
     (Bug::ConditionIsIgnored, "conditional_cancel_spares_other_versions"),
     (Bug::ConditionIsIgnored, "put_if_unchanged_replaces_the_expected_version"),
     (Bug::ConditionIsIgnored, "put_if_absent_creates_an_id_only_once"),
@@ -421,6 +427,13 @@ impl Store for Broken {
         })
     }
 
+    fn counts(&self, mut read: CountRead) -> Answer<'_, CountPage> {
+        if self.has(Bug::CountsIgnoreTheRange) {
+            read.from = Hour(i64::MIN);
+        }
+        self.store.counts(read)
+    }
+
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
         Box::pin(async move {
             let mut dead = self.store.dead_letters(tenant, after, limit).await?;
@@ -546,6 +559,13 @@ impl Store for Broken {
                 let terms = self.store.take(shards).await?;
                 let newest = terms.into_iter().max();
                 writes.iter_mut().for_each(|write| write.term = newest.unwrap_or(write.term));
+            }
+            if self.has(Bug::CountsLoseTheOrigin) {
+                for write in &mut writes {
+                    if let Change::Run { origin, .. } = &mut write.change {
+                        *origin = None;
+                    }
+                }
             }
             if self.has(Bug::ReopenKeepsPositions) {
                 for write in &mut writes {

@@ -1,6 +1,8 @@
 //! Application of the changes that the owner of a shard writes.
 
-use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Status, Timestamp};
+use domain::{
+    DueKey, Hour, Incarnation, Occurrence, PollerId, Revision, RunOrigin, RunSample, RunState, Status, Timestamp,
+};
 use std::sync::Arc;
 use store::{Positions, StoreError, WriteRejection, Written};
 use stored::run;
@@ -47,7 +49,9 @@ impl Machine {
                 }
                 Some(_) | None => rejected(WriteRejection::NotFound),
             },
-            ChangeItem::Run { run, then, ends } => self.write_outcome(at, poller, run, then.as_ref(), *ends),
+            ChangeItem::Run { run, then, ends, origin } => {
+                self.write_outcome(at, poller, run, then.as_ref(), *ends, origin.as_ref())
+            }
             ChangeItem::Advance { incarnation, revision, due } => {
                 self.advance(at, poller, *incarnation, *revision, due)
             }
@@ -155,16 +159,21 @@ impl Machine {
         run: &RunItem<'_>,
         then: Option<&DueKey>,
         ends: bool,
+        origin: Option<&RunOrigin>,
     ) -> WriteResult {
         let of = &run.occurrence;
         let Some(changed) = self.rows.changed(of.incarnation, at)? else {
             return rejected(WriteRejection::NotFound);
         };
         let run_key = key::run(of);
-        let outline = run::outline(run.value).map_err(|error| self.rows.malformed_run(of, error))?;
+        let (outline, duration) =
+            run::outline_with_duration(run.value).map_err(|error| self.rows.malformed_run(of, error))?;
         let before = self.rows.run_state(&run_key, at)?;
         if before.is_some_and(|(state, _)| state.is_final()) {
             return rejected(WriteRejection::Resolved);
+        }
+        if let Some(sample) = RunSample::new(&outline, duration) {
+            self.count_run(at, run.tenant, Hour::of(of.nominal), origin, &sample)?;
         }
         if let Some(due) = then {
             self.write_due(at, poller, due);

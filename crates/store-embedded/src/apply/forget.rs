@@ -37,6 +37,7 @@ impl Machine {
                 self.forget_schedule(at, *incarnation, Sequence::from_u64(*seen), *before, deleted)
             }
             ForgetItem::PastTiming { of, seen } => self.forget_past_timing(at, *of, Sequence::from_u64(*seen)),
+            ForgetItem::Counts { tenant, before } => self.forget_counts(at, *tenant, *before),
         }
     }
 

@@ -2,11 +2,11 @@
 //! items one by one, and the items borrow the entry's bytes.
 
 use domain::{
-    Audit, Author, DueKey, Incarnation, Occurrence, PollerId, Precondition, Revision, ScheduleId, ScheduleVersion,
-    ShardId, Tenant, TenantId, Term, Timestamp,
+    Audit, Author, DueKey, Hour, Incarnation, Occurrence, PollerId, Precondition, Revision, RunOrigin, ScheduleId,
+    ScheduleVersion, ShardId, Tenant, TenantId, Term, Timestamp,
 };
 use store::{Cancellation, Change, HandOver, HandedOver, Insert, OwnerWrite, Positions};
-use stored::{Malformed, Put, Take, hand_over, run, schedule};
+use stored::{Malformed, Put, Take, count, hand_over, run, schedule};
 
 use super::tenant;
 
@@ -144,6 +144,11 @@ impl Builder {
                 put_edition(out, of);
                 out.u64(*seen);
             }
+            ForgetItem::Counts { tenant, before } => {
+                out.u8(5);
+                out.u32(tenant.0);
+                out.i64(before.0);
+            }
         });
     }
 
@@ -201,8 +206,9 @@ fn put_write(out: &mut Vec<u8>, write: &OwnerWrite) {
             out.u8(1);
             out.u128(incarnation.0);
         }
-        Change::Run { run, then, ends } => {
-            out.u8(2);
+        Change::Run { run, then, ends, origin } => {
+            out.u8(if origin.is_some() { 15 } else { 2 });
+            origin.iter().for_each(|origin| count::put_origin(out, origin));
             put_blob_of(out, |out| run::put(out, run));
             out.u8(u8::from(then.is_some()));
             if let Some(due) = then {
@@ -295,7 +301,7 @@ pub(crate) enum ChangeItem<'a> {
     PutIf { insert: InsertItem<'a>, seen: Option<Precondition> },
     Cancel(Incarnation),
     CancelIf(ScheduleVersion, Option<Author>),
-    Run { run: RunItem<'a>, then: Option<DueKey>, ends: bool },
+    Run { run: RunItem<'a>, then: Option<DueKey>, ends: bool, origin: Option<RunOrigin> },
     Advance { incarnation: Incarnation, revision: Revision, due: DueKey },
     End { incarnation: Incarnation, revision: Revision },
     Defer(DueKey),
@@ -339,6 +345,8 @@ pub(crate) enum ForgetItem {
     Schedule { incarnation: Incarnation, seen: u64, before: Timestamp },
     /// Deletes the past timing of a revision.
     PastTiming { of: ScheduleVersion, seen: u64 },
+    /// Deletes counts of runs of the hours before `before`.
+    Counts { tenant: TenantId, before: Hour },
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -435,6 +443,7 @@ impl<'a> Reader<'a> {
                 before: self.take.timestamp()?,
             },
             4 => ForgetItem::PastTiming { of: self.edition()?, seen: self.take.u64()? },
+            5 => ForgetItem::Counts { tenant: TenantId(self.take.u32()?), before: Hour(self.take.i64()?) },
             _ => return Err(self.take.malformed()),
         })
     }
@@ -460,7 +469,11 @@ impl<'a> Reader<'a> {
             0 => ChangeItem::Put(self.insert()?),
             13 => ChangeItem::Put(self.insert_by()?),
             1 => ChangeItem::Cancel(Incarnation(self.take.u128()?)),
-            2 => self.run()?,
+            2 => self.run(None)?,
+            15 => {
+                let origin = count::take_origin(&mut self.take)?;
+                self.run(Some(origin))?
+            }
             3 => ChangeItem::Advance {
                 incarnation: Incarnation(self.take.u128()?),
                 revision: Revision(self.take.u32()?),
@@ -490,12 +503,12 @@ impl<'a> Reader<'a> {
         Ok(WriteItem { term, poller, change })
     }
 
-    fn run(&mut self) -> Result<ChangeItem<'a>, Malformed> {
+    fn run(&mut self, origin: Option<RunOrigin>) -> Result<ChangeItem<'a>, Malformed> {
         let value = self.take.blob()?;
         let (tenant, occurrence, state) = run::summary(value)?;
         let run = RunItem { tenant, occurrence, state, value };
         let then = if self.flag()? { Some(self.take.due()?) } else { None };
-        Ok(ChangeItem::Run { run, then, ends: self.flag()? })
+        Ok(ChangeItem::Run { run, then, ends: self.flag()?, origin })
     }
 
     fn positions(&mut self) -> Result<Positions, Malformed> {

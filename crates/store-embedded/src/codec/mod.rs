@@ -5,6 +5,7 @@
 //! encoder received. It returns an error for other bytes and never panics.
 
 pub(crate) mod changed;
+pub(crate) mod counted;
 pub(crate) mod entry;
 pub(crate) mod key;
 pub(crate) mod listed;

@@ -6,8 +6,9 @@ use domain::occurrence::Run;
 use domain::retry::RetryPolicy;
 use domain::{
     ApiKey, Attempt, AttemptResult, Audit, Author, DueKey, HttpTarget, Incarnation, LabelKey, Occurrence, PollerId,
-    Precondition, Revision, RunFilter, RunOutline, RunState, RunStateKind, Schedule, ScheduleId, ScheduleVersion,
-    Secret, ShardId, SigningSecret, Spec, Status, Target, TargetKey, Tenant, TenantId, Term, Timestamp, When,
+    Precondition, Revision, RunFilter, RunOrigin, RunOutline, RunState, RunStateKind, Schedule, ScheduleId,
+    ScheduleVersion, Secret, ShardId, SigningSecret, Spec, Status, Target, TargetKey, Tenant, TenantId, Term,
+    Timestamp, When,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -23,6 +24,8 @@ use super::timed::{Class, Progress};
 use super::{key, tenant, timed};
 use crate::checkpoint::RunIndex;
 use crate::read::hex;
+
+mod golden;
 
 fn timestamp() -> impl Strategy<Value = Timestamp> {
     prop_oneof![Just(Timestamp::MIN), Just(Timestamp::MAX), any::<i64>().prop_map(Timestamp::from_millis)]
@@ -104,6 +107,11 @@ fn author() -> impl Strategy<Value = Author> {
     (timestamp(), option::of(".{0,20}")).prop_map(|(at, key)| Author { at, key })
 }
 
+fn origin() -> impl Strategy<Value = RunOrigin> {
+    let labels = prop::collection::vec((".{0,9}", ".{0,9}"), 0..4);
+    (option::of(".{0,20}"), labels).prop_map(|(host, labels)| RunOrigin { host, labels })
+}
+
 fn seen() -> impl Strategy<Value = Precondition> {
     (edition(), option::of(timestamp())).prop_map(|(edition, next)| Precondition { edition, next })
 }
@@ -114,7 +122,8 @@ fn change() -> impl Strategy<Value = Change> {
         (insert(), option::of(seen())).prop_map(|(insert, seen)| Change::PutIf { insert, seen }),
         any::<u128>().prop_map(|incarnation| Change::Cancel(Incarnation(incarnation))),
         (edition(), option::of(author())).prop_map(|(edition, author)| Change::CancelIf(edition, author)),
-        (run(), option::of(due()), any::<bool>()).prop_map(|(run, then, ends)| Change::Run { run, then, ends }),
+        (run(), option::of(due()), any::<bool>(), option::of(origin()))
+            .prop_map(|(run, then, ends, origin)| Change::Run { run, then, ends, origin }),
         (any::<u128>(), any::<u32>(), due()).prop_map(|(incarnation, revision, due)| Change::Advance {
             incarnation: Incarnation(incarnation),
             revision: Revision(revision),
@@ -161,8 +170,11 @@ fn same_change(item: &ChangeItem<'_>, change: &Change) -> bool {
         }
         (ChangeItem::Cancel(item), Change::Cancel(incarnation)) => item == incarnation,
         (ChangeItem::CancelIf(a, b), Change::CancelIf(edition, author)) => (a, b) == (edition, author),
-        (ChangeItem::Run { run: item, then: item_then, ends: item_ends }, Change::Run { run, then, ends }) => {
-            (item_then, item_ends) == (then, ends)
+        (
+            ChangeItem::Run { run: item, then: item_then, ends: item_ends, origin: item_origin },
+            Change::Run { run, then, ends, origin },
+        ) => {
+            (item_then, item_ends, item_origin) == (then, ends, origin)
                 && (item.tenant, item.occurrence, item.state) == (run.tenant, run.occurrence, run.state)
                 && run::decode(item.value).as_ref() == Ok(run)
         }
@@ -444,7 +456,7 @@ fn encoded_bytes_match_golden_file_of_version_1() {
     let writes = [
         write(Change::Put(insert.clone())),
         write(Change::Cancel(incarnation)),
-        write(Change::Run { run: a_run(), then: Some(a_due_key()), ends: true }),
+        write(Change::Run { run: a_run(), then: Some(a_due_key()), ends: true, origin: None }),
         write(Change::Advance { incarnation, revision, due: a_due_key() }),
         write(Change::End { incarnation, revision }),
         write(Change::Defer(a_due_key())),
@@ -468,6 +480,7 @@ fn encoded_bytes_match_golden_file_of_version_1() {
         synced: 5,
         is_listed: false,
         run_index: RunIndex::Missing,
+        counted_from: None,
     };
     let lines = [
         ("schedule", encoded(|out| schedule::put(out, &schedule))),
@@ -514,6 +527,7 @@ fn encoded_bytes_of_listings_match_golden_file_of_version_2() {
         synced: 5,
         is_listed: true,
         run_index: RunIndex::Missing,
+        counted_from: None,
     };
     let incarnation = a_schedule().incarnation;
     let (bucket, next) = (Bucket::of(TenantId(7), incarnation), Incarnation(incarnation.0 + 1));
@@ -540,36 +554,6 @@ fn encoded_bytes_of_new_entries_match_golden_file_of_version_3() {
         ("entry rebuild", one_entry(Kind::Rebuild, |builder| builder.place(poller, &a_due_key()))),
     ];
     check_stored("stored-v3.txt", &lines);
-}
-
-/// This golden file contains the forms that version 4 added for listings of runs by time.
-#[test]
-fn encoded_bytes_of_run_listings_match_golden_file_of_version_4() {
-    let checkpoint = |run_index| crate::checkpoint::Checkpoint {
-        index: crate::IndexKind::Lsm,
-        epoch: 1_800_000_000,
-        journal_id: Some(3),
-        base: 4,
-        synced: 5,
-        is_listed: true,
-        run_index,
-    };
-    let (occurrence, lateness) = (an_occurrence(), Some(Duration::from_millis(1_500)));
-    let outline = RunOutline { state: RunStateKind::Failed, lateness, statuses: vec![503, 500] };
-    let lines = [
-        ("checkpoint while the runs are indexed", crate::file::envelope(&checkpoint(RunIndex::Building).encode())),
-        ("checkpoint", crate::file::envelope(&checkpoint(RunIndex::Complete).encode())),
-        ("key listed run", Class::of_first(&outline).key(TenantId(7), &occurrence).to_vec()),
-        ("listed run", timed::encode(&outline)),
-        (
-            "listed run without a lateness",
-            timed::encode(&RunOutline { lateness: None, statuses: Vec::new(), ..outline }),
-        ),
-        ("progress", Progress::UpTo(key::run(&occurrence).to_vec()).encode()),
-        ("progress at the end", Progress::Complete.encode()),
-        ("entry index runs", one_entry(Kind::IndexRuns, |builder| builder.index_runs(500))),
-    ];
-    check_stored("stored-v4.txt", &lines);
 }
 
 proptest! {

@@ -14,7 +14,7 @@ use domain::{Status, TenantId};
 use store::{StoreError, Usage};
 use stored::{Malformed, Put as _, Take, run, schedule, timing};
 
-use crate::codec::key;
+use crate::codec::{counted, key};
 use crate::index::{Family, Index, Sequence};
 use crate::read::{Rows, damaged, just_after};
 
@@ -124,6 +124,7 @@ impl Usages {
         self.is_complete = false;
         let counted = self.count_schedules(rows, before).and_then(|count| {
             self.count_past_timings(rows, before)?;
+            self.count_counts(rows, before)?;
             Ok((count, self.count_runs(rows, before)?))
         });
         let (schedules, runs) = match counted {
@@ -166,6 +167,23 @@ impl Usages {
         let mut first_error = None;
         let scan = rows.index.scan(Family::Points, &from, &to, before, &mut |_, value| match timing::tenant(value) {
             Ok(tenant) => {
+                self.resize(tenant, None, Some(value.len()));
+                ControlFlow::Continue(())
+            }
+            Err(error) => {
+                first_error = Some(error);
+                ControlFlow::Break(())
+            }
+        });
+        scan.map_err(damaged)?;
+        first_error.map_or(Ok(()), |error| Err(rows.malformed_point(&from, error)))
+    }
+
+    fn count_counts(&mut self, rows: &Rows, before: Sequence) -> Result<(), StoreError> {
+        let (from, to) = ([counted::COUNTED], [counted::COUNTED + 1]);
+        let mut first_error = None;
+        let scan = rows.index.scan(Family::Points, &from, &to, before, &mut |key, value| match counted::parse(key) {
+            Ok((tenant, ..)) => {
                 self.resize(tenant, None, Some(value.len()));
                 ControlFlow::Continue(())
             }

@@ -47,7 +47,7 @@ async fn write(store: &dyn Store, insert: &Insert, runs: &[Run]) {
     let poller = insert.schedule.poller;
     let term = store.take(vec![poller.shard()]).await.unwrap()[0];
     for runs in runs.chunks(1_000) {
-        let change = |run: &Run| Change::Run { run: run.clone(), then: None, ends: false };
+        let change = |run: &Run| Change::Run { run: run.clone(), then: None, ends: false, origin: None };
         let writes = runs.iter().map(|run| OwnerWrite { term, poller, change: change(run) }).collect();
         assert!(store.write(writes).await.unwrap().iter().all(Result::is_ok));
     }

@@ -53,13 +53,18 @@ async fn fill(runtime: &Runtime, dir: &Path) -> BTreeMap<Occurrence, u16> {
             }
             1 => {
                 let retry = DueKey { position: later(500), attempt: 2, ..insert.due };
-                changes.push(Change::Run { run: run(insert, RunState::Retrying), then: Some(retry), ends: false });
+                changes.push(Change::Run {
+                    run: run(insert, RunState::Retrying),
+                    then: Some(retry),
+                    ends: false,
+                    origin: None,
+                });
                 expected.insert(of, 2);
             }
             _ => {
                 let again = Occurrence { replay: 1, ..of };
                 let due = DueKey { position: later(700), occurrence: again, ..insert.due };
-                changes.push(Change::Run { run: run(insert, RunState::Failed), then: None, ends: true });
+                changes.push(Change::Run { run: run(insert, RunState::Failed), then: None, ends: true, origin: None });
                 changes.push(Change::Redrive { of, due });
                 expected.insert(again, 1);
             }

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
-    Audit, DueKey, Incarnation, LabelKey, Occurrence, PollerId, Quota, Revision, RunFilter, RunState, Schedule,
-    ScheduleId, SigningSecret, Status, Tenant, TenantId, Term, Timestamp,
+    Audit, DueKey, Facet, Hour, Incarnation, LabelKey, Occurrence, PollerId, Quota, Revision, RunFilter, RunState,
+    Schedule, ScheduleId, SigningSecret, Status, Tenant, TenantId, Term, Timestamp,
 };
 use runtime::Runtime;
 use simulator::{Incident, Simulation, run_seeds};
-use store::{Change, DueBound, DueRead, Insert, ListBy, ListRead, Order, OwnerWrite, Positions, RunRead, Store, Usage};
+use store::{
+    Change, CountRead, DueBound, DueRead, Insert, ListBy, ListRead, Order, OwnerWrite, Positions, RunRead, Store, Usage,
+};
 use store_embedded::{IndexKind, Options};
 
 use crate::support::{Home, POLLER, TENANT, one_shot, small};
@@ -65,7 +67,7 @@ impl Owned {
 
     async fn write_run(&self, insert: &Insert, state: RunState, ends: bool) {
         let run = Run { tenant: TENANT, occurrence: insert.due.occurrence, state, attempts: Vec::new() };
-        self.write(Change::Run { run, then: None, ends }).await;
+        self.write(Change::Run { run, then: None, ends, origin: None }).await;
     }
 
     /// Waits for the duration `time`. During this wait, the owner advances the poller's positions with the clock, so
@@ -199,6 +201,38 @@ fn history_sweep_deletes_old_schedules_and_keeps_other_schedules() {
 }
 
 #[test]
+fn history_sweep_deletes_old_counts() {
+    simulate(async |runtime| {
+        let owned = Owned::open(&runtime).await;
+        let hours = async |owned: &Owned| {
+            let read = |facet| CountRead { tenant: TENANT, facet, from: Hour(0), until: Hour::of(Timestamp::MAX) };
+            let pages = Facet::ALL.map(|facet| owned.home.store.counts(read(facet)));
+            let [all, hosts, labels] = pages;
+            let hours = [all.await, hosts.await, labels.await]
+                .map(|page| page.unwrap().hours.into_iter().map(|(hour, _)| hour).collect::<Vec<_>>());
+            assert!(hours.iter().all(|of_facet| *of_facet == hours[0]), "{hours:?}");
+            hours[0].clone()
+        };
+        let hour_of = |insert: &Insert| Hour::of(insert.due.occurrence.nominal);
+        let first = owned.insert(1, None).await;
+        owned.write_run(&first, RunState::Succeeded, true).await;
+        let owned = owned.reopen().await;
+        assert_eq!(hours(&owned).await, [hour_of(&first)]);
+        owned.pass(HISTORY - PERIOD).await;
+        assert_eq!(hours(&owned).await, [hour_of(&first)], "the hour ended less than HISTORY ago");
+        owned.pass(Duration::from_secs(3_600)).await;
+        let second = owned.insert(2, None).await;
+        owned.write_run(&second, RunState::Succeeded, true).await;
+        owned.pass(PERIOD * 3).await;
+        assert_eq!(hours(&owned).await, [hour_of(&second)]);
+        owned.pass(HISTORY + Duration::from_secs(3_600)).await;
+        let owned = owned.reopen().await;
+        assert_eq!((hours(&owned).await, owned.usage().await), (Vec::new(), Usage::default()));
+        owned.home.close().await;
+    });
+}
+
+#[test]
 fn history_sweep_keeps_a_new_schedule_that_reuses_an_old_id() {
     simulate(async |runtime| {
         let owned = Owned::open(&runtime).await;
@@ -322,7 +356,7 @@ impl Classes {
         self.owned.home.store.insert(vec![insert.clone()]).await.unwrap();
         let occurrence = insert.due.occurrence;
         let run = Run { tenant: OTHER.tenant, occurrence, state: RunState::Succeeded, attempts: Vec::new() };
-        let change = Change::Run { run, then: None, ends: true };
+        let change = Change::Run { run, then: None, ends: true, origin: None };
         let write = OwnerWrite { term: self.other, poller: OTHER, change };
         self.owned.home.store.write(vec![write]).await.unwrap().remove(0).unwrap();
         insert

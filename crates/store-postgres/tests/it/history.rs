@@ -91,8 +91,15 @@ fn store_deletes_only_old_history_of_ended_schedules() {
         owned.write(outcome(&old)).await;
         assert_eq!(runs_in(&url, "run_rest"), "1", "a run of an old day goes to the default partition");
         let retry = DueKey { position: now + HOUR, attempt: 2, ..retrying.due };
-        owned.write(Change::Run { run: run(&retrying, RunState::Retrying), then: Some(retry), ends: false }).await;
-        owned.write(Change::Run { run: run(&redriven, RunState::Failed), then: None, ends: true }).await;
+        owned
+            .write(Change::Run {
+                run: run(&retrying, RunState::Retrying),
+                then: Some(retry),
+                ends: false,
+                origin: None,
+            })
+            .await;
+        owned.write(Change::Run { run: run(&redriven, RunState::Failed), then: None, ends: true, origin: None }).await;
         owned.write(Change::Defer(DueKey { position: now + HOUR, ..put_off.due })).await;
         let end = |insert: &Insert| {
             let Occurrence { incarnation, revision, .. } = insert.due.occurrence;
@@ -138,7 +145,7 @@ fn store_deletes_only_old_history_of_ended_schedules() {
 
         // The test writes the missing outcomes and raises `done`, so that the store deletes more schedules.
         let outcome_of_replay = Run { occurrence: replay, ..run(&redriven, RunState::Succeeded) };
-        owned.write(Change::Run { run: outcome_of_replay, then: None, ends: true }).await;
+        owned.write(Change::Run { run: outcome_of_replay, then: None, ends: true, origin: None }).await;
         owned.write(outcome(&retrying)).await;
         owned.done(now + HOUR).await;
         let before = between(&runtime).await;
@@ -211,7 +218,7 @@ fn class_of_a_tenant_bounds_its_history() {
         }
         owned.write(Change::Cancel(cancelled.due.occurrence.incarnation)).await;
         let run_of_other = Run { tenant: OTHER.tenant, ..run(&other, RunState::Succeeded) };
-        write_other(Change::Run { run: run_of_other, then: None, ends: true }).await;
+        write_other(Change::Run { run: run_of_other, then: None, ends: true, origin: None }).await;
         age(&url, 3);
         owned.write(outcome(&recent)).await;
         owned.done(now).await;

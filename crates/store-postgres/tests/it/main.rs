@@ -14,5 +14,6 @@ mod listing;
 mod partitions;
 mod rejections;
 mod retention;
+mod run_counts;
 mod runs_by_time;
 mod support;

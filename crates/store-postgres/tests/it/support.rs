@@ -43,7 +43,12 @@ pub(crate) fn migrated(server: &Postgres) -> String {
 }
 
 /// Statements that revert migrations, from the newest one to the oldest one, each with the version before it.
-const UNDO: [(i32, &str); 7] = [
+const UNDO: [(i32, &str); 8] = [
+    (
+        13,
+        "drop table reveille.run_count, reveille.run_counting; drop function reveille.count_counts;
+        drop function reveille.note_uncounted cascade;",
+    ),
     (12, "drop table reveille.past_timing; drop function reveille.count_past_timings;"),
     (11, "drop index reveille.run_time;"),
     (10, "drop table reveille.authority;"),
@@ -105,6 +110,7 @@ const WRONG_USAGES: &str = "with
             from reveille.schedule
             union all select tenant, 0, 0, 0, reveille.row_bytes(value) from reveille.run
             union all select tenant, 0, 0, 0, reveille.row_bytes(value) from reveille.past_timing
+            union all select tenant, 0, 0, 0, reveille.row_bytes(value) from reveille.run_count
         ) r group by tenant
     ),
     kept as (
@@ -207,7 +213,7 @@ pub(crate) fn owned(term: Term, change: Change) -> OwnerWrite {
 pub(crate) fn outcome(insert: &Insert) -> Change {
     let occurrence = insert.due.occurrence;
     let run = Run { tenant: TENANT, occurrence, state: RunState::Succeeded, attempts: Vec::new() };
-    Change::Run { run, then: None, ends: true }
+    Change::Run { run, then: None, ends: true, origin: None }
 }
 
 /// PostgreSQL session with a separate connection, in which a test executes SQL statements.

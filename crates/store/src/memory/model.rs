@@ -8,15 +8,17 @@ use std::time::Duration;
 use domain::id::SHARDS;
 use domain::occurrence::Run;
 use domain::{
-    Audit, Author, DueKey, Incarnation, LabelKey, Occurrence, PastTiming, PollerId, Revision, RunOutline, RunState,
-    Schedule, ScheduleId, ShardId, Status, TargetKey, Tenant, TenantId, Term, Timestamp, TimingEnd,
+    Audit, Author, Counts, DueKey, Facet, Hour, Incarnation, LabelKey, Occurrence, PastTiming, PollerId, Revision,
+    RunOrigin, RunOutline, RunSample, RunState, Schedule, ScheduleId, ShardId, Status, TargetKey, Tenant, TenantId,
+    Term, Timestamp, TimingEnd,
 };
 
 use super::TermsAfterLoss;
 use super::inbox::Rows;
 use crate::{
-    ChosenIdPage, ChosenIdRead, Closed, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health,
-    InsertLogEntry, ListBy, ListPage, ListRead, Order, Outdated, Positions, RunList, RunRead, Usage, WriteRejection,
+    ChosenIdPage, ChosenIdRead, Closed, CountPage, CountRead, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver,
+    Health, InsertLogEntry, ListBy, ListPage, ListRead, Order, Outdated, Positions, RunList, RunRead, Usage,
+    WriteRejection,
 };
 
 /// Number of bytes that [`Usage::bytes`] counts for each schedule and each run in addition to the payload.
@@ -53,6 +55,7 @@ pub(super) struct Model {
     terms: BTreeMap<ShardId, Term>,
     handed_over: BTreeMap<ShardId, Vec<HandedOver>>,
     runs: BTreeMap<Occurrence, Run>,
+    counts: BTreeMap<(TenantId, Facet, Hour), Counts>,
     past_timings: BTreeMap<(Incarnation, Revision), PastTiming>,
     /// Authors of the last cancellation records that the engine has not applied itself.
     pub(super) unapplied: BTreeMap<Incarnation, Option<Author>>,
@@ -79,6 +82,7 @@ impl Default for Model {
             terms: BTreeMap::new(),
             handed_over: BTreeMap::new(),
             runs: BTreeMap::new(),
+            counts: BTreeMap::new(),
             past_timings: BTreeMap::new(),
             unapplied: BTreeMap::new(),
             redriven: BTreeSet::new(),
@@ -267,7 +271,14 @@ impl Model {
         true
     }
 
-    pub(super) fn write_run(&mut self, run: Run) {
+    /// Writes a run. If the run is final, adds it to the counts of its hour.
+    pub(super) fn write_run(&mut self, run: Run, origin: Option<&RunOrigin>) {
+        if let Some(sample) = RunSample::of(&run) {
+            let hour = Hour::of(run.occurrence.nominal);
+            for facet in Facet::ALL {
+                self.counts.entry((run.tenant, facet, hour)).or_default().record(facet, origin, &sample);
+            }
+        }
         let known = self.runs.insert(run.occurrence, run);
         let replaced_final = known.is_some_and(|known| known.state.is_final());
         assert!(!replaced_final, "an occurrence has at most one final outcome");
@@ -375,6 +386,13 @@ impl Model {
         let examined = in_range.len();
         in_range.retain(|run| read.filter.matches(&RunOutline::of(run)));
         RunList { runs: in_range.into_iter().cloned().collect(), next, examined, unreadable: 0 }
+    }
+
+    pub(super) fn counts(&self, read: &CountRead) -> CountPage {
+        let key = |hour| (read.tenant, read.facet, hour);
+        let range = self.counts.range(key(read.from)..key(read.until));
+        let hours = range.map(|((_, _, hour), counts)| (*hour, counts.clone())).collect();
+        CountPage { hours, counted_from: Hour::of(Timestamp::MIN) }
     }
 
     pub(super) fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Vec<Run> {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use domain::limits::ATTEMPTS_KEPT;
 use domain::occurrence::Run;
 use domain::{
-    Author, DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleVersion, Status, Term,
+    Author, DueKey, Incarnation, Occurrence, PollerId, Revision, RunOrigin, RunState, Schedule, ScheduleVersion,
+    Status, Term,
 };
 
 use super::MemoryStore;
@@ -54,7 +55,9 @@ impl MemoryStore {
             }
             Change::Cancel(incarnation) => self.cancel(call, owner, incarnation).await,
             Change::CancelIf(edition, author) => self.cancel_if(call, owner, edition, author).await,
-            Change::Run { run, then, ends } => self.write_outcome(call, owner, run, then, ends).await,
+            Change::Run { run, then, ends, origin } => {
+                self.write_outcome(call, owner, run, then, ends, origin.as_ref()).await
+            }
             Change::Advance { incarnation, revision, due } => {
                 self.advance(call, owner, incarnation, revision, due).await
             }
@@ -184,6 +187,7 @@ impl MemoryStore {
         run: Run,
         then: Option<DueKey>,
         ends: bool,
+        origin: Option<&RunOrigin>,
     ) -> Result<Written, Stop> {
         check_run(&run, then.as_ref());
         let Occurrence { incarnation, revision, .. } = run.occurrence;
@@ -197,7 +201,7 @@ impl MemoryStore {
         .await?;
         self.try_step(call, owner, |model| {
             model.check_open(owner.poller, &run)?;
-            model.write_run(run);
+            model.write_run(run, origin);
             Ok(())
         })
         .await?;

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 
-use domain::{PollerId, ShardId, Term, Timestamp};
+use domain::{PollerId, RunOrigin, ShardId, Term, Timestamp};
 use store::{Change, HandedOver, OwnerWrite};
 
 use crate::cluster::shards::ShardTerm;
@@ -55,8 +55,8 @@ impl Owner {
         }
     }
 
-    /// Accepts the outcome of a handed-over attempt. Returns `false` if the owner expects no outcome of this attempt.
-    pub(super) fn accept_outcome(&mut self, outcome: AttemptOutcome) -> bool {
+    /// Accepts the outcome of a handed-over attempt. `origin` is the origin of the run, if it is known. Returns `false` if the owner expects no outcome of this attempt.
+    pub(super) fn accept_outcome(&mut self, outcome: AttemptOutcome, origin: Option<RunOrigin>) -> bool {
         let AttemptOutcome { poller: _, run, mut then, ends } = outcome;
         let occurrence = run.occurrence;
         let Some((entry, _)) = self.handed_over.get(&occurrence).copied() else { return false };
@@ -72,7 +72,8 @@ impl Owner {
         }
         self.handed_over.remove(&occurrence);
         self.dispatch.add_unresolved(poller.tenant);
-        let change = Change::Run { run, then, ends };
+        let origin = origin.filter(|_| run.state.is_final());
+        let change = Change::Run { run, then, ends, origin };
         self.unsent.push_back(PendingWrite { write: OwnerWrite { term, poller, change }, then: Then::Resolve(entry) });
         true
     }

@@ -1,0 +1,119 @@
+//! Counts of final runs: their changes with the outcomes, their deletion, and their reads.
+//!
+//! docs/decisions/0244-count-final-runs-by-hour.md gives the reasons for the design.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use std::sync::Mutex;
+
+use domain::{Counts, Facet, Hour, RunOrigin, RunSample, TenantId};
+use store::{CountPage, CountRead, StoreError};
+use stored::count;
+
+use super::Machine;
+use crate::codec::counted;
+use crate::index::{Family, Sequence};
+use crate::memory::Memory;
+use crate::read::{Rows, damaged};
+
+/// Maximum number of rows that one item of a journal entry deletes.
+const DELETED_MAX: usize = 1_000;
+
+impl Machine {
+    /// Adds a final run to the counts of its hour. A damaged row of counts is no error, because no outcome may be lost
+    /// for it. The counts of its hour then start again.
+    pub(super) fn count_run(
+        &self,
+        at: Sequence,
+        tenant: TenantId,
+        hour: Hour,
+        origin: Option<&RunOrigin>,
+        sample: &RunSample,
+    ) -> Result<(), StoreError> {
+        let keys = Facet::ALL.map(|facet| (tenant, facet, hour));
+        let is_missing = {
+            let memory = self.memory();
+            keys.map(|key| !memory.counted.contains(key))
+        };
+        // Only this task changes the counts, so it can read the rows without the lock.
+        for (key, _) in keys.into_iter().zip(is_missing).filter(|(_, is_missing)| *is_missing) {
+            let (counts, stored) = match self.rows.counts_at(key, at) {
+                Ok(found) => found.map_or_else(Default::default, |(counts, len)| (counts, Some(len))),
+                Err(StoreError::Damaged(reason)) => {
+                    let hour = hour.start();
+                    tracing::error!(reason, %hour, "counts of an hour start again, because their row is damaged");
+                    (Counts::default(), None)
+                }
+                Err(error) => return Err(error),
+            };
+            self.memory().counted.load(key, counts, stored);
+        }
+        // If a read fails, the run counts in no facet.
+        let counted = &mut self.memory().counted;
+        keys.into_iter().for_each(|key| counted.record(key, origin, sample));
+        Ok(())
+    }
+
+    /// Deletes counts of the tenant for the hours before `before`. Returns true if it deleted a row. There may then be
+    /// further rows.
+    pub(super) fn forget_counts(&self, at: Sequence, tenant: TenantId, before: Hour) -> Result<bool, StoreError> {
+        let mut keys = BTreeSet::new();
+        for facet in Facet::ALL {
+            keys.extend(self.memory().counted.keys_before(tenant, facet, before));
+            let from = counted::key(tenant, facet, Hour(i64::MIN));
+            let to = counted::key(tenant, facet, before);
+            let mut first_error = None;
+            let scan = self.index().scan(Family::Points, &from, &to, at, &mut |key, _| {
+                match counted::parse(key) {
+                    Ok(key) => {
+                        keys.insert(key);
+                    }
+                    Err(error) => first_error = Some(self.rows.malformed_point(key, error)),
+                }
+                if keys.len() < DELETED_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            });
+            scan.map_err(damaged)?;
+            first_error.map_or(Ok(()), Err)?;
+        }
+        for key in keys.iter().take(DELETED_MAX) {
+            let (tenant, facet, hour) = *key;
+            let row = counted::key(tenant, facet, hour);
+            let changed = self.memory().counted.remove(*key);
+            let stored = match changed {
+                Some(stored) => stored,
+                None => self.index().get(Family::Points, &row, at).map_err(damaged)?.map(|value| value.len()),
+            };
+            if stored.is_some() {
+                self.index().remove(Family::Points, &row, at);
+            }
+            self.memory().usages.resize(tenant, stored, None);
+        }
+        Ok(!keys.is_empty())
+    }
+}
+
+impl Rows {
+    /// Returns the counts of a row and the length of the row, as of the sequence `before`.
+    fn counts_at(&self, key: (TenantId, Facet, Hour), before: Sequence) -> Result<Option<(Counts, usize)>, StoreError> {
+        let row = counted::key(key.0, key.1, key.2);
+        let Some(value) = self.index.get(Family::Points, &row, before).map_err(damaged)? else { return Ok(None) };
+        let counts = count::decode(&value).map_err(|error| self.malformed_point(&row, error))?;
+        Ok(Some((counts, value.len())))
+    }
+
+    /// Reads the counts of some hours. Counts in memory are newer than the rows of the index.
+    pub(crate) fn counts(&self, memory: &Mutex<Memory>, read: &CountRead) -> Result<CountPage, StoreError> {
+        let CountRead { tenant, facet, from, until } = *read;
+        // The memory comes first. A row that the state machine then moves to the index is in both.
+        let changed = memory.lock().expect("no holder of this lock panics").counted.hours(tenant, facet, from, until);
+        let mut hours = BTreeMap::new();
+        let (first, end) = (counted::key(tenant, facet, from), counted::key(tenant, facet, until));
+        self.collect(Family::Points, &first, &end, usize::MAX, |key, value| {
+            let (.., hour) = counted::parse(key)?;
+            hours.insert(hour, count::decode(value)?);
+            Ok(())
+        })?;
+        hours.extend(changed);
+        Ok(CountPage { hours: hours.into_iter().collect(), counted_from: Hour::default() })
+    }
+}
