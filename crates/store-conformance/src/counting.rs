@@ -105,7 +105,8 @@ fn changes_of(schedule: &Schedule, nominal: Timestamp, numbers: &mut Numbers, kn
         changes.push(Change::Run { run, then, ends: false, origin: None });
     }
     let missed = RunState::Missed { last: nominal, count: 3, attempt_possible: false };
-    let state = [RunState::Succeeded, RunState::Failed, RunState::Cancelled, missed][numbers.below(4) as usize];
+    let states = [RunState::Succeeded, RunState::Failed, RunState::Cancelled, missed];
+    let state = states[usize::try_from(numbers.below(4)).unwrap_or(0)];
     if matches!(state, RunState::Succeeded | RunState::Failed) {
         let number = u16::try_from(attempts.len()).unwrap_or(0) + 1;
         attempts.push(attempt(number, nominal + Duration::from_millis(numbers.below(50)), numbers.below(9_000)));

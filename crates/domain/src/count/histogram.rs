@@ -3,8 +3,9 @@
 /// Number of buckets in each range from a power of two to the next: 2 to the power of this number.
 const SUB_BITS: u32 = 4;
 const SUB: u16 = 1 << SUB_BITS;
-/// Number of buckets of a histogram. The last bucket contains [`u64::MAX`].
-pub const BUCKETS: u16 = (64 - SUB_BITS + 1) as u16 * SUB;
+/// Number of buckets of a histogram: 16 for the values below 16, and 16 for each of the 60 ranges above. The last bucket
+/// contains [`u64::MAX`].
+pub const BUCKETS: u16 = 61 * SUB;
 
 /// Counts of values in log-linear buckets. The values below 16 have a bucket each. Each range from a power of two to the
 /// next has 16 buckets of the same width, so a bucket is narrower than 1/16 of its values.
