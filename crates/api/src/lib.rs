@@ -14,6 +14,7 @@ mod explain;
 mod patch;
 mod preview;
 mod problem;
+mod report;
 mod run;
 mod schedule;
 mod secret;
@@ -25,6 +26,7 @@ pub use explain::{Cause, CauseKind, Explanation, Verdict};
 pub use patch::SchedulePatch;
 pub use preview::{ClockChange, ClockChangeKind, Preview, PreviewOccurrence};
 pub use problem::{FieldError, PROBLEM_CONTENT_TYPE, Problem};
+pub use report::{Percentiles, Report, ReportBy, ReportGroup, ReportRow, ReportStates};
 pub use run::{Attempt, CancelResult, Cancelled, Redriven, Run, RunPage, RunState};
 pub use schedule::{
     BusTarget, CloudEvent, CloudEventMode, DryRun, HttpTarget, Retry, RetryRequest, Schedule, ScheduleCount,

@@ -78,6 +78,11 @@ impl SuccessResponse {
         serde_json::from_slice(&self.body).map_err(|source| Error::Unreadable { source })
     }
 
+    /// Returns the body as text. Invalid UTF-8 becomes U+FFFD.
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
     /// Parses a value that borrows from the body, and converts it to an owned value.
     pub(crate) fn read_with<'a, T: serde::Deserialize<'a>, U>(&'a self, owned: fn(T) -> U) -> Result<U, Error> {
         serde_json::from_slice(&self.body).map(owned).map_err(|source| Error::Unreadable { source })

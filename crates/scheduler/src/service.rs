@@ -11,6 +11,7 @@ use membership::{MemberId, Outage};
 use prometheus_client::registry::Registry;
 use runtime::{Runtime, TaskSet};
 use store::listing::{self, Listing};
+use store::report::{self, Report, ReportRead};
 use store::runs::{self, RunListing, RunPage};
 use store::{Answer, Health, Inbox, Store, StoreError};
 use tokio_util::sync::CancellationToken;
@@ -404,6 +405,14 @@ impl Scheduler {
     pub async fn list_runs(&self, listing: &RunListing<'_>) -> Result<RunPage, StoreError> {
         let clock = || self.shared.runtime.monotonic();
         runs::page(&*self.shared.store, listing, clock, || self.shared.turns.take(listing.tenant)).await
+    }
+
+    /// Returns a report about a tenant's final runs, as [`report::report`] does.
+    ///
+    /// # Errors
+    /// Returns an error if the store fails.
+    pub async fn report(&self, read: &ReportRead) -> Result<Report, StoreError> {
+        report::report(&*self.shared.store, read, || self.shared.turns.take(read.tenant)).await
     }
 
     /// Explains why a schedule did, did not or will not fire at the instant `at`. Returns `None` if no schedule has the

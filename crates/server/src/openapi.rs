@@ -135,6 +135,10 @@ fn describe_response(response: &ResponseSpec, schemas: &mut Schemas) -> Value {
     let mut described = json!({ "description": response.description });
     let content = match response.content {
         Content::Json(schema) => json!({ "application/json": { "schema": schema(&mut schemas.responses) } }),
+        Content::JsonOrText(schema, media) => json!({
+            "application/json": { "schema": schema(&mut schemas.responses) },
+            media: { "schema": { "type": "string" } },
+        }),
         // The document describes a body of NDJSON lines as bytes. A generated client returns the bytes unparsed, so
         // the caller of the client can read the lines.
         Content::Lines => json!({ api::NDJSON_CONTENT_TYPE: { "schema": bytes() } }),

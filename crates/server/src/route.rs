@@ -48,6 +48,10 @@ pub(crate) enum Parameter {
     PageToken,
     /// Parameter `from` of a preview.
     PreviewFrom,
+    ReportBy,
+    ReportFrom,
+    ReportState,
+    ReportTo,
     RunOrder,
     RunState,
     Schedule,
@@ -65,6 +69,8 @@ impl Parameter {
 #[derive(Clone, Copy)]
 pub(crate) enum Content {
     Json(Schema),
+    /// JSON, or text with this media type if the client accepts it.
+    JsonOrText(Schema, &'static str),
     Lines,
     Nothing,
     /// Text body with one of these media types.
@@ -210,6 +216,7 @@ impl Route {
             Content::Lines => Some(BATCH_BYTES),
             Content::Json(_) if self.parameters.contains(&Parameter::Limit) => Some(PAGE_BYTES),
             Content::Json(_) if self.parameters.contains(&Parameter::Count) => Some(SCHEDULE_BYTES),
+            Content::JsonOrText(..) => Some(PAGE_BYTES),
             Content::Json(_) if self.name.starts_with("GET ") && is_key_needed => Some(SCHEDULE_BYTES),
             Content::Json(_) | Content::Nothing | Content::Text(_) => None,
         }

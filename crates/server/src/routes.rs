@@ -16,6 +16,7 @@ mod operations;
 mod page;
 mod preview;
 mod quotas;
+mod report;
 mod run_listing;
 mod run_routes;
 mod runs;

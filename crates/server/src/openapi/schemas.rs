@@ -105,6 +105,23 @@ impl Schemas {
                 "Minimum duration from the due instant to the start of the first attempt, for example `5s`",
                 json!({ "type": "string" }),
             ),
+            Parameter::ReportBy => {
+                let schema =
+                    json!({ "type": "string", "enum": ["state", "hour", "host", "label"], "default": "state" });
+                ("by", "Property by which the report has rows", schema)
+            }
+            Parameter::ReportFrom => {
+                ("from", "Start of the range of due instants; the server rounds it down to a whole hour", instant())
+            }
+            Parameter::ReportTo => {
+                let description = "End of the range of due instants, exclusive, at most 92 days after the start; the \
+                                   server rounds it up to a whole hour. Default: now";
+                ("to", description, instant())
+            }
+            Parameter::ReportState => {
+                let states = ["succeeded", "failed", "missed", "cancelled"];
+                ("state", "State of the runs to count", json!({ "type": "string", "enum": states }))
+            }
             Parameter::RunOrder => {
                 let schema = json!({ "type": "string", "enum": ["oldest", "newest"], "default": "newest" });
                 ("order", "Order of the results by their due instants", schema)
@@ -156,7 +173,7 @@ impl Schemas {
             }
         };
         let place = if parameter.is_header() { "header" } else { "query" };
-        let is_required = matches!(parameter, Parameter::At);
+        let is_required = matches!(parameter, Parameter::At | Parameter::ReportFrom);
         json!({ "name": name, "in": place, "required": is_required, "description": description, "schema": schema })
     }
 

@@ -136,7 +136,7 @@ impl RunQuery {
 }
 
 /// States of runs, by the names that the parameter `state` has.
-const STATES: [(&str, RunStateKind); 5] = [
+pub(super) const STATES: [(&str, RunStateKind); 5] = [
     ("retrying", RunStateKind::Retrying),
     ("succeeded", RunStateKind::Succeeded),
     ("failed", RunStateKind::Failed),

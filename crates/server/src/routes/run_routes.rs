@@ -1,10 +1,10 @@
 //! Entries of the routes of runs and explanations in the table of routes.
 
-use super::{PAGE, Routes, explain, run_listing, runs};
+use super::{PAGE, Routes, explain, report, run_listing, runs};
 use crate::rejection::Code;
 use crate::route::Needs::{Reader, Writer};
 use crate::route::Parameter::{self, DeadLetter, Label, Limit, PageToken};
-use crate::route::{ok, schedules as schedules_route, schema_of};
+use crate::route::{Content, ResponseSpec, ok, schedules as schedules_route, schema_of};
 
 const RUN_PARAMETERS: &[Parameter] = &[
     Parameter::From,
@@ -61,6 +61,25 @@ pub(super) fn add(routes: Routes) -> Routes {
             .with(RUN_PARAMETERS)
             .rejecting(&[Code::ScheduleNotFound, Code::RunsNotIndexed]),
             run_listing::list,
+        )
+        .add(
+            schedules_route(
+                "GET /v1/report",
+                "getReport",
+                Reader,
+                "Count the runs that have ended, by state, hour, host or label, with percentiles",
+                ResponseSpec {
+                    content: Content::JsonOrText(schema_of::<api::Report>, report::CSV),
+                    ..ok("The report, as CSV if the header `Accept` contains `text/csv`", schema_of::<api::Report>)
+                },
+            )
+            .with(&[
+                Parameter::ReportFrom,
+                Parameter::ReportTo,
+                Parameter::ReportBy,
+                Parameter::ReportState,
+            ]),
+            report::report,
         )
         .add(
             schedules_route(

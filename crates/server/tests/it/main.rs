@@ -19,6 +19,7 @@ mod openapi;
 mod operations;
 mod preview;
 mod quotas;
+mod report;
 mod run_listing;
 mod runs;
 mod schedules;

@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use server::Options;
 use store::memory::MemoryStore;
 use store::{
-    Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Closed, Cursor, DuePage, DueRead, HandOver,
-    HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated, OwnerWrite, Placed, Positions,
-    RunList, RunRead, Store, StoreError, Usage, WriteRejection, Written,
+    Answer, Cancellation, CancellationResult, ChosenIdPage, ChosenIdRead, Closed, CountPage, CountRead, Cursor,
+    DuePage, DueRead, HandOver, HandedOver, Health, Insert, InsertLogEntry, Inserted, ListPage, ListRead, Outdated,
+    OwnerWrite, Placed, Positions, RunList, RunRead, Store, StoreError, Usage, WriteRejection, Written,
 };
 
 use crate::support::{DeliverByPath, World};
@@ -90,6 +90,7 @@ impl Store for Listed {
         list_chosen_ids(read: ChosenIdRead) -> Answer<'_, ChosenIdPage>;
         runs(incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
         past_timings(incarnation: Incarnation, from: Revision, limit: usize) -> Answer<'_, Vec<PastTiming>>;
+        counts(read: CountRead) -> Answer<'_, CountPage>;
         dead_letters(tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
         usage(tenants: Vec<TenantId>) -> Answer<'_, Vec<Usage>>;
         tenants() -> Answer<'_, Vec<Tenant>>;
