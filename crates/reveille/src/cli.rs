@@ -14,6 +14,7 @@ mod connect;
 mod explain;
 mod key;
 mod quota;
+mod report;
 mod run;
 mod schedule;
 mod secret;
@@ -44,6 +45,12 @@ pub(crate) enum Command {
     /// Show and list runs, and run those again that failed after their last attempt (dead letters)
     #[command(subcommand)]
     Run(run::Command),
+    /// Count the runs that have ended, by state, label, host or hour, with percentiles of lateness and duration
+    #[command(
+        after_help = "Examples:\n  reveille report --last 24h --by host\n  reveille report --from 2026-11-01T00:00:00Z --to \
+                      2026-12-01T00:00:00Z --by label --format csv\n  reveille report --last 7d --by hour --plot runs.svg"
+    )]
+    Report(report::Command),
     /// Create and show tenants; requires an operator's key
     #[command(subcommand)]
     Tenant(tenant::Command),
@@ -73,6 +80,7 @@ pub(crate) async fn execute<C: CommandFactory>(runtime: &Runtime, command: Comma
     match command {
         Command::Schedule(command) => Box::pin(schedule::execute(runtime, command)).await,
         Command::Run(command) => Box::pin(run::execute(runtime, command)).await,
+        Command::Report(command) => Box::pin(report::execute(runtime, command)).await,
         Command::Tenant(command) => Box::pin(tenant::execute(command)).await,
         Command::Key(command) => Box::pin(key::execute(runtime, command)).await,
         Command::Secret(command) => Box::pin(secret::execute(command)).await,

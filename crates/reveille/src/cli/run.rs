@@ -1,5 +1,6 @@
-//! Commands `reveille run`, which show a run, list runs, and list and redrive dead letters.
+//! Commands `reveille run`, which show a run, list and export runs, and list and redrive dead letters.
 
+mod export;
 mod follow;
 mod list;
 
@@ -11,6 +12,7 @@ use reveille_client::api::{Attempt, Redriven, RunPage};
 use reveille_client::{Client, Error, Run, TryStreamExt as _};
 use runtime::Runtime;
 
+pub(super) use self::list::before;
 use super::Output;
 use super::connect::{Connect, DefaultKey};
 use super::explain::explain;
@@ -27,6 +29,12 @@ pub(crate) enum Command {
                       reveille run list --status 503 --host shop.example --follow"
     )]
     List(Box<list::List>),
+    /// Write the runs of a range to a compressed file of JSON lines
+    #[command(
+        after_help = "Examples:\n  reveille run export --last 24h --out runs.ndjson.gz\n  reveille run export --resume --out \
+                      runs.ndjson.gz"
+    )]
+    Export(Box<export::Export>),
     /// List the dead letters: runs that failed after their last attempt and are not redriven
     DeadLetters(DeadLetters),
     /// Run dead letters again immediately
@@ -91,6 +99,7 @@ pub(super) async fn execute(runtime: &Runtime, command: Command) -> anyhow::Resu
     match command {
         Command::Get(arguments) => get(arguments).await,
         Command::List(arguments) => list::list(runtime, *arguments).await,
+        Command::Export(arguments) => export::export(runtime, *arguments).await,
         Command::DeadLetters(arguments) => dead_letters(arguments).await,
         Command::Redrive(arguments) => redrive(runtime, arguments).await,
     }

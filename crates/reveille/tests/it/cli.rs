@@ -49,12 +49,12 @@ pub(crate) fn run(data: &Path, arguments: &[&str]) -> Ran {
     Ran::of(&command(data, arguments).output().expect("the binary starts"))
 }
 
-fn json(data: &Path, arguments: &[&str]) -> Value {
+pub(crate) fn json(data: &Path, arguments: &[&str]) -> Value {
     let text = run(data, &[arguments, &["--json"]].concat()).done();
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
 }
 
-fn with_input(data: &Path, arguments: &[&str], input: &str) -> Ran {
+pub(crate) fn with_input(data: &Path, arguments: &[&str], input: &str) -> Ran {
     let mut command = command(data, arguments);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();

@@ -39,6 +39,7 @@ mod receiver;
 mod receiving;
 mod recipes;
 mod redirected;
+mod report;
 mod secrets;
 mod server;
 mod spans;

@@ -17,8 +17,9 @@ use crate::cli::schedule::list::{instant, label};
 use crate::cli::show;
 use crate::progress::Progress;
 
+/// Filter of a list of runs, without its range.
 #[derive(Args, Debug)]
-pub(crate) struct List {
+pub(crate) struct Filter {
     /// State of the runs to list
     #[arg(long)]
     state: Option<State>,
@@ -37,6 +38,12 @@ pub(crate) struct List {
     /// Minimum duration from the due instant to the start of the first attempt, for example 5s
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     late_by: Option<Duration>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct List {
+    #[command(flatten)]
+    filter: Filter,
     /// Earliest due instant of the runs to list (RFC 3339)
     #[arg(long, value_name = "INSTANT", value_parser = instant)]
     from: Option<Time>,
@@ -85,8 +92,9 @@ enum Order {
 const LAST_DEFAULT: Duration = Duration::from_secs(3_600);
 const WINDOW_DEFAULT: Duration = Duration::from_secs(60);
 
-impl List {
-    fn query(&self, now: Time) -> RunQuery {
+impl Filter {
+    /// Returns the query without a range and with the default order.
+    pub(super) fn query(&self) -> RunQuery {
         let state = self.state.map(|state| match state {
             State::Retrying => RunState::Retrying,
             State::Succeeded => RunState::Succeeded,
@@ -94,8 +102,22 @@ impl List {
             State::Missed => RunState::Missed,
             State::Cancelled => RunState::Cancelled,
         });
+        RunQuery {
+            state,
+            schedule: self.schedule.clone(),
+            label: self.label.clone(),
+            host: self.host.clone(),
+            status: self.status,
+            late_by: self.late_by,
+            ..RunQuery::default()
+        }
+    }
+}
+
+impl List {
+    fn query(&self, now: Time) -> RunQuery {
         // A page token contains its range, which ended at the time of the first page.
-        let last = match (&self.page.page_token, &self.schedule) {
+        let last = match (&self.page.page_token, &self.filter.schedule) {
             (Some(_), _) => None,
             (None, Some(_)) => self.last,
             (None, None) => self.last.or(Some(LAST_DEFAULT)),
@@ -104,21 +126,12 @@ impl List {
             Some(Order::Oldest) => RunOrder::Oldest,
             Some(Order::Newest) | None => RunOrder::Newest,
         };
-        RunQuery {
-            state,
-            schedule: self.schedule.clone(),
-            label: self.label.clone(),
-            host: self.host.clone(),
-            status: self.status,
-            late_by: self.late_by,
-            from: self.from.or(last.map(|last| before(now, last))),
-            until: self.until,
-            order,
-        }
+        let from = self.from.or(last.map(|last| before(now, last)));
+        RunQuery { from, until: self.until, order, ..self.filter.query() }
     }
 }
 
-pub(super) fn before(time: Time, duration: Duration) -> Time {
+pub(in crate::cli) fn before(time: Time, duration: Duration) -> Time {
     Time(time.0.saturating_sub(i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)).max(0))
 }
 

@@ -1,0 +1,260 @@
+//! Command `reveille run export`, which writes the runs of a range to a compressed file.
+//!
+//! The file consists of gzip members, one for each page of the list. A member contains one line of JSON for each run. The
+//! comment in the header of a member contains the page token of the next page. Programs that read gzip files ignore the
+//! comments, and return the lines of all members.
+//!
+//! Invariants:
+//! - An interrupted command leaves complete members, and at most one incomplete member at the end of the file. The command
+//!   continues after the last complete member. It neither repeats nor loses a run, because the page token continues the
+//!   list at the run after the last one of this member.
+//! - The last member of a complete file has a comment without a page token.
+//! - The command never changes a file that it did not write.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use clap::Args;
+use cli_support::console;
+use domain::duration;
+use flate2::bufread::GzDecoder;
+use flate2::{Compression, GzBuilder};
+use reveille_client::{Run, RunOrder, RunQuery, Time};
+use runtime::Runtime;
+
+use super::list::{Filter, before};
+use crate::cli::connect::{Connect, DefaultKey};
+use crate::cli::explain::explain;
+use crate::cli::schedule::list::instant;
+use crate::cli::show;
+use crate::progress::Progress;
+
+#[derive(Args, Debug)]
+pub(crate) struct Export {
+    #[command(flatten)]
+    filter: Filter,
+    /// Earliest due instant of the runs (RFC 3339)
+    #[arg(long, value_name = "INSTANT", value_parser = instant)]
+    from: Option<Time>,
+    /// End of the range of due instants, exclusive (RFC 3339) [default: now]
+    #[arg(long, value_name = "INSTANT", value_parser = instant, requires = "from")]
+    to: Option<Time>,
+    /// Duration of the range that ends now, instead of --from [default: 24h without --from]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, conflicts_with = "from")]
+    last: Option<Duration>,
+    /// File for the runs: lines of JSON, compressed with gzip
+    #[arg(long, value_name = "FILE.ndjson.gz")]
+    out: PathBuf,
+    /// Continue an interrupted export to the same file, with the same filter. The file determines the range
+    #[arg(long, conflicts_with_all = ["from", "to", "last"])]
+    resume: bool,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+/// Number of runs in one request.
+const PAGE: u16 = 1_000;
+const LAST_DEFAULT: Duration = Duration::from_secs(24 * 3_600);
+/// Start of the comment of each member. The rest of the comment is the page token of the next page.
+const COMMENT: &str = "reveille-runs:1:";
+/// Number of members after which the command syncs the file.
+const SYNC_EVERY: u32 = 64;
+
+pub(super) async fn export(runtime: &Runtime, arguments: Export) -> anyhow::Result<()> {
+    let client = arguments.connect.client(DefaultKey::Admin)?;
+    let path = &arguments.out;
+    let shown = path.display();
+    let mut query = RunQuery { order: RunOrder::Oldest, ..arguments.filter.query() };
+    let (mut file, mut token, mut exported) = match arguments.resume {
+        true => {
+            let mut file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(path)
+                .with_context(|| format!("cannot open {shown}; to begin an export, omit --resume"))?;
+            let found = complete_members(&mut file).with_context(|| format!("cannot read {shown}"))?;
+            let Some(last) = found.last else {
+                bail!("{shown} contains no complete page of an export; delete it, and begin again without --resume");
+            };
+            file.set_len(found.end).with_context(|| format!("cannot write to {shown}"))?;
+            file.seek(SeekFrom::Start(found.end))?;
+            if last.is_empty() {
+                return Ok(console::line(&format!("{} runs; the export was already complete", found.lines))?);
+            }
+            (file, Some(last), found.lines)
+        }
+        false => {
+            let now = Time(runtime.now().as_millis());
+            let from = arguments.from.unwrap_or_else(|| before(now, arguments.last.unwrap_or(LAST_DEFAULT)));
+            query.from = Some(from);
+            query.until = Some(arguments.to.unwrap_or(now));
+            let file = OpenOptions::new().write(true).create_new(true).open(path).with_context(|| {
+                format!("cannot create {shown}; choose another file, or continue an export with --resume")
+            })?;
+            (file, None, 0)
+        }
+    };
+    let mut progress = Progress::new(runtime);
+    let (mut members, mut unreadable) = (0_u32, 0_u64);
+    loop {
+        let page = client.list_runs_page(&query, PAGE, token.as_deref()).await;
+        let page = page.map_err(|error| {
+            explain(&client, &error).context(format!("{exported} runs exported; continue with --resume"))
+        })?;
+        token = page.next_page_token;
+        unreadable = unreadable.saturating_add(page.unreadable);
+        // An empty page within the list needs no member. The next member contains the token after it.
+        if !page.runs.is_empty() || token.is_none() {
+            let member = member(&page.runs, token.as_deref().unwrap_or_default())?;
+            file.write_all(&member).with_context(|| format!("cannot write to {shown}; continue with --resume"))?;
+            members = members.wrapping_add(1);
+            if members.is_multiple_of(SYNC_EVERY) {
+                file.sync_data()?;
+            }
+        }
+        exported += page.runs.len() as u64;
+        progress.update(|| format!("{exported} runs exported"));
+        if token.is_none() {
+            break;
+        }
+    }
+    file.sync_all().with_context(|| format!("cannot write to {shown}; continue with --resume"))?;
+    drop(progress);
+    if unreadable > 0 {
+        show::warn_of_unreadable(unreadable);
+    }
+    Ok(console::line(&format!("{exported} runs"))?)
+}
+
+/// Returns the member for a page of runs. `next` is the token of the next page, or empty after the last page.
+fn member(runs: &[Run], next: &str) -> anyhow::Result<Vec<u8>> {
+    ensure!(
+        next.bytes().all(|byte| byte.is_ascii_graphic()),
+        "the server returned a page token with unexpected characters; report this error"
+    );
+    let mut encoder = GzBuilder::new().comment(format!("{COMMENT}{next}")).write(Vec::new(), Compression::default());
+    for run in runs {
+        serde_json::to_writer(&mut encoder, run)?;
+        encoder.write_all(b"\n")?;
+    }
+    Ok(encoder.finish()?)
+}
+
+/// Complete members at the start of a file.
+#[derive(PartialEq, Eq, Debug, Default)]
+struct Members {
+    /// Number of bytes of the members.
+    end: u64,
+    /// Number of lines in the members.
+    lines: u64,
+    /// Page token in the last member, which is empty at the end of the list. `None` if there is no member.
+    last: Option<String>,
+}
+
+/// Reads the members of a file up to the end of the file or the first incomplete member.
+///
+/// # Errors
+/// Returns an error if the file cannot be read, or if another program wrote it.
+fn complete_members(file: &mut File) -> anyhow::Result<Members> {
+    file.seek(SeekFrom::Start(0))?;
+    let mut reader = BufReader::new(file);
+    let mut members = Members::default();
+    loop {
+        let mut decoder = GzDecoder::new(&mut reader);
+        let Ok(lines) = count_lines(&mut decoder) else { return Ok(members) };
+        let comment = decoder.header().and_then(|header| header.comment());
+        let comment = comment.and_then(|comment| std::str::from_utf8(comment).ok());
+        let Some(next) = comment.and_then(|comment| comment.strip_prefix(COMMENT)).map(str::to_owned) else {
+            // The decoder reads nothing at the end of the file.
+            let is_end = decoder.header().is_none() && members.last.is_some();
+            ensure!(is_end, "the file is no export of runs; choose another file");
+            return Ok(members);
+        };
+        members.end = reader.stream_position()?;
+        members.lines += lines;
+        members.last = Some(next);
+    }
+}
+
+/// Reads a member to its end, and checks its checksum. Returns the number of its lines.
+fn count_lines(decoder: &mut impl io::Read) -> io::Result<u64> {
+    let (mut lines, mut buffer) = (0, vec![0; 64 * 1024]);
+    loop {
+        match decoder.read(&mut buffer) {
+            Ok(0) => return Ok(lines),
+            Ok(len) => lines += buffer[..len].iter().filter(|byte| **byte == b'\n').count() as u64,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flate2::read::MultiGzDecoder;
+
+    use super::*;
+
+    fn run(number: usize) -> Run {
+        let json = format!(
+            r#"{{"id":"run-{number}","state":"succeeded","scheduled_at":"2026-03-29T01:00:00Z","revision":0,"replay":0,
+                "attempts":[]}}"#
+        );
+        serde_json::from_str(&json).unwrap()
+    }
+
+    /// Returns a file with two members of an export: two runs and the token `next`, then one run at the end of the list.
+    fn two_members() -> (Vec<u8>, usize) {
+        let first = member(&[run(1), run(2)], "next").unwrap();
+        let second = member(&[run(3)], "").unwrap();
+        let len = first.len();
+        ([first, second].concat(), len)
+    }
+
+    fn members_of(bytes: &[u8]) -> anyhow::Result<Members> {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        complete_members(&mut file)
+    }
+
+    #[test]
+    fn file_cut_at_any_byte_ends_with_its_last_complete_member() {
+        let (bytes, first) = two_members();
+        let one = Members { end: first as u64, lines: 2, last: Some("next".to_owned()) };
+        for len in first..bytes.len() {
+            assert_eq!(members_of(&bytes[..len]).unwrap(), one, "{len} bytes");
+        }
+        let whole = Members { end: bytes.len() as u64, lines: 3, last: Some(String::new()) };
+        assert_eq!(members_of(&bytes).unwrap(), whole);
+        for len in 1..first {
+            assert_eq!(members_of(&bytes[..len]).unwrap(), Members::default(), "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn damaged_member_ends_the_complete_members() {
+        let (mut bytes, first) = two_members();
+        let checksum = bytes.len() - 8;
+        bytes[checksum] ^= 1;
+        assert_eq!(members_of(&bytes).unwrap().end, first as u64);
+    }
+
+    #[test]
+    fn file_of_another_program_is_rejected() {
+        let mut encoder = GzBuilder::new().write(Vec::new(), Compression::default());
+        encoder.write_all(b"text\n").unwrap();
+        assert!(members_of(&encoder.finish().unwrap()).is_err());
+    }
+
+    #[test]
+    fn any_gzip_program_reads_the_lines_of_all_members() {
+        let (bytes, _) = two_members();
+        let mut text = String::new();
+        MultiGzDecoder::new(&bytes[..]).read_to_string(&mut text).unwrap();
+        let ids: Vec<String> = text.lines().map(|line| serde_json::from_str::<Run>(line).unwrap().id).collect();
+        assert_eq!(ids, ["run-1", "run-2", "run-3"]);
+    }
+}
