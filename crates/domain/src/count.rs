@@ -122,6 +122,15 @@ impl Group {
         Group::Value { name: name.to_owned(), value: value.to_owned() }
     }
 
+    fn size(&self) -> usize {
+        GROUP_BYTES
+            + match self {
+                Group::Value { name, value } => name.len() + value.len(),
+                Group::OtherValue { name } => name.len(),
+                Group::None | Group::OtherName => 0,
+            }
+    }
+
     fn name(&self) -> Option<&str> {
         match self {
             Group::Value { name, .. } | Group::OtherValue { name } => Some(name),
@@ -129,6 +138,10 @@ impl Group {
         }
     }
 }
+
+/// Approximate number of stored bytes of a tally, and of a group without its texts.
+const TALLY_BYTES: usize = 96;
+const GROUP_BYTES: usize = 8;
 
 /// Number of runs, with their lateness and durations.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -212,17 +225,30 @@ impl Counts {
         self.groups.is_empty()
     }
 
-    /// Adds a final run.
-    pub fn record(&mut self, facet: Facet, origin: Option<&RunOrigin>, sample: &RunSample) {
-        let mut placed = Vec::new();
+    /// Returns the approximate number of bytes that the counts need. The number depends only on the groups and their
+    /// states, and not on the numbers of runs.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.groups.iter().map(|(group, tallies)| group.size() + tallies.len() * TALLY_BYTES).sum()
+    }
+
+    /// Adds a final run. Returns the number of bytes by which [`Counts::size`] grows.
+    pub fn record(&mut self, facet: Facet, origin: Option<&RunOrigin>, sample: &RunSample) -> usize {
+        let (mut placed, mut grown) = (Vec::new(), 0);
         for group in facet.groups_of(origin) {
             let group = self.within_bounds(facet, group);
             // Several labels of a run can share a group beyond the bounds. The run counts once.
             if !placed.contains(&group) {
+                match self.groups.get(&group) {
+                    None => grown += group.size() + TALLY_BYTES,
+                    Some(tallies) if !tallies.contains_key(&sample.state) => grown += TALLY_BYTES,
+                    Some(_) => {}
+                }
                 self.tally(group.clone(), sample.state).record(sample);
                 placed.push(group);
             }
         }
+        grown
     }
 
     /// Adds the runs of other counts of the same facet. Groups beyond the bounds of the facet become part of the groups

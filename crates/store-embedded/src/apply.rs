@@ -196,8 +196,7 @@ impl Machine {
     }
 
     fn write_counted(&self, last_entry: u64) {
-        let Memory { counted, usages, .. } = &mut *self.memory();
-        counted.write(self.index(), usages, last_entry);
+        self.memory().counted.write(self.index(), last_entry);
     }
 
     pub(crate) fn index(&self) -> &dyn Index {

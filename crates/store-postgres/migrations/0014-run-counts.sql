@@ -41,7 +41,7 @@ create trigger usage_of_deleted after delete on reveille.run_count
 -- Last instant, by the clock of the database and to within a minute, at which a member of an earlier build wrote runs
 -- without counts. 0 if there was none.
 create table reveille.run_counting (
-    only boolean primary key default true check (only),
+    only_row boolean primary key default true check (only_row),
     uncounted_at bigint not null
 );
 insert into reveille.run_counting (uncounted_at)

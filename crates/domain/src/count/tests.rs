@@ -31,7 +31,9 @@ fn run_counts_in_the_groups_of_its_origin() {
     let mut all = Facet::ALL.map(|facet| (facet, Counts::default()));
     let origins = [Some(origin("a.example", &[("team", "blue"), ("app", "shop")])), Some(RunOrigin::default()), None];
     for (facet, counts) in &mut all {
-        origins.iter().for_each(|origin| counts.record(*facet, origin.as_ref(), &sample(1)));
+        for origin in &origins {
+            counts.record(*facet, origin.as_ref(), &sample(1));
+        }
     }
     let [(_, every), (_, hosts), (_, labels)] = &all;
     assert_eq!((runs(every), every.groups().len()), (3, 1));
@@ -77,7 +79,9 @@ fn counts(facet: Facet, recorded: &[(u8, u8, u64)]) -> Counts {
     let mut counts = Counts::default();
     for (value, name, lateness) in recorded {
         let origin = origin(&value.to_string(), &[(&name.to_string(), &value.to_string())]);
-        counts.record(facet, Some(&origin), &sample(*lateness));
+        let before = counts.size();
+        let grown = counts.record(facet, Some(&origin), &sample(*lateness));
+        assert_eq!(counts.size(), before + grown);
     }
     counts
 }

@@ -37,20 +37,20 @@ impl Machine {
         };
         // Only this task changes the counts, so it can read the rows without the lock.
         for (key, _) in keys.into_iter().zip(is_missing).filter(|(_, is_missing)| *is_missing) {
-            let (counts, stored) = match self.rows.counts_at(key, at) {
-                Ok(found) => found.map_or_else(Default::default, |(counts, len)| (counts, Some(len))),
+            let counts = match self.rows.counts_at(key, at) {
+                Ok(counts) => counts,
                 Err(StoreError::Damaged(reason)) => {
                     let hour = hour.start();
                     tracing::error!(reason, %hour, "counts of an hour start again, because their row is damaged");
-                    (Counts::default(), None)
+                    None
                 }
                 Err(error) => return Err(error),
             };
-            self.memory().counted.load(key, counts, stored);
+            self.memory().counted.load(key, counts);
         }
         // If a read fails, the run counts in no facet.
-        let counted = &mut self.memory().counted;
-        keys.into_iter().for_each(|key| counted.record(key, origin, sample));
+        let Memory { counted, usages, .. } = &mut *self.memory();
+        keys.into_iter().for_each(|key| counted.record(usages, key, origin, sample));
         Ok(())
     }
 
@@ -79,26 +79,29 @@ impl Machine {
             let (tenant, facet, hour) = *key;
             let row = counted::key(tenant, facet, hour);
             let changed = self.memory().counted.remove(*key);
-            let stored = match changed {
-                Some(stored) => stored,
-                None => self.index().get(Family::Points, &row, at).map_err(damaged)?.map(|value| value.len()),
+            let (size, is_stored) = match changed {
+                Some(changed) => changed,
+                None => match self.rows.counts_at(*key, at) {
+                    Ok(counts) => (counts.map(|counts| counts.size()), true),
+                    Err(StoreError::Damaged(_)) => (None, true),
+                    Err(error) => return Err(error),
+                },
             };
-            if stored.is_some() {
+            if is_stored {
                 self.index().remove(Family::Points, &row, at);
             }
-            self.memory().usages.resize(tenant, stored, None);
+            self.memory().usages.resize(tenant, size, None);
         }
         Ok(!keys.is_empty())
     }
 }
 
 impl Rows {
-    /// Returns the counts of a row and the length of the row, as of the sequence `before`.
-    fn counts_at(&self, key: (TenantId, Facet, Hour), before: Sequence) -> Result<Option<(Counts, usize)>, StoreError> {
+    /// Returns the counts of a row as of the sequence `before`.
+    fn counts_at(&self, key: (TenantId, Facet, Hour), before: Sequence) -> Result<Option<Counts>, StoreError> {
         let row = counted::key(key.0, key.1, key.2);
         let Some(value) = self.index.get(Family::Points, &row, before).map_err(damaged)? else { return Ok(None) };
-        let counts = count::decode(&value).map_err(|error| self.malformed_point(&row, error))?;
-        Ok(Some((counts, value.len())))
+        count::decode(&value).map(Some).map_err(|error| self.malformed_point(&row, error))
     }
 
     /// Reads the counts of some hours. Counts in memory are newer than the rows of the index.

@@ -6,9 +6,8 @@ use domain::occurrence::Run;
 use domain::retry::RetryPolicy;
 use domain::{
     ApiKey, Attempt, AttemptResult, Audit, Author, DueKey, HttpTarget, Incarnation, LabelKey, Occurrence, PollerId,
-    Precondition, Revision, RunFilter, RunOrigin, RunOutline, RunState, RunStateKind, Schedule, ScheduleId,
-    ScheduleVersion, Secret, ShardId, SigningSecret, Spec, Status, Target, TargetKey, Tenant, TenantId, Term,
-    Timestamp, When,
+    Precondition, Revision, RunFilter, RunOrigin, RunOutline, RunState, Schedule, ScheduleId, ScheduleVersion, Secret,
+    ShardId, SigningSecret, Spec, Status, Target, TargetKey, Tenant, TenantId, Term, Timestamp, When,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -20,7 +19,7 @@ use stored::{hand_over, run, schedule};
 use super::changed::Changed;
 use super::entry::{Builder, ChangeItem, InsertItem, Kind, Reader, WriteItem};
 use super::listed::Bucket;
-use super::timed::{Class, Progress};
+use super::timed::Class;
 use super::{key, tenant, timed};
 use crate::checkpoint::RunIndex;
 use crate::read::hex;
@@ -108,7 +107,7 @@ fn author() -> impl Strategy<Value = Author> {
 }
 
 fn origin() -> impl Strategy<Value = RunOrigin> {
-    let labels = prop::collection::vec((".{0,9}", ".{0,9}"), 0..4);
+    let labels = vec((".{0,9}", ".{0,9}"), 0..4);
     (option::of(".{0,20}"), labels).prop_map(|(host, labels)| RunOrigin { host, labels })
 }
 

@@ -21,8 +21,10 @@ type Key = (TenantId, Facet, Hour);
 #[derive(Debug)]
 struct Changed {
     counts: Counts,
-    /// Length of the row in the index. `None` if the index has no row.
-    stored: Option<usize>,
+    /// [`Counts::size`], with which the row counts as bytes of its tenant. `None` if the row is new.
+    size: Option<usize>,
+    /// True if the index contains the row.
+    is_stored: bool,
 }
 
 #[derive(Debug, Default)]
@@ -36,26 +38,31 @@ impl Counted {
         self.rows.contains_key(&key)
     }
 
-    /// Adds the counts of a row of the index, which has `stored` bytes.
-    pub(crate) fn load(&mut self, key: Key, counts: Counts, stored: Option<usize>) {
+    /// Adds the counts of a row of the index, or no counts if the index has no row.
+    pub(crate) fn load(&mut self, key: Key, counts: Option<Counts>) {
+        let is_stored = counts.is_some();
+        let size = counts.as_ref().map(Counts::size);
+        let counts = counts.unwrap_or_default();
         self.groups += counts.groups().len();
-        self.rows.insert(key, Changed { counts, stored });
+        self.rows.insert(key, Changed { counts, size, is_stored });
     }
 
-    /// Adds a final run. The caller has loaded the row.
-    pub(crate) fn record(&mut self, key: Key, origin: Option<&RunOrigin>, sample: &RunSample) {
-        let counts = &mut self.rows.entry(key).or_insert(Changed { counts: Counts::default(), stored: None }).counts;
-        let before = counts.groups().len();
-        counts.record(key.1, origin, sample);
-        self.groups += counts.groups().len() - before;
+    /// Adds a final run, and changes the bytes of its tenant. The caller has loaded the row.
+    pub(crate) fn record(&mut self, usages: &mut Usages, key: Key, origin: Option<&RunOrigin>, sample: &RunSample) {
+        let Some(Changed { counts, size, .. }) = self.rows.get_mut(&key) else { return };
+        let groups = counts.groups().len();
+        let after = Some(size.unwrap_or(0) + counts.record(key.1, origin, sample));
+        self.groups += counts.groups().len() - groups;
+        usages.resize(key.0, *size, after);
+        *size = after;
     }
 
-    /// Removes a row that the history sweep deletes. Returns the length of the row in the index, or `None` if the counts
-    /// have not changed since the last write.
-    pub(crate) fn remove(&mut self, key: Key) -> Option<Option<usize>> {
+    /// Removes a row that the history sweep deletes. Returns the size of the row, and whether the index contains it.
+    /// Returns `None` if the counts have not changed since the last write.
+    pub(crate) fn remove(&mut self, key: Key) -> Option<(Option<usize>, bool)> {
         let changed = self.rows.remove(&key)?;
         self.groups -= changed.counts.groups().len();
-        Some(changed.stored)
+        Some((changed.size, changed.is_stored))
     }
 
     /// Returns the keys of the changed rows of a tenant and facet before the hour `before`.
@@ -74,13 +81,12 @@ impl Counted {
         self.groups >= GROUPS_MAX || self.rows.len() >= ROWS_MAX
     }
 
-    /// Writes the changed counts to the index, and changes the bytes of their tenants. The sequence of these writes is
-    /// higher than the sequences of all other writes of the journal entry `last_entry`.
-    pub(crate) fn write(&mut self, index: &dyn Index, usages: &mut Usages, last_entry: u64) {
+    /// Writes the changed counts to the index. The sequence of these writes is higher than the sequences of all other
+    /// writes of the journal entry `last_entry`.
+    pub(crate) fn write(&mut self, index: &dyn Index, last_entry: u64) {
         self.groups = 0;
         for ((tenant, facet, hour), changed) in std::mem::take(&mut self.rows) {
             let value = stored::count::encode(&changed.counts);
-            usages.resize(tenant, changed.stored, Some(value.len()));
             index.put(Family::Points, &counted::key(tenant, facet, hour), &value, Sequence::end_of(last_entry));
         }
     }

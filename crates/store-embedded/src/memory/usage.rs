@@ -12,7 +12,7 @@ use std::ops::{ControlFlow, RangeInclusive};
 
 use domain::{Status, TenantId};
 use store::{StoreError, Usage};
-use stored::{Malformed, Put as _, Take, run, schedule, timing};
+use stored::{Malformed, Put as _, Take, count, run, schedule, timing};
 
 use crate::codec::{counted, key};
 use crate::index::{Family, Index, Sequence};
@@ -182,14 +182,17 @@ impl Usages {
     fn count_counts(&mut self, rows: &Rows, before: Sequence) -> Result<(), StoreError> {
         let (from, to) = ([counted::COUNTED], [counted::COUNTED + 1]);
         let mut first_error = None;
-        let scan = rows.index.scan(Family::Points, &from, &to, before, &mut |key, value| match counted::parse(key) {
-            Ok((tenant, ..)) => {
-                self.resize(tenant, None, Some(value.len()));
-                ControlFlow::Continue(())
-            }
-            Err(error) => {
-                first_error = Some(error);
-                ControlFlow::Break(())
+        let scan = rows.index.scan(Family::Points, &from, &to, before, &mut |key, value| {
+            let row = counted::parse(key).and_then(|(tenant, ..)| Ok((tenant, count::decode(value)?)));
+            match row {
+                Ok((tenant, counts)) => {
+                    self.resize(tenant, None, Some(counts.size()));
+                    ControlFlow::Continue(())
+                }
+                Err(error) => {
+                    first_error = Some(error);
+                    ControlFlow::Break(())
+                }
             }
         });
         scan.map_err(damaged)?;

@@ -225,7 +225,7 @@ fn history_sweep_deletes_old_counts() {
         owned.write_run(&second, RunState::Succeeded, true).await;
         owned.pass(PERIOD * 3).await;
         assert_eq!(hours(&owned).await, [hour_of(&second)]);
-        owned.pass(HISTORY + Duration::from_secs(3_600)).await;
+        owned.pass(HISTORY + Duration::from_secs(3_600) + PERIOD * 5).await;
         let owned = owned.reopen().await;
         assert_eq!((hours(&owned).await, owned.usage().await), (Vec::new(), Usage::default()));
         owned.home.close().await;
