@@ -60,7 +60,7 @@ fn parse(query: &str, tenant: &Tenant, now: Timestamp) -> Result<ReportRead, Rej
         let detail = "the parameter is required; send the start of the range of due instants";
         reject("from", "missing_parameter", detail.to_owned());
     }
-    let by = match values.get("by").map(AsRef::as_ref) {
+    let by = match values.get("by").map(|text| &**text) {
         None | Some("state") => ReportBy::State,
         Some("hour") => ReportBy::Hour,
         Some("host") => ReportBy::Host,
@@ -72,7 +72,7 @@ fn parse(query: &str, tenant: &Tenant, now: Timestamp) -> Result<ReportRead, Rej
         }
     };
     let state = values.get("state").map(|text| {
-        let known = STATES.iter().find(|(name, kind)| *name == text.as_ref() && *kind != RunStateKind::Retrying);
+        let known = STATES.iter().find(|(name, kind)| **name == **text && *kind != RunStateKind::Retrying);
         known.map(|(_, state)| *state)
     });
     if state == Some(None) {

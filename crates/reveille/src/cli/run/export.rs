@@ -12,7 +12,7 @@
 //! - The command never changes a file that it did not write.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{self, BufReader, Seek as _, SeekFrom, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -194,6 +194,8 @@ fn count_lines(decoder: &mut impl io::Read) -> io::Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+
     use flate2::read::MultiGzDecoder;
 
     use super::*;
