@@ -226,6 +226,22 @@ mod tests {
         }
     }
 
+    /// Later builds must read the bytes of this form.
+    #[test]
+    fn counts_have_the_form_of_version_1() {
+        let origin = RunOrigin { host: None, labels: vec![("team".to_owned(), "blue".to_owned())] };
+        let sample = RunSample { state: RunStateKind::Failed, lateness: Some(300), duration: None };
+        let mut counts = Counts::default();
+        counts.record(Facet::Label, Some(&origin), &sample);
+        counts.record(Facet::Label, None, &RunSample { lateness: Some(3), ..sample });
+        let none = [0, 1, 2, 1, 1, 3, 3, 1, 0];
+        // The bucket of 300 ms has the number 82, and the largest value is 300 = 0x2c + (2 << 7).
+        let blue = [1, 2, 1, 1, 0xac, 2, 82, 1, 0];
+        let expected = [&[VERSION, 2][..], &none, &[1, 4], b"team", &[4], b"blue", &blue].concat();
+        assert_eq!(encode(&counts), expected);
+        assert_eq!(decode(&expected), Ok(counts));
+    }
+
     #[test]
     fn counts_of_later_versions_are_malformed() {
         assert!(decode(&[2, 0]).is_err());
