@@ -1,8 +1,8 @@
 //! Counts of the final runs of a tenant, by the hour of their nominal instants. A store engine adds a run to the counts
 //! in the step that writes the final record of the run, so a report needs no scan of the runs.
 //!
-//! Each hour has counts for each [`Facet`]. The counts of a facet consist of groups, for example one group for each host.
-//! The number of groups of an hour is bounded. Runs beyond the bound are in groups that state this.
+//! Each hour has counts for each [`Facet`]. The counts of a facet consist of groups, for example one group for each
+//! host. The number of groups of an hour is bounded. Runs beyond the bound are in groups that state this.
 //!
 //! docs/decisions/0244-count-final-runs-by-hour.md gives the reasons for the design.
 
@@ -154,10 +154,14 @@ pub struct Tally {
 }
 
 impl Tally {
-    fn record(&mut self, sample: &RunSample) {
+    /// Adds a run. Returns the number of new buckets.
+    fn record(&mut self, sample: &RunSample) -> usize {
         self.runs = self.runs.saturating_add(1);
-        sample.lateness.iter().for_each(|lateness| self.lateness.record(*lateness));
-        sample.duration.iter().for_each(|duration| self.duration.record(*duration));
+        let is_new = [
+            sample.lateness.is_some_and(|lateness| self.lateness.record(lateness)),
+            sample.duration.is_some_and(|duration| self.duration.record(duration)),
+        ];
+        is_new.into_iter().filter(|is_new| *is_new).count()
     }
 
     /// Adds the runs of another tally.
@@ -202,6 +206,15 @@ impl RunSample {
     }
 }
 
+/// Growth of counts by one run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Growth {
+    /// Number of bytes by which [`Counts::size`] grows.
+    pub size: usize,
+    /// Number by which [`Counts::buckets`] grows.
+    pub buckets: usize,
+}
+
 /// Counts of one facet of one hour.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
@@ -232,19 +245,26 @@ impl Counts {
         self.groups.iter().map(|(group, tallies)| group.size() + tallies.len() * TALLY_BYTES).sum()
     }
 
-    /// Adds a final run. Returns the number of bytes by which [`Counts::size`] grows.
-    pub fn record(&mut self, facet: Facet, origin: Option<&RunOrigin>, sample: &RunSample) -> usize {
-        let (mut placed, mut grown) = (Vec::new(), 0);
+    /// Returns the number of buckets of all histograms.
+    #[must_use]
+    pub fn buckets(&self) -> usize {
+        let tallies = self.groups.values().flat_map(Tallies::values);
+        tallies.map(|tally| tally.lateness.buckets().len() + tally.duration.buckets().len()).sum()
+    }
+
+    /// Adds a final run. Returns the growth of the counts.
+    pub fn record(&mut self, facet: Facet, origin: Option<&RunOrigin>, sample: &RunSample) -> Growth {
+        let (mut placed, mut grown) = (Vec::new(), Growth::default());
         for group in facet.groups_of(origin) {
             let group = self.within_bounds(facet, group);
             // Several labels of a run can share a group beyond the bounds. The run counts once.
             if !placed.contains(&group) {
                 match self.groups.get(&group) {
-                    None => grown += group.size() + TALLY_BYTES,
-                    Some(tallies) if !tallies.contains_key(&sample.state) => grown += TALLY_BYTES,
+                    None => grown.size += group.size() + TALLY_BYTES,
+                    Some(tallies) if !tallies.contains_key(&sample.state) => grown.size += TALLY_BYTES,
                     Some(_) => {}
                 }
-                self.tally(group.clone(), sample.state).record(sample);
+                grown.buckets += self.tally(group.clone(), sample.state).record(sample);
                 placed.push(group);
             }
         }

@@ -28,7 +28,7 @@ pub mod timing;
 pub mod topic;
 pub mod validate;
 
-pub use count::{Counts, Facet, Group, Histogram, Hour, RunOrigin, RunSample, Tallies, Tally};
+pub use count::{Counts, Facet, Group, Growth, Histogram, Hour, RunOrigin, RunSample, Tallies, Tally};
 pub use delay::{Delay, LATE_MIN};
 pub use egress::{EGRESS_REJECTED, Egress, EgressRejection};
 pub use id::{Incarnation, LabelKey, PollerId, Revision, ScheduleId, ShardId, TargetKey, TenantId, Term};

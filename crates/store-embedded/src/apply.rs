@@ -181,22 +181,19 @@ impl Machine {
         if self.rows.fresh.is_full() {
             self.write_fresh(entry_index);
         }
-        if self.memory().counted.is_full() {
-            self.write_counted(entry_index);
-        }
         Ok(response)
     }
 
     /// Writes the state in memory to the index. The caller must call this method before it flushes the index up to
     /// `last_entry`.
     pub(crate) fn write_memory(&self, last_entry: u64) {
-        self.write_counted(last_entry);
+        self.write_counted(Sequence::end_of(last_entry));
         self.memory().usages.write(self.index(), last_entry);
         self.write_fresh(last_entry);
     }
 
-    fn write_counted(&self, last_entry: u64) {
-        self.memory().counted.write(self.index(), last_entry);
+    fn write_counted(&self, at: Sequence) {
+        self.memory().counted.write(self.index(), at);
     }
 
     pub(crate) fn index(&self) -> &dyn Index {

@@ -39,8 +39,8 @@ pub(crate) struct Checkpoint {
     /// build has not opened the index yet.
     pub is_listed: bool,
     pub run_index: RunIndex,
-    /// Instant from which on the store counts each final run. [`Timestamp::MIN`] if the store has counted them since its
-    /// creation. `None` if an earlier build wrote the index, and this build has not opened the index yet.
+    /// Instant from which on the store counts each final run. [`Timestamp::MIN`] if the store has counted them since
+    /// its creation. `None` if an earlier build wrote the index, and this build has not opened the index yet.
     pub counted_from: Option<Timestamp>,
 }
 

@@ -83,6 +83,11 @@ impl Sequence {
         Sequence(value)
     }
 
+    /// Returns the previous sequence. A read before this sequence observes the writes at the previous sequence.
+    pub(crate) const fn previous(self) -> Self {
+        Sequence(self.0 - 1)
+    }
+
     /// Returns the next sequence. A read before the next sequence observes the writes at this sequence.
     pub(crate) const fn next(self) -> Self {
         Sequence(self.0 + 1)

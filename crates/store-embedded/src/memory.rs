@@ -1,5 +1,6 @@
 //! State that the store keeps in memory: positions, terms, tenants, hand-overs, and the numbers of schedules and bytes
-//! of each tenant. The state also includes the changed counts of runs, the insert logs since the start, and the states of a few schedules.
+//! of each tenant. The state also includes the changed counts of runs, the insert logs since the start, and the states
+//! of a few schedules.
 
 mod counted;
 mod fresh;

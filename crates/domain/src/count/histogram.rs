@@ -3,12 +3,12 @@
 /// Number of buckets in each range from a power of two to the next: 2 to the power of this number.
 const SUB_BITS: u32 = 4;
 const SUB: u16 = 1 << SUB_BITS;
-/// Number of buckets of a histogram: 16 for the values below 16, and 16 for each of the 60 ranges above. The last bucket
-/// contains [`u64::MAX`].
+/// Number of buckets of a histogram: 16 for the values below 16, and 16 for each of the 60 ranges above. The last
+/// bucket contains [`u64::MAX`].
 pub const BUCKETS: u16 = 61 * SUB;
 
-/// Counts of values in log-linear buckets. The values below 16 have a bucket each. Each range from a power of two to the
-/// next has 16 buckets of the same width, so a bucket is narrower than 1/16 of its values.
+/// Counts of values in log-linear buckets. The values below 16 have a bucket each. Each range from a power of two to
+/// the next has 16 buckets of the same width, so a bucket is narrower than 1/16 of its values.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Histogram {
     /// Buckets that contain values, in ascending order, each with the number of its values.
@@ -37,21 +37,30 @@ impl Histogram {
         &self.buckets
     }
 
-    pub fn record(&mut self, value: u64) {
-        self.add(bucket_of(value), 1);
+    /// Records a value. Returns true if the value is the first one of its bucket.
+    pub fn record(&mut self, value: u64) -> bool {
         self.max = self.max.max(value);
+        self.add(bucket_of(value), 1)
     }
 
-    fn add(&mut self, bucket: u16, count: u64) {
+    fn add(&mut self, bucket: u16, count: u64) -> bool {
         match self.buckets.binary_search_by_key(&bucket, |(bucket, _)| *bucket) {
-            Ok(at) => self.buckets[at].1 = self.buckets[at].1.saturating_add(count),
-            Err(at) => self.buckets.insert(at, (bucket, count)),
+            Ok(at) => {
+                self.buckets[at].1 = self.buckets[at].1.saturating_add(count);
+                false
+            }
+            Err(at) => {
+                self.buckets.insert(at, (bucket, count));
+                true
+            }
         }
     }
 
     /// Adds the values of another histogram.
     pub fn merge(&mut self, other: &Histogram) {
-        other.buckets.iter().for_each(|(bucket, count)| self.add(*bucket, *count));
+        for (bucket, count) in &other.buckets {
+            self.add(*bucket, *count);
+        }
         self.max = self.max.max(other.max);
     }
 
@@ -114,7 +123,9 @@ mod tests {
 
     fn histogram(values: &[u64]) -> Histogram {
         let mut histogram = Histogram::default();
-        values.iter().for_each(|value| histogram.record(*value));
+        for value in values {
+            histogram.record(*value);
+        }
         histogram
     }
 

@@ -79,9 +79,9 @@ fn counts(facet: Facet, recorded: &[(u8, u8, u64)]) -> Counts {
     let mut counts = Counts::default();
     for (value, name, lateness) in recorded {
         let origin = origin(&value.to_string(), &[(&name.to_string(), &value.to_string())]);
-        let before = counts.size();
+        let (size, buckets) = (counts.size(), counts.buckets());
         let grown = counts.record(facet, Some(&origin), &sample(*lateness));
-        assert_eq!(counts.size(), before + grown);
+        assert_eq!((counts.size(), counts.buckets()), (size + grown.size, buckets + grown.buckets));
     }
     counts
 }

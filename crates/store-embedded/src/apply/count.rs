@@ -4,11 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use domain::{Counts, Facet, Hour, RunOrigin, RunSample, TenantId};
 use store::{CountPage, CountRead, StoreError};
-use stored::count;
+use stored::{Malformed, count};
 
 use super::Machine;
 use crate::codec::counted;
@@ -16,8 +16,9 @@ use crate::index::{Family, Sequence};
 use crate::memory::Memory;
 use crate::read::{Rows, damaged};
 
-/// Maximum number of rows that one item of a journal entry deletes.
-const DELETED_MAX: usize = 1_000;
+/// Maximum number of rows that one item of a journal entry deletes. Other entries wait while the applying task applies
+/// the item.
+const DELETED_MAX: usize = 128;
 
 impl Machine {
     /// Adds a final run to the counts of its hour. A damaged row of counts is no error, because no outcome may be lost
@@ -30,6 +31,10 @@ impl Machine {
         origin: Option<&RunOrigin>,
         sample: &RunSample,
     ) -> Result<(), StoreError> {
+        if self.memory().counted.is_full() {
+            // The reads below are before `at`, so they find the rows again.
+            self.write_counted(at.previous());
+        }
         let keys = Facet::ALL.map(|facet| (tenant, facet, hour));
         let is_missing = {
             let memory = self.memory();
@@ -54,15 +59,19 @@ impl Machine {
         Ok(())
     }
 
-    /// Deletes counts of the tenant for the hours before `before`. Returns true if it deleted a row. There may then be
-    /// further rows.
+    /// Deletes the first counts of the tenant for the hours before `before`, up to [`DELETED_MAX`] rows. Returns true
+    /// if it deleted a row. There may then be further rows.
+    ///
+    /// A replay may find rows in memory that the first application found in the index, or the reverse. The union of
+    /// both is always the same, and the method takes the first rows of the union.
     pub(super) fn forget_counts(&self, at: Sequence, tenant: TenantId, before: Hour) -> Result<bool, StoreError> {
         let mut keys = BTreeSet::new();
         for facet in Facet::ALL {
-            keys.extend(self.memory().counted.keys_before(tenant, facet, before));
+            let changed = self.memory().counted.keys_before(tenant, facet, before, DELETED_MAX);
+            keys.extend(changed);
             let from = counted::key(tenant, facet, Hour(i64::MIN));
             let to = counted::key(tenant, facet, before);
-            let mut first_error = None;
+            let (mut scanned, mut first_error) = (0, None);
             let scan = self.index().scan(Family::Points, &from, &to, at, &mut |key, _| {
                 match counted::parse(key) {
                     Ok(key) => {
@@ -70,7 +79,8 @@ impl Machine {
                     }
                     Err(error) => first_error = Some(self.rows.malformed_point(key, error)),
                 }
-                if keys.len() < DELETED_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                scanned += 1;
+                if scanned < DELETED_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
             });
             scan.map_err(damaged)?;
             first_error.map_or(Ok(()), Err)?;
@@ -113,10 +123,18 @@ impl Rows {
         let (first, end) = (counted::key(tenant, facet, from), counted::key(tenant, facet, until));
         self.collect(Family::Points, &first, &end, usize::MAX, |key, value| {
             let (.., hour) = counted::parse(key)?;
-            hours.insert(hour, count::decode(value)?);
-            Ok(())
+            match count::decode(value) {
+                Ok(counts) => {
+                    hours.insert(hour, counts);
+                }
+                Err(error) => {
+                    let (tenant, hour) = (tenant.0, hour.start());
+                    tracing::error!(tenant, %hour, %error, "report lacks counts of an hour, because their row is damaged");
+                }
+            }
+            Ok::<(), Malformed>(())
         })?;
-        hours.extend(changed);
+        hours.extend(changed.into_iter().map(|(hour, counts)| (hour, Arc::unwrap_or_clone(counts))));
         Ok(CountPage { hours: hours.into_iter().collect(), counted_from: Hour::default() })
     }
 }

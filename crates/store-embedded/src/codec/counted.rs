@@ -1,5 +1,5 @@
-//! Rows that contain the counts of final runs: one row for each tenant, facet and hour. The value of a row is the form of
-//! [`stored::count`].
+//! Rows that contain the counts of final runs: one row for each tenant, facet and hour. The value of a row is the form
+//! of [`stored::count`].
 
 use domain::{Facet, Hour, TenantId};
 use stored::{Malformed, Take};

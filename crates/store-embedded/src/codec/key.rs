@@ -18,8 +18,8 @@ pub(crate) const HANDED_OVER: u8 = b'h';
 pub(crate) const AUDIT: u8 = b'a';
 pub(crate) const TICK: u8 = b'c';
 pub(crate) const USAGE: u8 = b'n';
-// The kinds b'k', b'l', b'o' and b'x' are not free: the modules `super::counted`, `super::listed` and `super::timed` use
-// them.
+// The kinds b'k', b'l', b'o' and b'x' are not free: the modules `super::counted`, `super::listed` and `super::timed`
+// use them.
 const LABEL: u8 = b'b';
 pub(crate) const PAST_TIMING: u8 = b'v';
 

@@ -28,10 +28,9 @@ async fn write_hours(store: &dyn Store, insert: &Insert, from: u32) {
         let origin = Some(RunOrigin { host: Some("a.example".to_owned()), labels: Vec::new() });
         OwnerWrite { term, poller, change: Change::Run { run, then: None, ends: false, origin } }
     };
-    for first in (from..from + HOURS).step_by(1_000) {
-        let results = store.write((first..first + 1_000).map(write).collect()).await.unwrap();
-        assert!(results.iter().all(Result::is_ok));
-    }
+    // The counts of these runs exceed the bound of the memory within one journal entry.
+    let results = store.write((from..from + HOURS).map(write).collect()).await.unwrap();
+    assert!(results.iter().all(Result::is_ok));
 }
 
 async fn counts(store: &dyn Store, insert: &Insert, facet: Facet) -> CountPage {

@@ -200,19 +200,48 @@ fn history_sweep_deletes_old_schedules_and_keeps_other_schedules() {
     });
 }
 
+/// Returns the hours for which the store has counts. They are the same for each facet.
+async fn counted_hours(owned: &Owned) -> Vec<Hour> {
+    let mut hours: Vec<Vec<Hour>> = Vec::new();
+    for facet in Facet::ALL {
+        let read = CountRead { tenant: TENANT, facet, from: Hour(0), until: Hour::of(Timestamp::MAX) };
+        let page = owned.home.store.counts(read).await.unwrap();
+        hours.push(page.hours.into_iter().map(|(hour, _)| hour).collect());
+    }
+    assert!(hours.iter().all(|of_facet| *of_facet == hours[0]), "{hours:?}");
+    hours.remove(0)
+}
+
+/// The sweep needs several journal entries. A later opening replays some of them.
+#[test]
+fn history_sweep_deletes_counts_of_many_hours() {
+    const HOURS: u16 = 300;
+    simulate(async |runtime| {
+        let owned = Owned::open(&runtime).await;
+        let insert = owned.insert(1, None).await;
+        let present = Hour::of(insert.due.occurrence.nominal);
+        for number in 1..=i64::from(HOURS) {
+            let nominal = Hour(present.0 - number).start();
+            let occurrence = Occurrence { nominal, ..insert.due.occurrence };
+            let run = Run { tenant: TENANT, occurrence, state: RunState::Succeeded, attempts: Vec::new() };
+            owned.write(Change::Run { run, then: None, ends: false, origin: None }).await;
+        }
+        assert_eq!(counted_hours(&owned).await.len(), usize::from(HOURS), "the counts are in memory");
+        let owned = owned.reopen().await;
+        assert_eq!(counted_hours(&owned).await.len(), usize::from(HOURS), "the counts are in the index");
+        owned.pass(HISTORY + PERIOD * 3).await;
+        assert_eq!(counted_hours(&owned).await, []);
+        let owned = owned.reopen().await;
+        assert_eq!(counted_hours(&owned).await, []);
+        owned.home.close().await;
+    });
+}
+
 #[test]
 fn history_sweep_deletes_old_counts() {
     simulate(async |runtime| {
         let owned = Owned::open(&runtime).await;
-        let hours = async |owned: &Owned| {
-            let read = |facet| CountRead { tenant: TENANT, facet, from: Hour(0), until: Hour::of(Timestamp::MAX) };
-            let pages = Facet::ALL.map(|facet| owned.home.store.counts(read(facet)));
-            let [all, hosts, labels] = pages;
-            let hours = [all.await, hosts.await, labels.await]
-                .map(|page| page.unwrap().hours.into_iter().map(|(hour, _)| hour).collect::<Vec<_>>());
-            assert!(hours.iter().all(|of_facet| *of_facet == hours[0]), "{hours:?}");
-            hours[0].clone()
-        };
+        let hours = counted_hours;
         let hour_of = |insert: &Insert| Hour::of(insert.due.occurrence.nominal);
         let first = owned.insert(1, None).await;
         owned.write_run(&first, RunState::Succeeded, true).await;
