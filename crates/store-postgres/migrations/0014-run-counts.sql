@@ -1,7 +1,9 @@
--- Counts of the final runs of a tenant by facet and hour. The transaction that writes final runs also writes their counts.
+-- Counts of the final runs of a tenant by facet and hour. The transaction that writes final runs also writes their
+-- counts.
 --
 -- Each server process of the database has rows of its own: the column `slot` is the process id. A process has at most
--- one transaction at a time, so no transaction waits for the counts of another one. A reader adds up the rows.
+-- one transaction at a time, so no transaction waits for the counts of another one. A reader adds up the rows. The
+-- leader merges the rows of past hours into one row with the slot 0.
 create table reveille.run_count (
     tenant bigint not null,
     -- 0: all runs; 1: by host; 2: by label.
@@ -13,6 +15,7 @@ create table reveille.run_count (
     primary key (tenant, facet, hour, slot)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);
 create index run_count_hour on reveille.run_count (hour);
+create index run_count_unmerged on reveille.run_count (hour, tenant, facet) where slot <> 0;
 
 create function reveille.count_counts() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -44,9 +47,13 @@ create table reveille.run_counting (
     only_row boolean primary key default true check (only_row),
     uncounted_at bigint not null
 );
-insert into reveille.run_counting (uncounted_at)
-    select case when exists (select from reveille.run)
-        then (extract(epoch from clock_timestamp()) * 1000)::bigint else 0 end;
+
+-- Number of merges of counts. A reader whose statements find different numbers reads the last hour again.
+create table reveille.run_merging (
+    only_row boolean primary key default true check (only_row),
+    merges bigint not null
+);
+insert into reveille.run_merging (merges) values (0);
 
 -- Members of this build set the parameter in each transaction that writes runs. Members of an earlier build do not.
 create function reveille.note_uncounted() returns trigger
@@ -63,3 +70,8 @@ end $$;
 
 create trigger counted after insert on reveille.run
     for each statement execute function reveille.note_uncounted();
+
+-- The trigger exists before this statement, so a member of an earlier build that writes runs now is noticed.
+insert into reveille.run_counting (uncounted_at)
+    select case when exists (select from reveille.run)
+        then (extract(epoch from clock_timestamp()) * 1000)::bigint else 0 end;

@@ -234,7 +234,10 @@ impl Inner {
         let lock = self.making_partitions.lock().await;
         let dropped = self.epochs.partitions.maintain(&session, now).await?;
         drop(lock);
-        Ok(dropped + self.forget(now, history_from).await?)
+        // A failure of one part does not prevent the other part.
+        let merged = self.merge_counts(now).await;
+        let deleted = self.forget(now, history_from).await?;
+        Ok(dropped + deleted + u64::from(merged?))
     }
 }
 

@@ -11,6 +11,7 @@
 //! docs/decisions/0096-delete-history-by-daily-partitions.md and
 //! docs/decisions/0243-retain-runs-by-the-class-of-their-tenant.md give the reasons for the design.
 
+mod counts;
 mod limits;
 
 use std::sync::{Mutex, PoisonError};
@@ -106,15 +107,6 @@ const FORGET_PAST_TIMINGS: &str = "
         join unnest($1::uuid[], $2::bigint[]) k (incarnation, revision) using (incarnation, revision)
         order by t.incarnation, t.revision for update of t skip locked)
     returning incarnation";
-const FORGET_COUNTS: &str = "
-    delete from reveille.run_count where (tenant, facet, hour, slot) in (
-        select tenant, facet, hour, slot from reveille.run_count
-        where (hour + 1) * 3600000 <= coalesce((
-            select l.before from unnest($3::bigint[], $4::bigint[]) l (tenant, before)
-            where l.tenant = run_count.tenant), $5)
-        and hour < $1::bigint / 3600000
-        order by hour limit $2 for update skip locked)
-    returning tenant";
 const FORGET_REST: &str = "
     delete from reveille.run_rest r using (
         select incarnation, nominal, version from reveille.run_rest
@@ -361,21 +353,6 @@ impl Inner {
                 deleted += query(session, FORGET_PAST_TIMINGS, &[&incarnations, &revisions]).await?.len();
             }
             self.timing_sweep.set((last.get(0), last.get(1), last.get(2)));
-        }
-        Ok(count(deleted))
-    }
-
-    async fn forget_counts(&self, session: &Session, limits: &Limits) -> Result<u64, Failure> {
-        let until = self.turn_end();
-        let (latest, default) = (limits.latest().as_millis(), limits.default.as_millis());
-        let (tenants, by_tenant) = limits.columns();
-        let mut deleted = 0;
-        while self.runtime.monotonic() < until {
-            let parameters: [&(dyn ToSql + Sync); 5] = [&latest, &limit_number(PAGE), &tenants, &by_tenant, &default];
-            match query(session, FORGET_COUNTS, &parameters).await?.len() {
-                0 => break,
-                deleted_rows => deleted += deleted_rows,
-            }
         }
         Ok(count(deleted))
     }

@@ -187,7 +187,8 @@ impl gather::Work for Writes {
     }
 
     fn bytes(&self) -> usize {
-        self.iter().map(payload_of).sum()
+        let hours: BTreeSet<_> = self.iter().filter_map(run_counts::counted_in).collect();
+        self.iter().map(payload_of).sum::<usize>() + hours.len() * run_counts::BYTES
     }
 }
 
@@ -247,9 +248,10 @@ impl Inner {
 
     /// Returns the number of writes at the start of `writes` that fit into one transaction.
     fn part_of(&self, writes: &[OwnerWrite]) -> usize {
-        let mut bytes = 0;
+        let (mut bytes, mut hours) = (0, BTreeSet::new());
         let fits = |write: &&OwnerWrite| {
-            bytes += payload_of(write);
+            let is_new = run_counts::counted_in(write).is_some_and(|hour| hours.insert(hour));
+            bytes += payload_of(write) + if is_new { run_counts::BYTES } else { 0 };
             bytes <= self.options.batch_bytes
         };
         writes.iter().take(ITEMS_MAX).take_while(fits).count().max(1)

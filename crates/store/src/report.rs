@@ -1,11 +1,11 @@
-//! Reports about the final runs of a tenant. A report reads the counts that the engine keeps ([`Store::counts`]), and no
-//! runs.
+//! Reports about the final runs of a tenant. A report reads the counts that the engine keeps ([`Store::counts`]), and
+//! no runs.
 //!
 //! Invariants:
 //! - A final run with a nominal instant in the range of the report counts once, except in a report by label. There, it
 //!   counts once in the row of each of its labels.
 //! - A report has at most [`ROWS_MAX`] rows with values.
-//! - A call of the engine reads at most [`HOURS_AT_ONCE`] hours.
+//! - A call of the engine reads at most [`HOURS_AT_ONCE`] hours, or [`GROUPED_HOURS_AT_ONCE`] by host or by label.
 //!
 //! docs/decisions/0244-count-final-runs-by-hour.md gives the reasons for the design.
 
@@ -15,14 +15,17 @@ use domain::{Counts, Facet, Group, Histogram, Hour, RunStateKind, Tally, TenantI
 
 use crate::{Store, StoreError};
 
-/// Maximum number of hours of a report: 92 days.
+/// Maximum number of hours of a report: 92 days. A report whose range starts within an hour has one hour more.
 pub const HOURS_MAX: i64 = 92 * 24;
-/// Maximum number of hours that one call of the engine reads.
+/// Maximum number of hours that one call of the engine reads: a week, or a day of the larger counts by host or by
+/// label.
 pub const HOURS_AT_ONCE: i64 = 7 * 24;
+pub const GROUPED_HOURS_AT_ONCE: i64 = 24;
 /// Maximum number of rows of a report with values. A report by hour can have more rows, up to [`HOURS_MAX`].
 pub const ROWS_MAX: usize = 1_000;
 
-/// Read of the counts of `facet` for the hours from `from` (inclusive) to `until` (exclusive). `from` is at most `until`.
+/// Read of the counts of `facet` for the hours from `from` (inclusive) to `until` (exclusive). `from` is at most
+/// `until`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CountRead {
     pub tenant: TenantId,
@@ -57,9 +60,17 @@ impl ReportBy {
             ReportBy::Label => Facet::Label,
         }
     }
+
+    fn hours_at_once(self) -> i64 {
+        match self {
+            ReportBy::State | ReportBy::Hour => HOURS_AT_ONCE,
+            ReportBy::Host | ReportBy::Label => GROUPED_HOURS_AT_ONCE,
+        }
+    }
 }
 
-/// Request for a report about the hours from `from` (inclusive) to `until` (exclusive): at most [`HOURS_MAX`] hours.
+/// Request for a report about the hours from `from` (inclusive) to `until` (exclusive): at most [`HOURS_MAX`] hours
+/// and one more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReportRead {
     pub tenant: TenantId,
@@ -136,8 +147,8 @@ impl Report {
     }
 }
 
-/// Makes a report. Calls `turn` before each read of the engine, and keeps the result of `turn` until the read has ended.
-/// With `turn`, the caller limits the number of concurrent reads.
+/// Makes a report. Calls `turn` before each read of the engine, and keeps the result of `turn` until the read has
+/// ended. With `turn`, the caller limits the number of concurrent reads.
 ///
 /// # Errors
 /// Returns an error if the store fails.
@@ -149,7 +160,7 @@ pub async fn report<T, Turn: Future<Output = T>>(
     let mut report = Report::default();
     let mut from = read.from;
     while from < read.until {
-        let until = read.until.min(Hour(from.0.saturating_add(HOURS_AT_ONCE)));
+        let until = read.until.min(Hour(from.0.saturating_add(read.by.hours_at_once())));
         let _turn = turn().await;
         let page = store.counts(CountRead { tenant: read.tenant, facet: read.by.facet(), from, until }).await?;
         page.hours.iter().for_each(|(hour, counts)| report.add(read, *hour, counts));

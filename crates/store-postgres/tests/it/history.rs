@@ -234,7 +234,7 @@ fn class_of_a_tenant_bounds_its_history() {
 
         write_other(Change::Positions(Positions { closed: now, done: now })).await;
         let deleted = owned.store.maintain(now, default).await;
-        assert_eq!(deleted, Ok(6), "two partitions, one run and three schedules");
+        assert_eq!(deleted, Ok(12), "two partitions, one run, three schedules, and counts of two hours");
         for gone in [&shared_day, &alone] {
             assert!(!owned.has_run(gone).await && !owned.has_schedule(gone).await, "{gone:?}");
         }

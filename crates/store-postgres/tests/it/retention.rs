@@ -45,7 +45,8 @@ fn pending_run_keeps_no_other_run_of_its_day() {
         owned.store.insert(vec![fired.clone(), retrying.clone()]).await.unwrap();
         owned.write(outcome(&fired)).await;
         let retry = DueKey { position: now + HOUR, attempt: 2, ..retrying.due };
-        owned.write(Change::Run { run: run(&retrying, RunState::Retrying), then: Some(retry), ends: false }).await;
+        let retried = run(&retrying, RunState::Retrying);
+        owned.write(Change::Run { run: retried, then: Some(retry), ends: false, origin: None }).await;
         age(&url, 3);
         owned.done(now).await;
 
@@ -76,7 +77,7 @@ fn malformed_row_of_a_tenant_keeps_only_its_history() {
         owned.store.insert(vec![ours.clone(), theirs.clone()]).await.unwrap();
         owned.write(outcome(&ours)).await;
         let run_of_other = domain::occurrence::Run { tenant: OTHER.tenant, ..run(&theirs, RunState::Succeeded) };
-        let fired = Change::Run { run: run_of_other, then: None, ends: true };
+        let fired = Change::Run { run: run_of_other, then: None, ends: true, origin: None };
         write_other(owned.store, term, [fired, Change::Positions(Positions { closed: now, done: now })]).await;
         owned.done(now).await;
         age(&url, 3);

@@ -46,7 +46,7 @@ pub(crate) fn migrated(server: &Postgres) -> String {
 const UNDO: [(i32, &str); 8] = [
     (
         13,
-        "drop table reveille.run_count, reveille.run_counting; drop function reveille.count_counts;
+        "drop table reveille.run_count, reveille.run_counting, reveille.run_merging; drop function reveille.count_counts;
         drop function reveille.note_uncounted cascade;",
     ),
     (12, "drop table reveille.past_timing; drop function reveille.count_past_timings;"),
