@@ -37,6 +37,8 @@ const RETRY_WAIT: Duration = Duration::from_millis(200);
 const CALLS_MAX: u32 = 3;
 /// Time after which the function [`repeated`] makes a failed call again.
 const CALL_RETRY_WAIT: Duration = Duration::from_millis(20);
+/// Time for which a forwarded outcome waits for its schedule. The sender waits longer for the response.
+const ORIGIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// State of a member before it takes its shards again.
 #[derive(Default)]
@@ -470,11 +472,7 @@ fn report_new_epoch(shared: &Shared) {
 /// # Errors
 /// Returns an error if this member does not own the shard.
 pub(crate) async fn receive_outcome(shared: &Shared, outcome: AttemptOutcome) -> Result<(), OwnerError> {
-    // The outcome contains no origin, because members of earlier builds exchange outcomes, too. If the store cannot
-    // return the schedule, the run counts without a host and without labels.
-    let incarnation = outcome.run.occurrence.incarnation;
-    let loaded = shared.store.load(vec![incarnation]).await;
-    let origin = loaded.ok().and_then(|mut schedules| schedules.pop().flatten()).map(|it| RunOrigin::of(&it));
+    let origin = origin_of(shared, &outcome).await;
     // The lock ensures that the owner task receives a gained shard and its handed-over attempts before the outcomes of
     // these attempts.
     let _moving = shared.moving.lock().await;
@@ -485,4 +483,17 @@ pub(crate) async fn receive_outcome(shared: &Shared, outcome: AttemptOutcome) ->
     shared.send(ToOwner::Outcome(outcome, origin, sender)).await;
     let _owner_ignores_an_unexpected_outcome = was_expected.await;
     Ok(())
+}
+
+/// Loads the origin of a final run that another member forwarded. A forwarded outcome contains no origin, because
+/// members of earlier builds exchange outcomes, too. If the store does not return the schedule in time, the run counts
+/// without a host and without labels.
+async fn origin_of(shared: &Shared, outcome: &AttemptOutcome) -> Option<RunOrigin> {
+    if !outcome.run.state.is_final() || shared.shards.shard_term(outcome.poller.shard()).is_none() {
+        return None;
+    }
+    let loading = shared.store.load(vec![outcome.run.occurrence.incarnation]);
+    let loaded = shared.runtime.timeout(ORIGIN_TIMEOUT, loading).await?;
+    let schedule = loaded.ok()?.pop().flatten()?;
+    Some(RunOrigin::of(&schedule))
 }

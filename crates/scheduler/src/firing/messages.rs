@@ -27,8 +27,8 @@ pub(crate) enum ToOwner {
     /// response, no attempt of these shards starts, and the outcome writer's queue contains the outcomes of all ended
     /// attempts.
     Release(BTreeSet<ShardId>, oneshot::Sender<Vec<HandedOver>>),
-    /// Outcome of an attempt that an earlier owner had in flight, and the origin of its run. The response is true if the owner expected the
-    /// outcome.
+    /// Outcome of an attempt that an earlier owner had in flight, and the origin of its run. The response is true if
+    /// the owner expected the outcome.
     Outcome(AttemptOutcome, Option<RunOrigin>, oneshot::Sender<bool>),
     /// Request for the reason for which a key waits now.
     Waiting(Waiting, oneshot::Sender<Option<Delay>>),

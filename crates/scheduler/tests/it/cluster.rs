@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use domain::id::SHARDS;
-use domain::{AttemptResult, ScheduleId, ShardId, TenantId, When};
+use domain::{AttemptResult, Facet, Group, ScheduleId, ShardId, TenantId, When};
 use futures_util::future::{join, join_all};
 use membership::Ownership;
 use membership::memory::{EngineOptions, MemoryOwnership};
@@ -429,6 +429,20 @@ fn member_whose_clock_falls_behind_hands_over_its_attempts_in_flight() {
         cluster.wait_until_balanced(&[&b]).await;
         cluster.sleep(Duration::from_secs(10)).await;
         cluster.assert_each_called_once(&ids);
+    });
+}
+
+#[test]
+fn handed_over_attempts_count_with_their_host_and_labels() {
+    for_each_seed(8, async |sim| {
+        let (cluster, _a, b, ids) = with_slow_attempts(sim).await;
+        sim.jump_clock("a", -3_600_000);
+        cluster.wait_until_balanced(&[&b]).await;
+        cluster.sleep(Duration::from_secs(10)).await;
+        for (facet, name, value) in [(Facet::Host, "", "target.test"), (Facet::Label, "team", "blue")] {
+            let group = Group::Value { name: name.to_owned(), value: value.to_owned() };
+            assert_eq!(cluster.counted_runs(facet).await, BTreeMap::from([(group, ids.len() as u64)]));
+        }
     });
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use domain::{AttemptResult, ScheduleId, Timestamp, When};
+use domain::{AttemptResult, Facet, Group, Hour, ScheduleId, Spec, Timestamp, When};
 use futures_util::future::BoxFuture;
 use membership::memory::{EngineOptions, MemoryOwnership};
 use membership::{Member, Profile};
@@ -17,8 +17,8 @@ use scheduler::{
     Create, Deliver, Delivered, Delivery, Options, PeerError, Peering, Peers, REQUEST_BYTES_MAX, Registry, Scheduler,
 };
 use simulator::Simulation;
-use store::Store;
 use store::memory::{MemoryOptions, MemoryStore};
+use store::{CountRead, Store};
 
 use crate::harness::{TENANT, put_tenant, spec, tenant};
 
@@ -211,7 +211,20 @@ impl TestCluster {
         );
     }
 
+    /// Returns the number of counted runs in each group of a facet.
+    pub(crate) async fn counted_runs(&self, facet: Facet) -> BTreeMap<Group, u64> {
+        let store = self.store.reopen(self.sim.outside()).with_options(MemoryOptions::default());
+        let (from, until) = (Hour(0), Hour::of(Timestamp::MAX));
+        let page = store.counts(CountRead { tenant: TENANT, facet, from, until }).await.unwrap();
+        let mut runs = BTreeMap::new();
+        for (group, tallies) in page.hours.iter().flat_map(|(_, counts)| counts.groups()) {
+            *runs.entry(group.clone()).or_default() += tallies.values().map(|tally| tally.runs).sum::<u64>();
+        }
+        runs
+    }
+
     /// Creates `count` one-shot schedules with generated ids through `member`. One schedule is due per millisecond.
+    /// Each has the label `team:blue`.
     pub(crate) async fn schedule(
         &self,
         name: &str,
@@ -221,11 +234,12 @@ impl TestCluster {
     ) -> BTreeSet<String> {
         let requests = (0..count).map(|n| {
             let at = from + Duration::from_millis(n as u64);
+            let labels = BTreeMap::from([("team".to_owned(), "blue".to_owned())]);
             Create {
                 tenant: Arc::new(cluster_tenant()),
                 id: None,
                 incarnation: None,
-                spec: spec(When::At(at), "http://target.test/"),
+                spec: Spec { labels, ..spec(When::At(at), "http://target.test/") },
                 by: None,
             }
         });

@@ -55,7 +55,8 @@ impl Owner {
         }
     }
 
-    /// Accepts the outcome of a handed-over attempt. `origin` is the origin of the run, if it is known. Returns `false` if the owner expects no outcome of this attempt.
+    /// Accepts the outcome of a handed-over attempt. `origin` is the origin of the run, if it is known. Returns
+    /// `false` if the owner expects no outcome of this attempt.
     pub(super) fn accept_outcome(&mut self, outcome: AttemptOutcome, origin: Option<RunOrigin>) -> bool {
         let AttemptOutcome { poller: _, run, mut then, ends } = outcome;
         let occurrence = run.occurrence;
