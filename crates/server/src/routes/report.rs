@@ -36,10 +36,28 @@ pub(super) async fn report(
     }
     let report = wire_report(&read, &report);
     let accepted = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    let is_csv = accepted.flat_map(|value| value.split(',')).any(|media| media.trim().starts_with(CSV));
-    let mut response = if is_csv { csv_response(&report) } else { wire::json(StatusCode::OK, &report) };
+    let mut response = if prefers_csv(accepted) { csv_response(&report) } else { wire::json(StatusCode::OK, &report) };
     response.headers_mut().insert(VARY, HeaderValue::from_static("accept"));
     Ok(response)
+}
+
+/// Returns true if the first media type of the headers `Accept` that the route supports is CSV. The route ignores
+/// weights, except 0, which excludes a media type.
+fn prefers_csv<'a>(accepted: impl Iterator<Item = &'a str>) -> bool {
+    for media in accepted.flat_map(|value| value.split(',')) {
+        let mut parts = media.split(';').map(|part| part.trim().to_ascii_lowercase());
+        let name = parts.next().unwrap_or_default();
+        let weight = |part: String| part.strip_prefix("q=").and_then(|weight| weight.parse::<f32>().ok());
+        if parts.filter_map(weight).any(|weight| weight <= 0.0) {
+            continue;
+        }
+        match name.as_str() {
+            CSV => return true,
+            "application/json" | "application/*" | "*/*" => return false,
+            _ => {}
+        }
+    }
+    false
 }
 
 fn parse(query: &str, tenant: &Tenant, now: Timestamp) -> Result<ReportRead, Rejected> {
@@ -85,7 +103,7 @@ fn parse(query: &str, tenant: &Tenant, now: Timestamp) -> Result<ReportRead, Rej
     if errors.is_empty() && from > to {
         let detail = "to must be at or after from; exchange the two instants";
         errors.push(parameter_error("to", "out_of_range", detail.to_owned()));
-    } else if errors.is_empty() && until.0 - from_hour.0 > HOURS_MAX {
+    } else if errors.is_empty() && until.0 - from_hour.0 > HOURS_MAX + 1 {
         let detail = format!("a report covers at most {} days; send a later from or an earlier to", HOURS_MAX / 24);
         errors.push(parameter_error("from", "out_of_range", detail));
     }
@@ -207,14 +225,17 @@ fn csv(report: &api::Report) -> String {
     text
 }
 
-/// Returns a text as a cell. A spreadsheet evaluates a cell that starts with certain characters, and users choose labels
-/// and hosts. The cell of such a text starts with an apostrophe, which makes it a text. Control characters become U+FFFD,
-/// because programs disagree about line ends in cells.
+/// Returns a text as a cell. A spreadsheet evaluates a cell that starts with certain characters, and users choose
+/// labels and hosts. An apostrophe before such a character makes the cell a text. A spreadsheet that separates cells
+/// by semicolons starts a cell after each semicolon. Control characters become U+FFFD, because programs disagree about
+/// line ends in cells.
 fn cell(text: &str) -> String {
-    let safe: String = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
-    let is_evaluated = text.trim_start().starts_with(['=', '+', '-', '@', '\t', '\r', '＝', '＋', '－', '＠']);
-    let mark = if is_evaluated { "'" } else { "" };
-    format!("\"{mark}{}\"", safe.replace('"', "\"\""))
+    let is_evaluated =
+        |part: &str| part.trim_start().starts_with(['=', '+', '-', '@', '\t', '\r', '＝', '＋', '－', '＠']);
+    let marked: Vec<String> =
+        text.split(';').map(|part| format!("{}{part}", if is_evaluated(part) { "'" } else { "" })).collect();
+    let safe: String = marked.join(";").chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+    format!("\"{}\"", safe.replace('"', "\"\""))
 }
 
 #[cfg(test)]
@@ -232,6 +253,22 @@ mod tests {
         assert_eq!(cell("\t=1"), "\"'\u{fffd}=1\"");
         assert_eq!(cell("a\r\nb\u{1b}"), "\"a\u{fffd}\u{fffd}b\u{fffd}\"");
         assert_eq!(cell("a=1"), "\"a=1\"");
+        assert_eq!(cell("a;=1;b"), "\"a;'=1;b\"");
+        assert_eq!(cell("=1; +2"), "\"'=1;' +2\"");
+    }
+
+    #[test]
+    fn csv_is_the_first_supported_media_type() {
+        let prefers = |accepted: &str| prefers_csv([accepted].into_iter());
+        let with_parameter = "text/csv; header=present, */*";
+        for accepted in ["text/csv", "text/html, TEXT/CSV;q=0.5", with_parameter, "text/csv, application/json"] {
+            assert!(prefers(accepted), "{accepted}");
+        }
+        let excluded = ["text/csv;q=0", "text/csv; q=0.0, */*"];
+        for accepted in ["", "*/*", "application/json, text/csv", "*/*, text/csv", "text/csvx"].iter().chain(&excluded)
+        {
+            assert!(!prefers(accepted), "{accepted}");
+        }
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub(super) fn add(routes: Routes) -> Routes {
                 "Count the runs that have ended, by state, hour, host or label, with percentiles",
                 ResponseSpec {
                     content: Content::JsonOrText(schema_of::<api::Report>, report::CSV),
-                    ..ok("The report, as CSV if the header `Accept` contains `text/csv`", schema_of::<api::Report>)
+                    ..ok("The report, as CSV if the header `Accept` lists `text/csv` first", schema_of::<api::Report>)
                 },
             )
             .with(&[

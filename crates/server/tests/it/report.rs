@@ -102,7 +102,7 @@ async fn report_agrees_with_the_list_of_runs() {
 async fn report_as_csv_contains_no_formula() {
     let world = world_with_runs().await;
     let path = format!("/v1/report?{}&by=label", from(&world));
-    for accept in ["text/csv", "application/json;q=0.1, text/csv"] {
+    for accept in ["text/csv", "text/csv, application/json;q=0.1"] {
         let csv = world.send_if("GET", &path, &[("accept", accept)], "").await;
         assert_eq!(csv.status, 200, "{}", csv.body);
         assert!(csv.header("content-type").is_some_and(|media| media.starts_with("text/csv")));
@@ -156,7 +156,7 @@ async fn invalid_query_of_a_report_is_rejected() {
         ("from=1969-01-01T00:00:00Z", "from", "invalid_time"),
         ("FROM&to=tomorrow", "to", "invalid_time"),
         ("FROM&to=2029-12-31T00:00:00Z", "to", "out_of_range"),
-        ("FROM&to=2030-04-03T00:00:00.001Z", "from", "out_of_range"),
+        ("FROM&to=2030-04-03T01:00:00.001Z", "from", "out_of_range"),
         ("FROM&to=9999-12-30T22:00:00Z", "from", "out_of_range"),
         ("FROM&by=colour", "by", "out_of_range"),
         ("FROM&by=", "by", "out_of_range"),
@@ -180,7 +180,10 @@ async fn invalid_query_of_a_report_is_rejected() {
         let found: Vec<_> = errors.iter().map(|error| (error["parameter"].clone(), error["code"].clone())).collect();
         assert_eq!(found, [(json!(parameter), json!(code))], "{query}");
     }
-    let longest = report(&world, "from=2030-01-01T00:00:00Z&to=2030-04-03T00:00:00Z").await;
-    assert_eq!(longest.status, 200, "{}", longest.body);
+    // A range of 92 days may begin within an hour.
+    for start in ["00:00", "00:30"] {
+        let longest = report(&world, &format!("from=2030-01-01T{start}:00Z&to=2030-04-03T{start}:00Z")).await;
+        assert_eq!(longest.status, 200, "{}", longest.body);
+    }
     world.stop().await;
 }
