@@ -14,6 +14,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, FromArgMatches};
 use reveille_client::{CertificateDer, Client, Error, Options};
 use rustls::pki_types::pem::PemObject as _;
+use sha2::{Digest as _, Sha256};
 
 use super::show::escaped;
 use crate::{identity, server_url};
@@ -141,6 +142,21 @@ impl Connect {
         let on_retry = Some(report_retry as fn(&Error, Duration));
         let options = Options { on_retry, extra_roots: self.extra_roots()?, ..Options::default() };
         Ok(Client::new(&url, &key, options)?)
+    }
+
+    /// Returns a short text that identifies the server's URL and the id of the key. It contains no secret.
+    ///
+    /// # Errors
+    /// Returns an error if the function cannot find or read the server's URL or the key.
+    pub(super) fn fingerprint(&self, default_key: DefaultKey) -> anyhow::Result<String> {
+        let url = match &self.server {
+            Some(url) => url.clone(),
+            None => self.url_of_local_server()?,
+        };
+        let key = self.key(default_key)?;
+        let id = key.trim().split_once('.').map_or("", |(id, _)| id);
+        let hash = Sha256::digest(format!("{}\n{id}", url.trim_end_matches('/')));
+        Ok(hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect())
     }
 
     fn url_of_local_server(&self) -> anyhow::Result<String> {

@@ -112,6 +112,14 @@ fn reports_and_exports_agree_with_the_receivers_log() {
     let cut = folder.path().join(format!("cut-{first}.ndjson.gz"));
     std::fs::write(&cut, &bytes[..first]).unwrap();
     assert!(export(&cut, &["--resume", "--state", "failed"]).failed(1).contains("page-token"));
+    let key = std::fs::read_to_string(data.join("admin.key")).unwrap();
+    let other = format!("other.{}", key.trim().split_once('.').unwrap().1);
+    assert!(export(&cut, &["--resume", "--key", &other]).failed(1).contains("another server or with another key"));
+    assert_eq!(std::fs::read(&cut).unwrap(), &bytes[..first], "a rejected call changes nothing");
+    // An export without its first page leaves no file, so a repeated call can begin.
+    let unbegun = folder.path().join("unbegun.ndjson.gz");
+    let rejected = export(&unbegun, &["--key", &other]).failed(1);
+    assert!(!rejected.contains("--resume") && !unbegun.exists(), "{rejected}");
     assert!(server.stop().success());
 }
 

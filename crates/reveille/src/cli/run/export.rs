@@ -1,19 +1,20 @@
 //! Command `reveille run export`, which writes the runs of a range to a compressed file.
 //!
-//! The file consists of gzip members, one for each page of the list. A member contains one line of JSON for each run. The
-//! comment in the header of a member contains the page token of the next page. Programs that read gzip files ignore the
-//! comments, and return the lines of all members.
+//! The file consists of gzip members, one for each page of the list. A member contains one line of JSON for each run.
+//! The comment in the header of a member identifies the server and the key, and contains the page token of the next
+//! page. Programs that read gzip files ignore the comments, and return the lines of all members.
 //!
 //! Invariants:
-//! - An interrupted command leaves complete members, and at most one incomplete member at the end of the file. The command
-//!   continues after the last complete member. It neither repeats nor loses a run, because the page token continues the
-//!   list at the run after the last one of this member.
+//! - An interrupted command leaves complete members, and at most one incomplete member at the end of the file. The
+//!   command continues after the last complete member. It neither repeats nor loses a run, because the page token
+//!   continues the list at the run after the last one of this member.
 //! - The last member of a complete file has a comment without a page token.
-//! - The command never changes a file that it did not write.
+//! - The command never changes a file that it did not write, or that it wrote with another server or key.
+//! - A file exists only if the server has returned the first page.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Seek as _, SeekFrom, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
@@ -58,13 +59,17 @@ pub(crate) struct Export {
 /// Number of runs in one request.
 const PAGE: u16 = 1_000;
 const LAST_DEFAULT: Duration = Duration::from_secs(24 * 3_600);
-/// Start of the comment of each member. The rest of the comment is the page token of the next page.
+/// Start of the comment of each member. The fingerprint of the server and the key, a colon, and the page token of the
+/// next page follow.
 const COMMENT: &str = "reveille-runs:1:";
 /// Number of members after which the command syncs the file.
 const SYNC_EVERY: u32 = 64;
+/// Number of empty pages after which the command writes a member, so that an interrupted command repeats few requests.
+const EMPTY_MAX: u32 = 64;
 
 pub(super) async fn export(runtime: &Runtime, arguments: Export) -> anyhow::Result<()> {
     let client = arguments.connect.client(DefaultKey::Admin)?;
+    let source = arguments.connect.fingerprint(DefaultKey::Admin)?;
     let path = &arguments.out;
     let shown = path.display();
     let mut query = RunQuery { order: RunOrder::Oldest, ..arguments.filter.query() };
@@ -75,7 +80,7 @@ pub(super) async fn export(runtime: &Runtime, arguments: Export) -> anyhow::Resu
                 .write(true)
                 .open(path)
                 .with_context(|| format!("cannot open {shown}; to begin an export, omit --resume"))?;
-            let found = complete_members(&mut file).with_context(|| format!("cannot read {shown}"))?;
+            let found = complete_members(&mut file, &source).with_context(|| format!("cannot read {shown}"))?;
             let Some(last) = found.last else {
                 bail!("{shown} contains no complete page of an export; delete it, and begin again without --resume");
             };
@@ -84,31 +89,36 @@ pub(super) async fn export(runtime: &Runtime, arguments: Export) -> anyhow::Resu
             if last.is_empty() {
                 return Ok(console::line(&format!("{} runs; the export was already complete", found.lines))?);
             }
-            (file, Some(last), found.lines)
+            (Some(file), Some(last), found.lines)
         }
         false => {
             let now = Time(runtime.now().as_millis());
             let from = arguments.from.unwrap_or_else(|| before(now, arguments.last.unwrap_or(LAST_DEFAULT)));
             query.from = Some(from);
             query.until = Some(arguments.to.unwrap_or(now));
-            let file = OpenOptions::new().write(true).create_new(true).open(path).with_context(|| {
-                format!("cannot create {shown}; choose another file, or continue an export with --resume")
-            })?;
-            (file, None, 0)
+            (None, None, 0)
         }
     };
     let mut progress = Progress::new(runtime);
-    let (mut members, mut unreadable) = (0_u32, 0_u64);
+    let (mut members, mut empty_pages, mut unreadable) = (0_u32, 0_u32, 0_u64);
     loop {
         let page = client.list_runs_page(&query, PAGE, token.as_deref()).await;
         let page = page.map_err(|error| {
-            explain(&client, &error).context(format!("{exported} runs exported; continue with --resume"))
+            let can_continue = arguments.resume || members > 0;
+            let next = if can_continue { "; continue with --resume" } else { "" };
+            explain(&client, &error).context(format!("{exported} runs exported{next}"))
         })?;
         token = page.next_page_token;
         unreadable = unreadable.saturating_add(page.unreadable);
-        // An empty page within the list needs no member. The next member contains the token after it.
-        if !page.runs.is_empty() || token.is_none() {
-            let member = member(&page.runs, token.as_deref().unwrap_or_default())?;
+        empty_pages = if page.runs.is_empty() { empty_pages + 1 } else { 0 };
+        // A few empty pages within the list need no member. The next member contains the token after them.
+        if empty_pages == 0 || empty_pages >= EMPTY_MAX || token.is_none() {
+            empty_pages = 0;
+            let member = member(&page.runs, &source, token.as_deref().unwrap_or_default())?;
+            let file = match &mut file {
+                Some(file) => file,
+                None => file.insert(create(path)?),
+            };
             file.write_all(&member).with_context(|| format!("cannot write to {shown}; continue with --resume"))?;
             members = members.wrapping_add(1);
             if members.is_multiple_of(SYNC_EVERY) {
@@ -121,7 +131,9 @@ pub(super) async fn export(runtime: &Runtime, arguments: Export) -> anyhow::Resu
             break;
         }
     }
-    file.sync_all().with_context(|| format!("cannot write to {shown}; continue with --resume"))?;
+    if let Some(file) = file {
+        file.sync_all().with_context(|| format!("cannot write to {shown}; continue with --resume"))?;
+    }
     drop(progress);
     if unreadable > 0 {
         show::warn_of_unreadable(unreadable);
@@ -129,13 +141,21 @@ pub(super) async fn export(runtime: &Runtime, arguments: Export) -> anyhow::Resu
     Ok(console::line(&format!("{exported} runs"))?)
 }
 
+fn create(path: &Path) -> anyhow::Result<File> {
+    OpenOptions::new().write(true).create_new(true).open(path).with_context(|| {
+        let shown = path.display();
+        format!("cannot create {shown}; choose another file, or continue an export with --resume")
+    })
+}
+
 /// Returns the member for a page of runs. `next` is the token of the next page, or empty after the last page.
-fn member(runs: &[Run], next: &str) -> anyhow::Result<Vec<u8>> {
+fn member(runs: &[Run], source: &str, next: &str) -> anyhow::Result<Vec<u8>> {
     ensure!(
         next.bytes().all(|byte| byte.is_ascii_graphic()),
         "the server returned a page token with unexpected characters; report this error"
     );
-    let mut encoder = GzBuilder::new().comment(format!("{COMMENT}{next}")).write(Vec::new(), Compression::default());
+    let comment = format!("{COMMENT}{source}:{next}");
+    let mut encoder = GzBuilder::new().comment(comment).write(Vec::new(), Compression::default());
     for run in runs {
         serde_json::to_writer(&mut encoder, run)?;
         encoder.write_all(b"\n")?;
@@ -154,29 +174,45 @@ struct Members {
     last: Option<String>,
 }
 
-/// Reads the members of a file up to the end of the file or the first incomplete member.
+/// Reads the members of a file up to the end of the file or the first incomplete or damaged member.
 ///
 /// # Errors
-/// Returns an error if the file cannot be read, or if another program wrote it.
-fn complete_members(file: &mut File) -> anyhow::Result<Members> {
+/// Returns an error if the file cannot be read, if another program wrote it, or if its members have another `source`.
+fn complete_members(file: &mut File, source: &str) -> anyhow::Result<Members> {
     file.seek(SeekFrom::Start(0))?;
     let mut reader = BufReader::new(file);
     let mut members = Members::default();
     loop {
         let mut decoder = GzDecoder::new(&mut reader);
-        let Ok(lines) = count_lines(&mut decoder) else { return Ok(members) };
+        let lines = match count_lines(&mut decoder) {
+            Ok(lines) => lines,
+            Err(error) if is_about_content(error.kind()) => return Ok(members),
+            // The rest of the file may be complete, so the caller must not cut it off.
+            Err(error) => return Err(error.into()),
+        };
         let comment = decoder.header().and_then(|header| header.comment());
         let comment = comment.and_then(|comment| std::str::from_utf8(comment).ok());
-        let Some(next) = comment.and_then(|comment| comment.strip_prefix(COMMENT)).map(str::to_owned) else {
+        let rest = comment.and_then(|comment| comment.strip_prefix(COMMENT));
+        let Some((of, next)) = rest.and_then(|rest| rest.split_once(':')) else {
             // The decoder reads nothing at the end of the file.
             let is_end = decoder.header().is_none() && members.last.is_some();
             ensure!(is_end, "the file is no export of runs; choose another file");
             return Ok(members);
         };
+        ensure!(
+            of == source,
+            "the file was exported from another server or with another key; use the URL and the key of the first call"
+        );
+        let next = next.to_owned();
         members.end = reader.stream_position()?;
         members.lines += lines;
         members.last = Some(next);
     }
+}
+
+/// Returns true if an error of this kind is about the bytes of a member, and not about the read of the file.
+fn is_about_content(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData)
 }
 
 /// Reads a member to its end, and checks its checksum. Returns the number of its lines.
@@ -200,6 +236,8 @@ mod tests {
 
     use super::*;
 
+    const SOURCE: &str = "0123456789abcdef";
+
     fn run(number: usize) -> Run {
         let json = format!(
             r#"{{"id":"run-{number}","state":"succeeded","scheduled_at":"2026-03-29T01:00:00Z","revision":0,"replay":0,
@@ -208,10 +246,11 @@ mod tests {
         serde_json::from_str(&json).unwrap()
     }
 
-    /// Returns a file with two members of an export: two runs and the token `next`, then one run at the end of the list.
+    /// Returns a file with two members of an export: two runs and the token `next`, then one run at the end of the
+    /// list.
     fn two_members() -> (Vec<u8>, usize) {
-        let first = member(&[run(1), run(2)], "next").unwrap();
-        let second = member(&[run(3)], "").unwrap();
+        let first = member(&[run(1), run(2)], SOURCE, "next").unwrap();
+        let second = member(&[run(3)], SOURCE, "").unwrap();
         let len = first.len();
         ([first, second].concat(), len)
     }
@@ -219,7 +258,7 @@ mod tests {
     fn members_of(bytes: &[u8]) -> anyhow::Result<Members> {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
-        complete_members(&mut file)
+        complete_members(&mut file, SOURCE)
     }
 
     #[test]
@@ -249,6 +288,28 @@ mod tests {
         let mut encoder = GzBuilder::new().write(Vec::new(), Compression::default());
         encoder.write_all(b"text\n").unwrap();
         assert!(members_of(&encoder.finish().unwrap()).is_err());
+    }
+
+    #[test]
+    fn file_of_another_server_is_rejected() {
+        let (bytes, _) = two_members();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&bytes).unwrap();
+        let error = complete_members(&mut file, "fedcba9876543210").unwrap_err();
+        assert!(error.to_string().contains("another server"), "{error}");
+    }
+
+    #[test]
+    fn failed_read_ends_no_members() {
+        let mut folder = File::open(tempfile::tempdir().unwrap().path()).unwrap();
+        assert!(complete_members(&mut folder, SOURCE).is_err(), "a folder has no bytes");
+    }
+
+    #[test]
+    fn empty_member_continues_the_list() {
+        let bytes = [member(&[run(1)], SOURCE, "a").unwrap(), member(&[], SOURCE, "b").unwrap()].concat();
+        let whole = Members { end: bytes.len() as u64, lines: 1, last: Some("b".to_owned()) };
+        assert_eq!(members_of(&bytes).unwrap(), whole);
     }
 
     #[test]
