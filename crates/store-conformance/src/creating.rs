@@ -479,8 +479,8 @@ pub(super) async fn usage_follows_schedules_and_runs(subject: &dyn Subject) {
         .write(Change::Run { run: Run { state: RunState::Failed, ..run }, then: None, ends: true, origin: None })
         .await;
     let ended = usage().await;
-    // The record of the failed run replaces the record of the retrying run, which has the same length. The counts of the
-    // hour may be new rows.
+    // The record of the failed run replaces the record of the retrying run, which has the same length. The counts of
+    // the hour may be new rows.
     grown(retrying, ended, 0);
     assert_eq!((ended.active, ended.ended, ended.cancelled), (0, 1, 0));
 
