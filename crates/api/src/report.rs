@@ -15,9 +15,9 @@ pub struct Report {
     pub to: Time,
     /// Property by which the report has rows.
     pub by: ReportBy,
-    /// Instant from which the counts are complete. Earlier runs may be missing, because an earlier version of the server
-    /// did not count them, or because the server has deleted their counts. The field is absent if the counts are complete
-    /// for the whole range.
+    /// Instant from which the counts are complete. Earlier runs may be missing, because an earlier version of the
+    /// server did not count them, or because the server has deleted their counts. The field is absent if the counts
+    /// are complete for the whole range.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counted_from: Option<Time>,
     /// Rows in the order of the states or hours. Rows of hosts or labels are in the order of their numbers of runs, the
@@ -58,8 +58,8 @@ pub struct ReportRow {
     pub runs: u64,
     /// Number of these runs in each state.
     pub states: ReportStates,
-    /// Duration from the due instant to the start of the first attempt, of the runs that have one. The field is absent if
-    /// there is no such run.
+    /// Duration from the due instant to the start of the first attempt, of the runs that have one. The field is absent
+    /// if there is no such run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lateness_ms: Option<Percentiles>,
     /// Duration of the last attempt of the runs that have one. The field is absent if there is no such run.

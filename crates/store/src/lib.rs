@@ -130,9 +130,9 @@ pub trait Store: Send + Sync + 'static {
     /// index of its runs. A read of single schedules needs no index.
     fn list_runs(&self, read: RunRead) -> Answer<'_, RunList>;
 
-    /// Returns the counts of the final runs of a tenant, hour by hour. The engine maintains the counts, so the call does
-    /// not read the runs. The result includes every final run whose write the engine acknowledged before this call
-    /// began, and no run twice. The module [`report`] combines the counts of several hours.
+    /// Returns the counts of the final runs of a tenant, hour by hour. The engine maintains the counts, so the call
+    /// does not read the runs. The result includes every final run whose write the engine acknowledged before this
+    /// call began, and no run twice. The module [`report`] combines the counts of several hours.
     fn counts(&self, read: CountRead) -> Answer<'_, CountPage>;
 
     /// Returns up to `limit` dead letters of a tenant, in the order of [`Occurrence`]. Their occurrences follow
@@ -263,8 +263,9 @@ pub struct Usage {
     pub ended: u64,
     /// Number of cancelled schedules that [`Store::maintain`] has not deleted yet.
     pub cancelled: u64,
-    /// Size in bytes of all schedules, past timings, runs and counts of the tenant. A schedule counts at least the bytes of its
-    /// payload. An engine adds a fixed number of bytes per row for keys and states, and does not count due rows.
+    /// Size in bytes of all schedules, past timings, runs and counts of the tenant. A schedule counts at least the
+    /// bytes of its payload. An engine adds a fixed number of bytes per row for keys and states, and does not count
+    /// due rows.
     pub bytes: u64,
 }
 

@@ -1,5 +1,5 @@
-//! Encoding of schedules, past timings, runs, counts of runs, tenants and hand-overs as bytes. Both store engines and the messages
-//! between members use this encoding.
+//! Encoding of schedules, past timings, runs, counts of runs, tenants and hand-overs as bytes. Both store engines and
+//! the messages between members use this encoding.
 //!
 //! The crate does not define where an engine stores the bytes, and does no I/O. Each engine defines its own keys,
 //! columns and journal entries. The crate encodes tenants as JSON. It encodes all other values without a serialization
