@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -80,6 +81,10 @@ pub(crate) struct ServeArguments {
     pub(crate) debuggable: bool,
 }
 
+/// Attempts that may wait for each thread that sends callbacks, while several tenants have due keys
+/// (docs/decisions/0246-queue-starts-before-the-processors.md).
+const STARTS_READY_PER_THREAD: usize = 16;
+
 impl ServeArguments {
     fn options(&self) -> anyhow::Result<Options> {
         let mut options = Options {
@@ -102,6 +107,9 @@ impl ServeArguments {
         store.history = self.history_seconds.map_or_else(|| self.member.history(), Duration::from_secs);
         store.history_period = store.history_period.min(store.history / 10);
         options.scheduler.history = options.store.history;
+        let threads = self.threads.map(usize::from).or_else(|| Some(available_parallelism().ok()?.get())).unwrap_or(1);
+        let ready_max = &mut options.scheduler.starts_ready_max;
+        *ready_max = (*ready_max).max(STARTS_READY_PER_THREAD * threads);
         self.tuning.apply(&mut options)?;
         Ok(options)
     }

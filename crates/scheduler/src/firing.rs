@@ -2,6 +2,7 @@
 
 pub(crate) mod context;
 pub(crate) mod dispatch;
+pub(crate) mod governor;
 pub(crate) mod in_flight;
 pub(crate) mod messages;
 pub(crate) mod outcome_writer;

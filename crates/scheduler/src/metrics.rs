@@ -142,6 +142,8 @@ pub(crate) struct Metrics {
     pub(crate) deferred: Counter,
     /// Attempts that started late because their tenant exceeded its rate.
     pub(crate) throttled: Counter,
+    /// Time for which the owner held starts back, because attempts of several tenants waited for the processors.
+    pub(crate) starts_held_seconds: Counter<f64, AtomicU64>,
     pub(crate) open_circuits: Gauge,
     /// Due rows that needed no attempt, because the schedule was cancelled or changed, or the occurrence already had an
     /// outcome.
@@ -194,6 +196,7 @@ impl Metrics {
             missed: Family::default(),
             deferred: Counter::default(),
             throttled: Counter::default(),
+            starts_held_seconds: Counter::default(),
             open_circuits: Gauge::default(),
             dropped: Counter::default(),
             store_errors: Family::default(),
@@ -331,6 +334,11 @@ impl Metrics {
             "reveille_callbacks_throttled",
             "Attempts that started late, because their tenant exceeded its limit of callbacks per minute",
             self.throttled.clone(),
+        );
+        registry.register(
+            "reveille_starts_held_seconds",
+            "Time for which due rows waited because attempts of several tenants filled the processors",
+            self.starts_held_seconds.clone(),
         );
         registry.register(
             "reveille_open_circuits",

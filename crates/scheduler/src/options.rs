@@ -25,6 +25,11 @@ pub struct Options {
     /// 4,096. With a smaller value, slow targets reduce the throughput. With a larger value, a kill of the process may
     /// cause more duplicates.
     pub in_flight_max: usize,
+    /// Largest number of attempts that wait for a processor at the same time, while several tenants have due keys. The
+    /// owner starts the other due keys later, in the order of the tenants' turns. Default 32. With a smaller value, a
+    /// machine with many processors may lack work. With a larger value, a tenant with few callbacks waits for more
+    /// attempts of other tenants while the processors are saturated.
+    pub starts_ready_max: usize,
     /// Largest number of keys that wait for one target. This number also never exceeds the number of free entries of
     /// the window. The owner writes all further keys again at a later position. Default 1,048,576. With a smaller
     /// value, the owner defers a burst for a target although the target is fast enough. With a larger value, slow
@@ -57,6 +62,7 @@ impl Default for Options {
             period: Duration::from_millis(200),
             in_flight_per_target: 256,
             in_flight_max: 4_096,
+            starts_ready_max: 32,
             parked_per_target: 1_048_576,
             parked_for: Duration::from_secs(10),
             defer_max: Duration::from_secs(60),

@@ -15,6 +15,7 @@ use crate::cluster::events::Events;
 use crate::cluster::lease::Lease;
 use crate::cluster::shards::{NotOwned, Shards};
 use crate::deliver::Deliver;
+use crate::firing::governor::Governor;
 use crate::firing::in_flight::InFlight;
 use crate::firing::messages::{ToOwner, ToWriter};
 use crate::firing::steady::SteadyClock;
@@ -32,6 +33,7 @@ pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) governor: Arc<Governor>,
     pub(crate) tenants: Arc<KnownTenants>,
     pub(crate) nudge: Arc<Notify>,
     pub(crate) lease: Arc<Lease>,
@@ -74,6 +76,7 @@ impl Shared {
         let metrics = Arc::new(Metrics::new(&mut registry, runtime.clone()));
         let events = Arc::new(Events::new(options.in_flight_max));
         let clock = Arc::new(Clock::new(runtime.clone()));
+        let governor = Arc::new(Governor::new(options.starts_ready_max));
         let shared = Shared {
             runtime: runtime.clone(),
             clock: clock.clone(),
@@ -82,6 +85,7 @@ impl Shared {
             options,
             metrics,
             in_flight: Arc::new(InFlight::default()),
+            governor: governor.clone(),
             tenants,
             nudge: Arc::new(Notify::new()),
             lease: Arc::new(lease),
@@ -92,7 +96,7 @@ impl Shared {
             events,
             steady: Arc::new(SharedSteadyClock::new(runtime, clock)),
             reopened: Reopened::default(),
-            turns: Turns::default(),
+            turns: Turns::new(governor),
         };
         Ok((Arc::new(shared), registry))
     }

@@ -1,9 +1,9 @@
 //! Turns that the tenants take for long reads from the store: reads of listings, runs, dead letters and audit logs.
 //!
-//! Only a limited number of these reads run at a time, and one tenant runs at most half of that number. Waiting tenants
-//! take turns. Each read has a limited length, and a long listing needs one turn for each of its reads. A tenant
-//! therefore waits only for a few short reads, even if other tenants make many requests
-//! (docs/decisions/0197-let-tenants-take-turns-at-long-reads.md).
+//! Only a limited number of these reads run at a time, and one tenant runs at most half of that number. While attempts
+//! wait for the processors, only one read runs at a time. Waiting tenants take turns. Each read has a limited length,
+//! and a long listing needs one turn for each of its reads. A tenant therefore waits only for a few short reads, even
+//! if other tenants make many requests (docs/decisions/0197-let-tenants-take-turns-at-long-reads.md).
 //!
 //! Invariant: a tenant is in the list [`State::order`] if and only if one of its requests waits for a turn.
 
@@ -13,13 +13,21 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use domain::TenantId;
 use tokio::sync::oneshot;
 
+use crate::firing::governor::Governor;
+
 /// Largest number of long reads that run at the same time.
 const READS_MAX: usize = 4;
+/// Largest number of long reads that run at the same time while attempts wait for the processors
+/// (docs/decisions/0246-queue-starts-before-the-processors.md).
+const READS_SATURATED_MAX: usize = 1;
 /// Largest number of long reads of one tenant that run at the same time.
 const READS_PER_TENANT: usize = 2;
 
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Turns(Arc<Mutex<State>>);
+#[derive(Clone, Debug)]
+pub(crate) struct Turns {
+    state: Arc<Mutex<State>>,
+    governor: Arc<Governor>,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -43,6 +51,10 @@ pub(crate) struct Turn {
 }
 
 impl Turns {
+    pub(crate) fn new(governor: Arc<Governor>) -> Self {
+        Turns { state: Arc::default(), governor }
+    }
+
     /// Waits for a turn of the tenant.
     pub(crate) async fn take(&self, tenant: TenantId) -> Turn {
         let receiver = {
@@ -63,7 +75,8 @@ impl Turns {
     /// Gives turns to waiting requests while the limits permit further reads.
     fn start_next(&self) {
         loop {
-            let Some((tenant, sender)) = self.state().next() else { return };
+            let reads_max = if self.governor.is_saturated() { READS_SATURATED_MAX } else { READS_MAX };
+            let Some((tenant, sender)) = self.state().next(reads_max) else { return };
             // If the caller no longer waits, `send` returns the turn, and the drop of the turn lets the next request
             // start.
             drop(sender.send(Turn { turns: self.clone(), tenant }));
@@ -71,14 +84,14 @@ impl Turns {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("no holder of this lock panics")
+        self.state.lock().expect("no holder of this lock panics")
     }
 }
 
 impl State {
     /// Removes from its queue the next request that may start, and counts this request as running.
-    fn next(&mut self) -> Option<(TenantId, oneshot::Sender<Turn>)> {
-        if self.running >= READS_MAX {
+    fn next(&mut self, reads_max: usize) -> Option<(TenantId, oneshot::Sender<Turn>)> {
+        if self.running >= reads_max {
             return None;
         }
         let may_start = |tenant: &TenantId| self.tenants[tenant].running < READS_PER_TENANT;
@@ -120,9 +133,13 @@ mod tests {
     const BUSY: TenantId = TenantId(1);
     const QUIET: TenantId = TenantId(2);
 
+    fn turns() -> Turns {
+        Turns::new(Arc::new(Governor::new(1)))
+    }
+
     #[test]
     fn request_of_an_idle_tenant_does_not_wait_for_a_busy_tenant() {
-        let turns = Turns::default();
+        let turns = turns();
         let mut waiting: Vec<_> = (0..100).map(|_| Box::pin(turns.take(BUSY))).collect();
         let running: Vec<Turn> = waiting.iter_mut().filter_map(|request| request.as_mut().now_or_never()).collect();
         assert_eq!(running.len(), READS_PER_TENANT);
@@ -130,8 +147,24 @@ mod tests {
     }
 
     #[test]
+    fn one_read_runs_at_a_time_while_the_processors_are_saturated() {
+        let turns = turns();
+        turns.governor.set_saturated(true);
+        let first = turns.take(BUSY).now_or_never().unwrap();
+        let mut quiet = Box::pin(turns.take(QUIET));
+        assert!(quiet.as_mut().now_or_never().is_none());
+        let mut busy: Vec<_> = (0..4).map(|_| Box::pin(turns.take(BUSY))).collect();
+        assert!(busy.iter_mut().all(|request| request.as_mut().now_or_never().is_none()));
+        turns.governor.set_saturated(false);
+        drop(first);
+        assert!(quiet.as_mut().now_or_never().is_some());
+        let started: Vec<Turn> = busy.iter_mut().filter_map(|request| request.as_mut().now_or_never()).collect();
+        assert_eq!(started.len(), READS_PER_TENANT, "after the saturation, more reads run at a time");
+    }
+
+    #[test]
     fn single_request_of_a_tenant_overtakes_requests_of_busy_tenants() {
-        let turns = Turns::default();
+        let turns = turns();
         let started: Arc<Mutex<Vec<TenantId>>> = Arc::default();
         let request = |tenant: TenantId| {
             let (turns, started) = (turns.clone(), started.clone());
@@ -151,7 +184,7 @@ mod tests {
 
     #[test]
     fn waiting_request_that_the_caller_drops_uses_no_turn() {
-        let turns = Turns::default();
+        let turns = turns();
         let first = turns.take(BUSY).now_or_never().unwrap();
         let second = turns.take(BUSY).now_or_never().unwrap();
         let mut abandoned = Box::pin(turns.take(BUSY));

@@ -10,6 +10,7 @@ use crate::clock::Clock;
 use crate::cluster::events::Events;
 use crate::cluster::lease::Lease;
 use crate::deliver::Deliver;
+use crate::firing::governor::Governor;
 use crate::firing::in_flight::InFlight;
 use crate::firing::messages::{ToOwner, ToWriter};
 use crate::known_tenants::KnownTenants;
@@ -25,6 +26,7 @@ pub(crate) struct Context {
     pub(crate) deliver: Arc<dyn Deliver>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) governor: Arc<Governor>,
     pub(crate) tenants: Arc<KnownTenants>,
     pub(crate) lease: Arc<Lease>,
     pub(crate) to_writer: mpsc::Sender<ToWriter>,

@@ -2,7 +2,8 @@
 //!
 //! This queue does no I/O and reads no clock. Each pair of tenant and target has its own queue of keys, a *lane*. A
 //! lane with a free slot takes its turn among its tenant's lanes of the same kind (HTTP or bus). The kinds of a tenant take
-//! turns, and so do the tenants. One key starts per turn: the oldest key of the lane. A target without a free slot delays
+//! turns, and so do the tenants: the next turn goes to the tenant whose attempts have used the least processor time for
+//! its weight ([`Turns`]). One key starts per turn: the oldest key of the lane. A target without a free slot delays
 //! only its own keys. If a rate or an open circuit blocks a lane, a kind or a tenant until some instant, the lane, kind or
 //! tenant *waits* and takes no turn until that instant.
 //!
@@ -21,10 +22,12 @@ mod blocked;
 mod circuit;
 mod deferred;
 mod kinds;
+mod lane;
 mod limits;
 mod slots;
+mod turns;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use domain::decide::CatchUp;
@@ -36,13 +39,14 @@ use crate::options::Options;
 
 pub(crate) use blocked::Wait;
 use blocked::{Blocked, Reason, quotas_of};
-use circuit::Circuit;
 pub(crate) use circuit::TargetHealth;
 use deferred::Deferred;
 pub(crate) use deferred::DeferredKey;
 use kinds::Kinds;
+use lane::{LaneState, Parked, Place};
 pub(crate) use limits::Limits;
 use slots::{Slots, TenantSlots};
+use turns::{TenantTurn, Turns};
 
 /// Longest time between two instants without a free slot that belong to the same period without free slots. This time
 /// is at most the shortest interval of a schedule.
@@ -85,8 +89,8 @@ pub(crate) struct Dispatch {
     deferred: Deferred,
     /// Limits of a tenant for which the owner has set no limits.
     default_limits: Limits,
-    /// Turns of the tenants, in order. Each tenant that may start a key and does not wait is in this list exactly once.
-    turns: VecDeque<TenantId>,
+    /// Turns of the tenants. Each tenant that may start a key and does not wait has exactly one turn.
+    turns: Turns,
     /// Waiting tenants, kinds and lanes, with the end of each wait.
     waits: BTreeSet<(Monotonic, Waiter)>,
     /// Start and end of the latest period in which the service had no free slot.
@@ -110,57 +114,10 @@ struct TenantState {
     kinds: Kinds,
     /// Latest period in which a limit of the tenant blocked its keys.
     blocked: Blocked,
-    /// True if the tenant is in [`Dispatch::turns`].
-    has_turn: bool,
+    turn: TenantTurn,
     waits_until: Option<Monotonic>,
     /// Latest instant at which the tenant's rate blocked the tenant.
     throttled_at: Timestamp,
-}
-
-/// Place of a key in the queue of its lane. Older keys come first. Keys with equal positions come in the order in which
-/// the owner pushed them.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Place {
-    position: Timestamp,
-    /// Number of keys that the owner pushed before this key.
-    pushed: u64,
-}
-
-/// Key that waits in the queue of its lane.
-#[derive(Clone, Copy, Debug)]
-struct Parked {
-    /// Number of the key in the window.
-    entry: u32,
-    /// Value of [`Dispatch::checks`] when the owner pushed the key. If a later key of the lane was waiting then, this is
-    /// the value of that key. The first key of a lane therefore shows the longest wait of all the lane's keys.
-    since: u32,
-}
-
-#[derive(Debug, Default)]
-struct LaneState {
-    /// Keys in the order in which they start. The owner may push an older key after a later key, because it reads the rows
-    /// of each poller separately.
-    queue: BTreeMap<Place, Parked>,
-    in_flight: usize,
-    bucket: TokenBucket,
-    circuit: Circuit,
-    /// Latest period in which a limit of the lane or its circuit blocked its keys.
-    blocked: Blocked,
-    /// True if the lane is in its tenant's `turns`.
-    has_turn: bool,
-    waits_until: Option<Monotonic>,
-    /// Number of attempts of the lane that have ended since `counted_from`.
-    ended: u32,
-    counted_from: Timestamp,
-    /// Number of attempts that ended per second, in the interval before `counted_from`.
-    per_second: u32,
-    /// Position of the first key in the current series of deferred keys. The distance between the positions of two
-    /// successive keys corresponds to the rate at which the lane ends attempts.
-    deferred_from: Timestamp,
-    /// Number of the lane's keys that the dispatch queue has deferred since it set `deferred_from`.
-    deferred: u64,
-    /// Position of the last deferred key.
-    deferred_to: Timestamp,
 }
 
 impl Dispatch {
@@ -179,7 +136,7 @@ impl Dispatch {
             tenants: BTreeMap::new(),
             deferred: Deferred::default(),
             default_limits: Limits::of_service(options),
-            turns: VecDeque::new(),
+            turns: Turns::default(),
             waits: BTreeSet::new(),
             no_slot: None,
         }
@@ -210,6 +167,7 @@ impl Dispatch {
             return;
         }
         state.limits = limits;
+        self.unresolved.weigh(tenant, &mut state.unresolved, limits.unresolved_weight());
         // The dispatch queue ends all waits of the tenant and its lanes, because the old rate may have caused them. It
         // checks the new rate at the next turn of the tenant and of each lane.
         if let Some(until) = state.waits_until.take() {
@@ -269,9 +227,9 @@ impl Dispatch {
             return None;
         }
         self.end_waits(now.monotonic);
-        while let Some(tenant) = self.turns.pop_front() {
+        while let Some(tenant) = self.turns.next() {
             let state = self.tenants.get_mut(&tenant).expect("each tenant in `turns` exists in `tenants`");
-            state.has_turn = false;
+            state.turn.end();
             if state.slots.used() >= state.limits.in_flight_max {
                 continue; // The tenant gets its next turn when one of its attempts ends.
             }
@@ -342,6 +300,7 @@ impl Dispatch {
             state.kinds.of(kind).start(state.limits.of_kind(kind), now.monotonic);
             self.slots.occupy(tenant, &mut state.slots);
             self.unresolved.occupy(tenant, &mut state.unresolved);
+            self.turns.record_start(tenant, &mut state.turn, state.limits.weight, now.monotonic);
             state.parked -= 1;
             self.parked -= 1;
             let since_start = now.monotonic.since_start();
@@ -451,7 +410,21 @@ impl Dispatch {
         self.slots.is_full() || self.unresolved.is_full()
     }
 
-    fn end_waits(&mut self, now: Monotonic) {
+    /// Returns true if several tenants share the processors: they have keys that may start, or have started keys
+    /// lately.
+    pub(crate) fn is_shared(&self, now: Monotonic) -> bool {
+        self.turns.is_shared(now)
+    }
+
+    /// Records the processor time of one attempt of the tenant.
+    pub(crate) fn record_cost(&mut self, tenant: TenantId, cost: Duration) {
+        if let Some(state) = self.tenants.get_mut(&tenant) {
+            state.turn.record_cost(cost);
+        }
+    }
+
+    /// Ends the waits that are over at `now`. [`Dispatch::pop`] calls this function too.
+    pub(crate) fn end_waits(&mut self, now: Monotonic) {
         while let Some((until, waiter)) = self.waits.first().copied() {
             if until > now {
                 return;
@@ -495,7 +468,7 @@ impl Dispatch {
         // A lane without keys must have no turn, so this function computes all turns again.
         self.turns.clear();
         for tenant in self.tenants.values_mut() {
-            tenant.has_turn = false;
+            tenant.turn.end();
             tenant.kinds.clear_turns();
         }
         let lanes: Vec<Lane> = self.lanes.keys().copied().collect();
@@ -519,11 +492,9 @@ impl Dispatch {
         let state = self.tenants.get_mut(&tenant).expect("the caller passes a tenant that exists in `tenants`");
         let is_at_share = state.slots.is_at_share() || state.unresolved.is_at_share();
         let may_start = state.slots.used() < state.limits.in_flight_max && state.waits_until.is_none() && !is_at_share;
-        if state.has_turn || !state.kinds.any_may_start(&state.limits) || !may_start {
-            return;
+        if may_start && state.kinds.any_may_start(&state.limits) {
+            self.turns.offer(tenant, &mut state.turn);
         }
-        state.has_turn = true;
-        self.turns.push_back(tenant);
     }
 }
 
@@ -536,13 +507,13 @@ impl TenantState {
     fn new(limits: Limits) -> Self {
         TenantState {
             limits,
-            slots: TenantSlots::default(),
-            unresolved: TenantSlots::default(),
+            slots: TenantSlots::new(1),
+            unresolved: TenantSlots::new(limits.unresolved_weight()),
             parked: 0,
             bucket: TokenBucket::default(),
             kinds: Kinds::default(),
             blocked: Blocked::default(),
-            has_turn: false,
+            turn: TenantTurn::default(),
             waits_until: None,
             throttled_at: Timestamp::MIN,
         }
@@ -552,41 +523,6 @@ impl TenantState {
     /// key.
     fn may_start(&self, now: Monotonic) -> Result<(), Monotonic> {
         limits::has_token(self.limits.rate, &self.bucket, now)
-    }
-}
-
-impl LaneState {
-    fn in_flight_max(&self, limits: &Limits) -> usize {
-        if self.circuit.is_probing() { 1 } else { limits.in_flight_per_target }
-    }
-
-    /// Returns `Ok` if the lane may start a key now. Otherwise returns the instant from which the lane may start a key.
-    fn may_start(&self, limits: &Limits, now: Monotonic) -> Result<(), Monotonic> {
-        match self.circuit.open_until(now) {
-            Some(until) => Err(until),
-            None => limits::has_token(limits.rate_per_target, &self.bucket, now),
-        }
-    }
-
-    /// Returns true if the lane's state equals that of a new lane.
-    fn is_idle(&self, now: Now) -> bool {
-        self.in_flight == 0
-            && self.queue.is_empty()
-            && self.waits_until.is_none()
-            && self.deferred_to <= now.wall
-            && self.bucket.is_full(now.monotonic.since_start())
-            && self.circuit.is_forgotten(now.monotonic)
-    }
-
-    fn count_end(&mut self, now: Timestamp) {
-        self.ended = self.ended.saturating_add(1);
-        let counted_for = now.since(self.counted_from);
-        if counted_for >= Duration::from_secs(1) {
-            let seconds = u32::try_from(counted_for.as_secs()).unwrap_or(u32::MAX).max(1);
-            self.per_second = self.ended / seconds;
-            self.ended = 0;
-            self.counted_from = now;
-        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Messages between the owner, its tasks, the outcome writer and the rest of the member.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use domain::{Delay, PollerId, RunOrigin, ShardId, Term, Timestamp};
 use store::{Cursor, DuePage, DueRead, HandedOver, InsertLogEntry, OwnerWrite, Positions, WriteRejection};
@@ -52,6 +53,8 @@ pub(crate) struct Ended {
     pub(crate) reason: EndReason,
     /// Health of the target, according to the attempt. `None` if the key caused no attempt.
     pub(crate) health: Option<TargetHealth>,
+    /// Processor time that the key used, if the run executor measured it.
+    pub(crate) cost: Option<Duration>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,6 +13,7 @@
 
 mod hand_over;
 mod reading;
+mod starting;
 mod waiting;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -29,17 +30,15 @@ use crate::ahead::is_ahead;
 use crate::cluster::shards::ShardTerm;
 use crate::firing::context::Context;
 use crate::firing::dispatch::{DeferredKey, Dispatch, Lane, Limits, Now};
+use crate::firing::governor::Pressure;
 use crate::firing::messages::{Deferral, EndReason, Ended, PendingWrite, ReadDone, Then, ToOwner, ToWriter, WriteDone};
 use crate::firing::owner::reading::{Read, read_due};
-use crate::firing::run_executor::{Starting, start};
 use crate::firing::steady::LEAP_ACCEPTED_AFTER;
-use crate::firing::window::{Entry, EntryId, MayStart, ReadKind, Window};
+use crate::firing::window::{Entry, EntryId, ReadKind, Window};
 use crate::known_tenants::Known;
 use crate::metrics::count_store_error;
 use crate::options::Options;
 
-/// Largest number of keys whose attempts run in one task.
-const STARTS_PER_TASK: usize = 32;
 /// Largest number of rows in one read of the insert logs.
 const INSERT_LOG_ROWS_MAX: usize = 8_192;
 /// Largest number of messages that the owner handles between two reads of the clock.
@@ -80,6 +79,8 @@ pub(crate) struct Owner {
     /// the writer's queue was full. The owner never waits for the writer, because due keys would then wait for the
     /// disk.
     unsent: VecDeque<PendingWrite>,
+    /// Time for which the governor holds starts back.
+    pressure: Pressure,
     next_period: Monotonic,
     expired: Vec<EntryId>,
     /// Tenants from which the owner last computed the limits in the dispatch queue.
@@ -113,6 +114,7 @@ impl Owner {
             deferring: 0,
             handed_over: BTreeMap::new(),
             unsent: VecDeque::new(),
+            pressure: Pressure::default(),
             next_period: monotonic,
             expired: Vec::new(),
             limited_tenants: Arc::default(),
@@ -132,6 +134,7 @@ impl Owner {
                 biased;
                 () = stop.cancelled() => break,
                 Some(message) = self.messages.recv() => self.take_messages(message),
+                () = self.context.governor.has_room() => {}
                 () = self.nudge.notified() => self.insert_log_wanted = true,
                 () = runtime.sleep_until(wake) => {}
             }
@@ -226,8 +229,8 @@ impl Owner {
         let now = self.context.clock.now();
         let monotonic = self.context.runtime.monotonic();
         // After `fire`, the owner may have handled ends of attempts while it waited for the outcome writer. A key may
-        // therefore be able to start now.
-        if self.dispatch.may_start() {
+        // therefore be able to start now. If the governor holds it back, the owner wakes as soon as there is room.
+        if self.dispatch.may_start() && self.may_release(0, monotonic) {
             return monotonic;
         }
         let next = self.dispatch.next_wait().map_or(self.next_period, |wait| wait.min(self.next_period));
@@ -263,61 +266,7 @@ impl Owner {
             }
         }
         self.expired = expired;
-        let mut batch = Vec::new();
-        while let Some(entry) = self.dispatch.pop(now) {
-            let lane = self.lane(entry);
-            match self.window.may_start(entry) {
-                MayStart::Yes => {}
-                MayStart::Superseded => {
-                    self.dispatch.ended(lane, now, None);
-                    self.dispatch.resolved(lane.0);
-                    self.context.metrics.dropped.inc();
-                    self.window.resolve(entry);
-                    continue;
-                }
-                MayStart::NotYet => {
-                    self.dispatch.ended(lane, now, None);
-                    self.dispatch.resolved(lane.0);
-                    self.window.wait_again(entry, now.wall + ATTEMPT_WAIT);
-                    continue;
-                }
-            }
-            batch.push(self.starting(entry, now));
-            if batch.len() == STARTS_PER_TASK {
-                self.start(std::mem::take(&mut batch));
-            }
-        }
-        self.start(batch);
-    }
-
-    fn starting(&self, entry: EntryId, now: Now) -> Starting {
-        let known = self.window.entry(entry);
-        let lane = self.lane(entry);
-        let (poller, shard_term) = self.window.poller(known.poller);
-        let (closed, closed_at_take) = self.window.closed(known.poller);
-        self.context.in_flight.add(poller, known.key, shard_term.term);
-        Starting {
-            entry,
-            lane,
-            key: known.key,
-            poller,
-            shard_term,
-            deadline: self.context.lease.deadline(),
-            closed,
-            closed_at_take,
-            catch_up: self.dispatch.catch_up(known.key.occurrence.nominal),
-            wait: match (known.key.attempt, known.key.occurrence.replay) {
-                (1, 0) => self.wait_of(lane, known.key.occurrence.nominal, shard_term, now),
-                _ => None,
-            },
-        }
-    }
-
-    fn start(&self, batch: Vec<Starting>) {
-        if !batch.is_empty() {
-            let task = start(self.context.clone(), batch);
-            drop(self.context.runtime.spawn("start", task));
-        }
+        self.start_selected(now);
     }
 
     fn lane(&self, entry: EntryId) -> Lane {
@@ -399,6 +348,9 @@ impl Owner {
     }
 
     fn on_ended(&mut self, ended: Ended, now: Now) {
+        if let Some(cost) = ended.cost {
+            self.dispatch.record_cost(ended.lane.0, cost);
+        }
         self.dispatch.ended(ended.lane, now, ended.health);
         if ended.reason == EndReason::Writing {
             return;

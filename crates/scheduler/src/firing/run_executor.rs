@@ -27,6 +27,7 @@ use crate::cluster::shards::ShardTerm;
 use crate::deliver::{CONNECTION_WAIT_MAX, Delivered, Delivery};
 use crate::firing::context::Context;
 use crate::firing::dispatch::{Lane, TargetHealth, Wait};
+use crate::firing::governor::measured;
 use crate::firing::messages::{EndReason, Ended, PendingWrite, Then, ToOwner, ToWriter};
 use crate::firing::window::EntryId;
 use crate::metrics::{AttemptLabels, OutcomeLabels, Reason, count_store_error};
@@ -61,7 +62,7 @@ pub(crate) struct Starting {
 
 impl Starting {
     fn ended(&self, reason: EndReason) -> Ended {
-        Ended { lane: self.lane, entry: self.entry, reason, health: None }
+        Ended { lane: self.lane, entry: self.entry, reason, health: None, cost: None }
     }
 
     /// Returns the reason for which the attempt starts late. The wait of an attempt begins when a user sets its timing.
@@ -76,8 +77,9 @@ impl Starting {
     }
 }
 
-/// Makes the attempts of all keys in `batch`, and sends the results to the owner and the outcome writer.
-pub(crate) async fn start(context: Arc<Context>, batch: Vec<Starting>) {
+/// Makes the attempts of all keys in `batch`, and sends the results to the owner and the outcome writer. If
+/// `is_measured` is true, measures the processor time of each attempt.
+pub(crate) async fn start(context: Arc<Context>, batch: Vec<Starting>, is_measured: bool) {
     let schedules = load(&context, &batch).await;
     let runs = find_runs(&context, &batch, &schedules).await;
     let mut ended = Vec::new();
@@ -97,7 +99,8 @@ pub(crate) async fn start(context: Arc<Context>, batch: Vec<Starting>) {
                 continue;
             }
         };
-        attempts.push(Box::pin(start_one(&context, *starting, schedule, run)));
+        let attempt = start_one(&context, *starting, schedule, run);
+        attempts.push(if is_measured { Box::pin(with_cost(&context, attempt)) } else { Box::pin(attempt) });
     }
     loop {
         // One message contains all results that are ready.
@@ -194,6 +197,11 @@ async fn find_some(context: &Context, occurrences: Vec<Occurrence>) -> Result<Ve
         count_store_error(&context.metrics, "find_runs", error);
     }
     Ok(response?.into_iter().flatten().collect())
+}
+
+async fn with_cost(context: &Context, attempt: impl Future<Output = Ended>) -> Ended {
+    let (ended, cost) = measured(&context.runtime, attempt).await;
+    Ended { cost: Some(cost), ..ended }
 }
 
 async fn start_one(context: &Context, starting: Starting, schedule: Option<Arc<Schedule>>, run: Option<&Run>) -> Ended {

@@ -135,6 +135,7 @@ async fn serve(shared: Arc<Shared>, taken: Option<Gained>, stop: CancellationTok
         deliver: shared.deliver.clone(),
         metrics: shared.metrics.clone(),
         in_flight: shared.in_flight.clone(),
+        governor: shared.governor.clone(),
         tenants: shared.tenants.clone(),
         lease: shared.lease.clone(),
         to_writer,

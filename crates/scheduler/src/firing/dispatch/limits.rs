@@ -9,10 +9,14 @@ use domain::{Quota, Quotas, TargetKind};
 use runtime::Monotonic;
 
 use super::blocked::quotas_of;
+use super::turns::WEIGHT_MIN;
 use crate::options::Options;
 
 /// Number of keys of a tenant that the owner may have in memory even if the tenant's rate is very low.
 const AHEAD_MIN: usize = 64;
+
+/// Largest factor of a tenant's share of the unresolved keys.
+const UNRESOLVED_WEIGHT_MAX: usize = 4;
 
 /// Limits of one tenant at this member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,6 +31,8 @@ pub(crate) struct Limits {
     pub(super) rate_per_target: Option<Rate>,
     /// Limits of each kind of targets, in the order of [`TargetKind::ALL`].
     kinds: [KindLimits; TargetKind::ALL.len()],
+    /// Weight of the tenant's use of the processors: its callbacks per minute, but at least [`WEIGHT_MIN`].
+    pub(super) weight: u32,
     /// Largest number of the tenant's keys that the owner reads into memory while the tenant's rate blocks the tenant.
     pub(super) ahead: usize,
 }
@@ -40,6 +46,12 @@ pub(crate) struct KindLimits {
 }
 
 impl Limits {
+    /// Returns the factor of the tenant's share of the unresolved keys. A tenant with a high rate has more outcomes
+    /// that wait for the disk.
+    pub(super) fn unresolved_weight(&self) -> usize {
+        usize::try_from(self.weight / WEIGHT_MIN).unwrap_or(usize::MAX).clamp(1, UNRESOLVED_WEIGHT_MAX)
+    }
+
     pub(super) fn of_kind(&self, kind: TargetKind) -> &KindLimits {
         &self.kinds[kind as usize]
     }
@@ -72,6 +84,7 @@ impl Limits {
             has_quota_per_target: quotas.get(Quota::InFlightPerTargetMax).is_some(),
             rate: per_minute,
             rate_per_target: per_second(Quota::CallbacksPerSecondPerTarget),
+            weight: quotas.get(Quota::CallbacksPerMinute).unwrap_or(0).max(WEIGHT_MIN),
             kinds: kinds.map(|(in_flight, rate)| KindLimits {
                 in_flight_max: at_once(in_flight, service_max),
                 rate: per_second(rate),

@@ -1,5 +1,6 @@
 mod blocked;
 mod kinds;
+mod turns;
 
 use domain::{DueKey, Incarnation, Occurrence, Quota, Quotas, Revision};
 
