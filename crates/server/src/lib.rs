@@ -27,6 +27,7 @@ mod readiness;
 mod rejection;
 mod route;
 mod routes;
+mod slow;
 mod spans;
 mod spool;
 mod state;

@@ -79,7 +79,8 @@ pub(super) async fn batch(
         writer,
         record,
     };
-    drop(app.runtime.spawn("batch", batch.run()));
+    let threads = app.slow_threads().unwrap_or(&app.runtime);
+    drop(threads.spawn("batch", batch.run()));
     let bytes = delivery.reader.released().await;
     let results = unfold(delivery, async |delivery| delivery.reader.next().await.map(|results| (results, delivery)));
     let mut response = Response::new(Body::from_stream(results));
