@@ -4,6 +4,7 @@
 //! Callers pass the current instant and a random number. `xtask tidy` checks that this crate imports only permitted
 //! crates.
 
+pub mod audit;
 pub mod count;
 pub mod decide;
 pub mod delay;
@@ -28,6 +29,7 @@ pub mod timing;
 pub mod topic;
 pub mod validate;
 
+pub use audit::{Difference, DifferenceKind};
 pub use count::{Counts, Facet, Group, Growth, Histogram, Hour, RunOrigin, RunSample, Tallies, Tally};
 pub use delay::{Delay, LATE_MIN};
 pub use egress::{EGRESS_REJECTED, Egress, EgressRejection};
