@@ -9,6 +9,7 @@
 //!
 //! docs/decisions/0030-test-every-engine-with-one-suite.md gives the reasons for the design.
 
+mod auditing;
 mod changes;
 mod counting;
 mod creating;
@@ -150,6 +151,9 @@ conformance::suite! { $ dyn Subject, conformance_tests, [$crate];
     }
     explaining {
         each_cause_is_explained_from_the_rows_of_the_store
+    }
+    auditing {
+        audit_names_1000_planted_faults_and_no_other
     }
     durable {
         data_survives_a_reopen

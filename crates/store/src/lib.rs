@@ -36,6 +36,7 @@
 //! docs/decisions/0031-store-incarnations-in-cancellation-records.md gives the reasons for the design.
 //! docs/decisions/0032-assign-a-chosen-id-in-one-step.md gives the reasons for the design.
 
+pub mod audit;
 mod encrypted_store;
 pub mod encryption;
 mod error;
