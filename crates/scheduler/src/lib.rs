@@ -9,6 +9,7 @@
 //! response contains only durable facts.
 
 mod ahead;
+mod auditor;
 mod changes;
 mod clock;
 mod cluster;
@@ -36,8 +37,8 @@ pub use membership::Outage;
 pub use options::Options;
 pub use prometheus_client::registry::Registry;
 pub use requests::{
-    AttemptOutcome, CancelResponse, Create, CreateRejection, OwnerError, Progress, PutResponse, RedriveResponse,
-    Timing, Waiting,
+    AttemptOutcome, AuditFinding, AuditReport, AuditRequest, CancelResponse, Create, CreateRejection, OwnerError,
+    Progress, PutResponse, RedriveResponse, Timing, Waiting,
 };
 pub use service::Scheduler;
 pub use tenants::Tenants;

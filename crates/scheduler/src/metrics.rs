@@ -166,6 +166,8 @@ pub(crate) struct Metrics {
     schedules: Family<State, Gauge>,
     /// Size of the schedules and runs of all tenants in bytes.
     stored_bytes: Gauge,
+    /// Differences that the last audit of this member found. 0 unless this member is the leader.
+    pub(crate) unaccounted: Gauge,
     pub(crate) shards_owned: Gauge,
     /// Shards that this member gained, handed over or lost.
     pub(crate) shard_owner_changes: Family<Change, Counter>,
@@ -212,6 +214,7 @@ impl Metrics {
             cancelled: Counter::default(),
             schedules: Family::default(),
             stored_bytes: Gauge::default(),
+            unaccounted: Gauge::default(),
             shards_owned: Gauge::default(),
             shard_owner_changes: Family::default(),
             inbox_moved: Counter::default(),
@@ -381,6 +384,11 @@ impl Metrics {
             "reveille_stored_bytes",
             "Size of the schedules and runs of all tenants in the whole cluster",
             self.stored_bytes.clone(),
+        );
+        registry.register(
+            "reveille_unaccounted",
+            "Differences between timings of schedules and records in the store, from the last audit of this member",
+            self.unaccounted.clone(),
         );
         registry.register("reveille_shards_owned", "Shards that this member owns", self.shards_owned.clone());
         registry.register(

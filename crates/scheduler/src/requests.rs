@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use domain::occurrence::Run;
 use domain::{
-    Delay, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Spec, TargetKey, Tenant, Timestamp,
+    Delay, Difference, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Spec, TargetKey, Tenant,
+    TenantId, Timestamp,
 };
 use store::StoreError;
 
@@ -119,6 +120,36 @@ pub struct Progress {
     pub is_in_flight: bool,
     /// Reason why the occurrence waits. `None` if it does not wait, or if the owner knows no reason.
     pub delay: Option<Delay>,
+}
+
+/// Request for the result of the audits of the leader, for one tenant or for all tenants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AuditRequest {
+    pub tenant: Option<TenantId>,
+}
+
+/// Result of the last complete audit.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct AuditReport {
+    /// Start of the audited stretch. `None` if the leader has not completed an audit yet.
+    pub from: Option<Timestamp>,
+    /// End of the audit. `None` if the leader has not completed an audit yet.
+    pub completed_at: Option<Timestamp>,
+    /// Number of differences that the auditor keeps.
+    pub unaccounted: u32,
+    /// True if there are more differences than `findings` contains.
+    pub is_truncated: bool,
+    pub findings: Vec<AuditFinding>,
+}
+
+/// Difference between the timing of a schedule and the records in the store.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AuditFinding {
+    pub tenant: TenantId,
+    pub schedule: ScheduleId,
+    pub difference: Difference,
+    /// Instant at which an audit of this leader first found the difference.
+    pub found_at: Timestamp,
 }
 
 /// Reason why an owner-only request has no result.

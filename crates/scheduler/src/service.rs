@@ -16,6 +16,7 @@ use store::runs::{self, RunListing, RunPage};
 use store::{Answer, Health, Inbox, Store, StoreError};
 use tokio_util::sync::CancellationToken;
 
+use crate::auditor::audit;
 use crate::changes::Changes;
 use crate::cluster::assignment::{Cluster, Peering};
 use crate::cluster::client::PeerClient;
@@ -31,7 +32,9 @@ use crate::firing::messages::Gained;
 use crate::firing::supervisor::supervise;
 use crate::inbox::{Mover, ReadSpec};
 use crate::options::Options;
-use crate::requests::{CancelResponse, Create, CreateRejection, PutResponse, RedriveResponse, Timing};
+use crate::requests::{
+    AuditReport, AuditRequest, CancelResponse, Create, CreateRejection, PutResponse, RedriveResponse, Timing,
+};
 use crate::shared::Shared;
 use crate::tenants::Tenants;
 
@@ -52,6 +55,7 @@ pub struct Scheduler {
 
 /// Parts of the scheduler, in the order in which they stop.
 struct Running {
+    auditor: Stoppable,
     assignment: Stoppable,
     owner: Stoppable,
     events: Stoppable,
@@ -129,19 +133,28 @@ impl Scheduler {
                 tasks.spawn("assignment", async move { cluster.run(stop).await });
             }
         });
+        let auditing = (shared.clone(), cluster.clone());
+        let auditor = Stoppable::new(&runtime, |tasks, stop| {
+            tasks.spawn("auditor", async move {
+                let (shared, cluster) = auditing;
+                let leads = || cluster.as_ref().is_none_or(|cluster| cluster.is_leader());
+                stop.run_until_cancelled(audit(shared, leads)).await;
+            });
+        });
         let changes = Arc::new(Changes::new(shared.clone()));
         let forwarding = Arc::new(Forwarding::new(shared.clone(), changes.clone(), cluster.clone()));
         let events = Stoppable::new(&runtime, |tasks, stop| {
             tasks.spawn("events", handle_events(shared.clone(), forwarding.clone(), stop));
         });
-        let running = Arc::new(Running { assignment, owner, events });
+        let running = Arc::new(Running { auditor, assignment, owner, events });
         Scheduler { shared, changes, forwarding, cluster, registry: Arc::new(registry), running }
     }
 
     /// Stops the scheduler. It hands its shards over, starts no further attempts, and waits for the attempts in flight
     /// for at most [`Options::drain`].
     pub async fn stop(&self) {
-        let Running { assignment, owner, events } = &*self.running;
+        let Running { auditor, assignment, owner, events } = &*self.running;
+        auditor.stop().await;
         assignment.stop().await;
         owner.stop().await;
         events.stop().await;
@@ -438,6 +451,17 @@ impl Scheduler {
             self.shared.owns(shard) || self.cluster.as_ref().is_some_and(has_claimant)
         };
         explain_at(&self.shared, &self.forwarding, has_owner, tenant, id, at).await
+    }
+
+    /// Returns the result of the leader's audits, for one tenant or for all tenants.
+    ///
+    /// # Errors
+    /// Returns an error if no member is the leader, or if the leader is unreachable.
+    pub async fn audit(&self, tenant: Option<TenantId>) -> Result<AuditReport, StoreError> {
+        match &self.cluster {
+            Some(cluster) if !cluster.is_leader() => cluster.audit_of_leader(AuditRequest { tenant }).await,
+            _ => Ok(self.shared.audits.report(tenant)),
+        }
     }
 
     /// Returns the ids of the schedules with these incarnations. The id is `None` if the schedule does not exist.

@@ -10,6 +10,7 @@ use store::{Cursor, Store, StoreError};
 use tokio::sync::{Notify, RwLockReadGuard, mpsc};
 
 use crate::ahead::Reopened;
+use crate::auditor::Audits;
 use crate::clock::Clock;
 use crate::cluster::events::Events;
 use crate::cluster::lease::Lease;
@@ -49,6 +50,7 @@ pub(crate) struct Shared {
     pub(crate) reopened: Reopened,
     /// Turns that the tenants take for long reads from the store.
     pub(crate) turns: Turns,
+    pub(crate) audits: Audits,
 }
 
 #[derive(Clone)]
@@ -97,6 +99,7 @@ impl Shared {
             steady: Arc::new(SharedSteadyClock::new(runtime, clock)),
             reopened: Reopened::default(),
             turns: Turns::new(governor),
+            audits: Audits::default(),
         };
         Ok((Arc::new(shared), registry))
     }

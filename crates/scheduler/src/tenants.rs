@@ -34,6 +34,12 @@ impl Tenants {
         self.shared.tenants.named(name)
     }
 
+    /// Returns the tenant with this id, as this member last read it from the store.
+    #[must_use]
+    pub fn get(&self, id: TenantId) -> Option<Arc<Tenant>> {
+        self.shared.tenants.get(id)
+    }
+
     /// Reads all tenants from the store.
     ///
     /// # Errors

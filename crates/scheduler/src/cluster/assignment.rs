@@ -23,6 +23,7 @@ use membership::{
 };
 use prometheus_client::registry::Registry;
 use runtime::TaskSet;
+use store::StoreError;
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::client::PeerClient;
@@ -30,6 +31,7 @@ use crate::cluster::operations::Release;
 use crate::cluster::ownership::{apply_all_cancellations, gain, hand_over, lose_all};
 use crate::cluster::peers::Peers;
 use crate::metrics::count_store_error;
+use crate::requests::{AuditReport, AuditRequest, OwnerError};
 use crate::shared::Shared;
 
 /// Longest time between two checks of the assignment.
@@ -106,6 +108,29 @@ impl Cluster {
     pub(crate) fn is_leader(&self) -> bool {
         let me = self.membership.lease().map(|lease| lease.member());
         me.is_some() && self.membership.view().borrow().leader() == me
+    }
+
+    /// Returns the result of the leader's audits, for one tenant or for all tenants.
+    ///
+    /// # Errors
+    /// Returns an error if no other member is the leader, or if the leader does not respond.
+    pub(crate) async fn audit_of_leader(&self, request: AuditRequest) -> Result<AuditReport, StoreError> {
+        let leader = {
+            let view = self.membership.view().borrow().clone();
+            view.leader().and_then(|leader| view.member(leader).cloned())
+        };
+        let unavailable = |reason: String| StoreError::Unavailable(reason);
+        let leader = leader.ok_or_else(|| {
+            unavailable("no member is the leader, which audits the store; retry the request".to_owned())
+        })?;
+        match self.peers.request(&leader, &request).await {
+            Ok(Ok(report)) => Ok(report),
+            Ok(Err(OwnerError::NotOwned)) => {
+                Err(unavailable(format!("{} is no longer the leader; retry the request", leader.name)))
+            }
+            Ok(Err(OwnerError::Failed(error))) => Err(error),
+            Err(error) => Err(unavailable(format!("cannot read the audit of the leader: {error}; retry the request"))),
+        }
     }
 
     /// Claims the leadership whenever no member holds it, unless this member's clock differs too much from the engine's

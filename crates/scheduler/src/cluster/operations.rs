@@ -14,16 +14,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use domain::occurrence::Run;
 use domain::{
-    Delay, DueKey, Incarnation, Occurrence, PollerId, Precondition, Quota, Revision, Schedule, ScheduleId,
-    ScheduleVersion, ShardId, Spec, TargetKey, TenantId, Timestamp,
+    Delay, Difference, DifferenceKind, DueKey, Incarnation, Occurrence, PollerId, Precondition, Quota, Revision,
+    Schedule, ScheduleId, ScheduleVersion, ShardId, Spec, TargetKey, TenantId, Timestamp,
 };
 use membership::MemberId;
 use store::StoreError;
 use stored::{Malformed, Put as _, Take};
 
 use crate::requests::{
-    AttemptOutcome, CancelResponse, Create, CreateRejection, OwnerError, Progress, PutResponse, RedriveResponse,
-    Timing, Waiting,
+    AttemptOutcome, AuditFinding, AuditReport, AuditRequest, CancelResponse, Create, CreateRejection, OwnerError,
+    Progress, PutResponse, RedriveResponse, Timing, Waiting,
 };
 
 const VERSION: u8 = 1;
@@ -145,6 +145,7 @@ operations! {
     AttemptOutcome "outcome" -> ();
     Nudge "nudge" -> ();
     Waiting "waiting" -> Progress;
+    AuditRequest "audit" -> AuditReport;
     PutBy "put_by" -> Result<PutResponse, CreateRejection>;
     PutIfBy "put_if_by" -> Option<Result<PutResponse, CreateRejection>>;
     CancelIfBy "cancel_if_by" -> Option<CancelResponse>;
@@ -223,6 +224,10 @@ fields! {
     CancelIfBy { cancel, by }
     Waiting { poller, incarnation, nominal, target, due }
     Progress { is_in_flight, delay }
+    AuditRequest { tenant }
+    AuditReport { from, completed_at, unaccounted, is_truncated, findings }
+    AuditFinding { tenant, schedule, difference, found_at }
+    Difference { occurrence, kind }
     Named { tenant, id, incarnation, spec }
     PutResponse { schedule, created, too_late }
     ScheduleVersion { incarnation, revision }
@@ -263,6 +268,17 @@ variants! {
     CancelResponse { 0 => NotFound, 1 => Cancelled, 2 => TooLate, 3 => Pending { decided_by } }
     RedriveResponse { 0 => NotFound, 1 => NotDead, 2 => Redriven(occurrence) }
     Delay { 0 => Quota { quota, since }, 1 => Slot, 2 => Circuit { until }, 3 => MemberDown { until } }
+    DifferenceKind {
+        0 => MissingOutcome,
+        1 => MissingDueRow,
+        2 => MissingRetry,
+        3 => NoSuchOccurrence,
+        4 => NoSuchRevision,
+        5 => NotStarted,
+        6 => NotRedriven,
+        7 => Duplicate,
+        8 => WrongCount,
+    }
     OwnerError { 0 => NotOwned, 1 => Failed(error) }
     StoreError { 0 => Unavailable(text), 1 => Full(text), 2 => Damaged(text), 3 => Unindexed(text) }
 }
@@ -338,6 +354,7 @@ values! {
     Occurrence: occurrence(occurrence => occurrence), |occurrence| occurrence;
     DueKey: due(due => due), |due| due;
     String: text(text => text), str::to_owned;
+    u32: u32(number => *number), |number| number;
 }
 
 impl Wire for () {

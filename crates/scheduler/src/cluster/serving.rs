@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use domain::ShardId;
+use domain::{ShardId, TenantId};
 use store::StoreError;
 use stored::Malformed;
 
@@ -16,7 +16,9 @@ use crate::cluster::operations::{
 use crate::cluster::ownership::receive_outcome;
 use crate::cluster::peers::InvalidRequest;
 use crate::progress::progress;
-use crate::requests::{AttemptOutcome, Create, CreateRejection, OwnerError, PutResponse, Waiting};
+use crate::requests::{
+    AttemptOutcome, AuditReport, AuditRequest, Create, CreateRejection, OwnerError, PutResponse, Waiting,
+};
 use crate::shared::Shared;
 use crate::tenants::Tenants;
 
@@ -66,6 +68,7 @@ impl Serving {
                 respond(request, async |outcome| receive_outcome(&self.shared, outcome).await).await
             }
             Waiting::NAME => respond(request, async |waiting| progress(&self.shared, waiting).await).await,
+            AuditRequest::NAME => respond(request, async |AuditRequest { tenant }| self.audit(tenant)).await,
             Nudge::NAME => {
                 let nudge = async |Nudge| {
                     self.shared.nudge.notify_one();
@@ -94,6 +97,11 @@ impl Serving {
     ) -> Result<Option<Result<PutResponse, CreateRejection>>, OwnerError> {
         let request = self.create_of(named).await?;
         self.changes.put_if(Create { by, ..request }, seen, timing).await
+    }
+
+    /// Returns the result of this member's audits.
+    fn audit(&self, tenant: Option<TenantId>) -> Result<AuditReport, OwnerError> {
+        if self.cluster.is_leader() { Ok(self.shared.audits.report(tenant)) } else { Err(OwnerError::NotOwned) }
     }
 
     async fn release(&self, Release { member, shards }: Release) -> Result<Vec<ShardId>, OwnerError> {

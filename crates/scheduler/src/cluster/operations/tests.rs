@@ -222,6 +222,26 @@ fn undone() -> impl Strategy<Value = OwnerError> {
     ]
 }
 
+fn audit_report() -> impl Strategy<Value = AuditReport> {
+    let difference = (occurrence(), prop::sample::select(&DifferenceKind::ALL[..]))
+        .prop_map(|(occurrence, kind)| Difference { occurrence, kind });
+    let finding = (any::<u32>().prop_map(TenantId), id(), difference, at());
+    let finding = finding.prop_map(|(tenant, schedule, difference, found_at)| AuditFinding {
+        tenant,
+        schedule,
+        difference,
+        found_at,
+    });
+    let report = (option::of(at()), option::of(at()), any::<u32>(), any::<bool>(), vec(finding, 0..4));
+    report.prop_map(|(from, completed_at, unaccounted, is_truncated, findings)| AuditReport {
+        from,
+        completed_at,
+        unaccounted,
+        is_truncated,
+        findings,
+    })
+}
+
 /// Encodes a request of the operation `O` and its response, and checks that each decodes to the original value. Also
 /// checks that the decoder does not panic on shortened, extended and changed bytes.
 fn check<O>(request: impl Strategy<Value = O>, response: impl Strategy<Value = O::Answer>)
@@ -284,6 +304,8 @@ fn every_operation_decodes_only_from_its_complete_bytes() {
     });
     let progress = (any::<bool>(), option::of(delay()));
     check(waiting, progress.prop_map(|(is_in_flight, delay)| Progress { is_in_flight, delay }));
+    let audit = option::of(any::<u32>().prop_map(TenantId)).prop_map(|tenant| AuditRequest { tenant });
+    check(audit, audit_report());
     let release = (any::<u128>().prop_map(MemberId), shards());
     check(release.prop_map(|(member, shards)| Release { member, shards }), shards());
     check(outcome(), Just(()));

@@ -1,0 +1,171 @@
+//! Tests of the auditor: it names a fault once, and nothing else.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::occurrence::Run;
+use domain::{
+    AttemptResult, DifferenceKind, DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId,
+    Status, TenantId, Timestamp, When,
+};
+use scheduler::{AuditReport, Delivery, Options};
+use simulator::Simulation;
+use store::memory::{MemoryOptions, MemoryStore};
+use store::{Change, Insert, OwnerWrite, Positions, Store};
+
+use crate::harness::{Harness, TENANT, ok, put_tenant, simulate, spec, tenant};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3_600);
+
+async fn report(harness: &Harness, tenant: Option<TenantId>) -> AuditReport {
+    harness.scheduler.audit(tenant).await.unwrap()
+}
+
+fn gauge(harness: &Harness) -> Option<String> {
+    let text = harness.scheduler.metrics_text();
+    text.lines().find_map(|line| line.strip_prefix("reveille_unaccounted ").map(str::to_owned))
+}
+
+/// Writes a schedule that is due every hour, and whose first outcome is removed. Returns the occurrence without an
+/// outcome.
+async fn plant_missing_outcome(store: &MemoryStore, now: Timestamp) -> Occurrence {
+    let at = |half_hours: u32| now - HOUR * 3 + HOUR / 2 * half_hours;
+    let incarnation = Incarnation::new(at(1), 7);
+    let id = ScheduleId::from_incarnation(incarnation);
+    let poller = PollerId::of(TENANT, 0, 4, &id);
+    let schedule = Schedule {
+        tenant: TENANT,
+        id,
+        incarnation,
+        poller,
+        revision: Revision(0),
+        status: Status::Active,
+        created_at: at(1),
+        updated_at: at(1),
+        next: Some(at(3)),
+        spec: spec(When::every(HOUR), "http://receiver.test/a"),
+    };
+    let due = |nominal| {
+        let occurrence = Occurrence { incarnation, nominal, revision: Revision(0), replay: 0 };
+        DueKey { position: nominal, occurrence, attempt: 1, target: schedule.spec.target.key() }
+    };
+    store.insert(vec![Insert { schedule: Arc::new(schedule.clone()), due: due(at(3)), by: None }]).await.unwrap();
+    let term = store.take(vec![poller.shard()]).await.unwrap()[0];
+    let advance = |to| Change::Advance { incarnation, revision: Revision(0), due: due(to) };
+    let (occurrence, state) = (due(at(5)).occurrence, RunState::Succeeded);
+    let run = Run { tenant: TENANT, occurrence, state, attempts: Vec::new() };
+    let done = now - MINUTE;
+    let changes = [
+        advance(at(5)),
+        Change::Run { run, then: None, ends: false, origin: None },
+        advance(at(7)),
+        Change::Positions(Positions { closed: done, done }),
+    ];
+    let writes = changes.into_iter().map(|change| OwnerWrite { term, poller, change }).collect();
+    let written = store.write(writes).await.unwrap();
+    assert!(written.iter().all(Result::is_ok), "{written:?}");
+    due(at(3)).occurrence
+}
+
+#[test]
+fn auditor_names_a_removed_outcome_and_sets_its_gauge() {
+    simulate(|runtime| async move {
+        runtime.sleep(HOUR * 4).await;
+        let store = MemoryStore::new(runtime.clone(), MemoryOptions::default());
+        for id in [1, 2] {
+            put_tenant(&store, tenant(TenantId(id))).await.unwrap();
+        }
+        let planted = plant_missing_outcome(&store, runtime.now()).await;
+        // The stretch has two hours.
+        let options = Options { history: HOUR * 4, ..Options::default() };
+        let harness = Harness::reopen(runtime, store, options, ok).await.unwrap();
+        assert_eq!((report(&harness, None).await, gauge(&harness)), (AuditReport::default(), Some("0".to_owned())));
+        harness.runtime.sleep(MINUTE).await;
+        let found = report(&harness, None).await;
+        let [finding] = &found.findings[..] else { panic!("{found:?}") };
+        let difference = (finding.difference.occurrence, finding.difference.kind);
+        assert_eq!(difference, (planted, DifferenceKind::MissingOutcome));
+        assert_eq!((found.unaccounted, found.is_truncated, gauge(&harness)), (1, false, Some("1".to_owned())));
+        // Later audits find the same difference.
+        harness.runtime.sleep(MINUTE * 5).await;
+        let again = report(&harness, Some(TENANT)).await;
+        assert_eq!(again.findings, found.findings);
+        assert!(again.completed_at > found.completed_at);
+        let other = report(&harness, Some(TenantId(2))).await;
+        assert_eq!((other.unaccounted, other.findings.len()), (0, 0), "the difference belongs to another tenant");
+        // The instant leaves the stretch.
+        harness.runtime.sleep(MINUTE * 40).await;
+        assert_eq!((report(&harness, None).await.unaccounted, gauge(&harness)), (0, Some("0".to_owned())));
+    });
+}
+
+/// Responds late, fails sometimes, and fails for some schedules always.
+fn mixed(delivery: &Delivery) -> (Duration, AttemptResult) {
+    let number = delivery.occurrence.nominal.as_millis() / 1_000 + i64::from(delivery.attempt);
+    let status = match number % 7 {
+        0 | 3 => 503,
+        _ if delivery.schedule.id.as_str().starts_with("dead") => 500,
+        _ => 200,
+    };
+    (Duration::from_millis(u64::try_from(number % 5).unwrap() * 700), AttemptResult::Answered(status))
+}
+
+#[test]
+fn auditor_finds_nothing_after_crashes_and_changes() {
+    let sim = Simulation::new(3);
+    sim.run_until(async {
+        drop(sim.member("a"));
+        sim.crash("a");
+        for (options, name) in [(MemoryOptions::default(), "atomic"), (MemoryOptions::weak(), "weak")] {
+            let latency = Duration::from_millis(1)..=Duration::from_millis(20);
+            let options = MemoryOptions { latency: Some(latency), fail_one_in: Some(50), ..options };
+            let store = MemoryStore::new(sim.outside(), MemoryOptions::default());
+            put_tenant(&store, tenant(TENANT)).await.unwrap();
+            let store = store.with_options(options);
+            churn(&sim, store, name).await;
+        }
+    });
+}
+
+/// Changes schedules while their member crashes, and then expects that an audit finds nothing.
+async fn churn(sim: &Simulation, store: MemoryStore, name: &str) {
+    let mut store = store;
+    for round in 0..6_u64 {
+        let runtime = sim.restart("a");
+        store = store.reopen(runtime.clone());
+        let opened = loop {
+            match Harness::reopen(runtime.clone(), store.reopen(runtime.clone()), Options::default(), mixed).await {
+                Ok(harness) => break harness,
+                Err(_) => runtime.sleep(Duration::from_secs(1)).await,
+            }
+        };
+        for number in 0..5_u64 {
+            let when = match number {
+                0 => When::At(opened.in_ms(3_000)),
+                1 => When::every(Duration::from_secs(1)),
+                2 => When::every(Duration::from_secs(7)),
+                3 => When::At(opened.in_ms(30_000)),
+                _ => When::every(MINUTE),
+            };
+            let prefix = if number == 3 { "dead" } else { name };
+            let id = format!("{prefix}-{round}-{number}");
+            // The store may fail. The create may then have taken effect.
+            let _may_fail = opened.try_create(TENANT, &id, when, "http://receiver.test/a").await;
+        }
+        sim.outside().sleep(Duration::from_secs(20 + round)).await;
+        let cancelled = ScheduleId::new(&format!("{name}-{round}-1")).unwrap();
+        let _may_fail = opened.scheduler.cancel(TENANT, cancelled, None).await;
+        if round < 5 {
+            sim.outside().sleep(Duration::from_secs(3)).await;
+            sim.crash("a");
+            sim.outside().sleep(Duration::from_secs(15)).await;
+            continue;
+        }
+        sim.outside().sleep(MINUTE * 5).await;
+        let audit = report(&opened, None).await;
+        assert!(audit.completed_at.is_some(), "{name}: the auditor completes an audit");
+        assert_eq!(audit.findings, [], "{name}");
+        sim.crash("a");
+    }
+}
