@@ -114,6 +114,8 @@ const HURRY_MINUTES: u64 = 5;
 const OUTCOME_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time without a callback after which the command stops waiting for callbacks that violate a guarantee.
 const QUIET: Duration = Duration::from_secs(10);
+/// Longest wait for three audits after the load.
+const AUDIT_TIMEOUT: Duration = Duration::from_secs(900);
 /// Maximum number of schedules whose runs the command queries after the load.
 const QUESTIONS_MAX: usize = 2_000;
 /// Time between two rotations of the certificate authority.
@@ -259,6 +261,7 @@ fn run_cluster(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &
     application.finish(&cluster.database)?;
     wait_for_callbacks(&cluster, folder, &receiver)?;
     query_runs(&cluster, folder)?;
+    wait_for_audit(&cluster)?;
     log_placements(&cluster.database, folder)?;
     if let Err(error) = rotate_at_the_end(&cluster.database, &member_config) {
         cluster.fail(format!("the last rotation of the certificate authority: {error:#}"));
@@ -339,6 +342,33 @@ fn read_topic(cluster: &Cluster, folder: &Path) -> anyhow::Result<()> {
     match &cluster.topic {
         Some(topic) => topic.read(cluster.members[0].config(), folder),
         None => Ok(()),
+    }
+}
+
+/// Waits for an audit that began after the last fault. Reports its differences as failures.
+fn wait_for_audit(cluster: &Cluster) -> anyhow::Result<()> {
+    let mut completed = Vec::new();
+    let deadline = Instant::now() + AUDIT_TIMEOUT;
+    loop {
+        let mut connection = connect(cluster.members[0].address())?;
+        let audit = connection.exchange(&cluster.workload.request("GET", "/v1/audit", ""))?.json();
+        if let Some(completed_at) = audit["completed_at"].as_str().map(str::to_owned)
+            && completed.last() != Some(&completed_at)
+        {
+            completed.push(completed_at);
+        }
+        // The first audit may have ended before this function, and the second one may have begun before it.
+        if completed.len() == 3 {
+            if audit["unaccounted"] != 0 || audit["truncated"] != false {
+                cluster.fail(format!("the audit found differences: {audit}"));
+            }
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            cluster.fail(format!("no audit was complete {} s after the load", AUDIT_TIMEOUT.as_secs()));
+            return Ok(());
+        }
+        thread::sleep(Duration::from_secs(2));
     }
 }
 

@@ -8,6 +8,7 @@
 
 #![warn(missing_docs)]
 
+mod audit;
 mod batch;
 mod builders;
 mod explain;
@@ -21,6 +22,7 @@ mod secret;
 mod tenant;
 mod time;
 
+pub use audit::{Audit, AuditFinding};
 pub use batch::BatchLine;
 pub use explain::{Cause, CauseKind, Explanation, Verdict};
 pub use patch::SchedulePatch;

@@ -4,7 +4,7 @@
 //! second attempt could create a second secret.
 
 use api::{
-    AuditEntry, AuditPage, Key, KeyCreated, KeyList, KeyRequest, QuotaSheet, Quotas, SigningSecret,
+    Audit, AuditEntry, AuditPage, Key, KeyCreated, KeyList, KeyRequest, QuotaSheet, Quotas, SigningSecret,
     SigningSecretCreated, SigningSecretList, Tenant, TenantCreated, TenantList, TenantPatch, TenantRequest,
 };
 use futures_util::stream::BoxStream;
@@ -18,6 +18,16 @@ use crate::transport::Call;
 use crate::{Client, Error};
 
 impl Client {
+    /// Returns the result of the last audit of the store: the differences between the timings of schedules and the
+    /// stored records. An operator receives the differences of all tenants, and an admin those of the admin's tenant.
+    ///
+    /// # Errors
+    /// Returns an error with the code `role_forbidden` if the key belongs to neither an operator nor an admin. Returns
+    /// another variant of [`Error`] if the call fails for another reason.
+    pub async fn store_audit(&self) -> Result<Audit, Error> {
+        self.0.call(&Call::get("/v1/audit".to_owned())).await?.read()
+    }
+
     /// Lists all tenants, ordered by name.
     ///
     /// # Errors

@@ -10,6 +10,7 @@
 //!
 //! docs/decisions/0121-put-client-commands-in-the-same-binary.md gives the reasons for the design.
 
+mod audit;
 mod connect;
 mod explain;
 mod key;
@@ -63,6 +64,8 @@ pub(crate) enum Command {
     /// Show and set a tenant's quotas
     #[command(subcommand)]
     Quota(quota::Command),
+    /// Show the differences between the timings of schedules and the stored outcomes; exits with 1 if there are any
+    Audit(audit::Arguments),
     /// Print the completion script for a shell
     Completions {
         /// Shell of the completion script
@@ -85,6 +88,7 @@ pub(crate) async fn execute<C: CommandFactory>(runtime: &Runtime, command: Comma
         Command::Key(command) => Box::pin(key::execute(runtime, command)).await,
         Command::Secret(command) => Box::pin(secret::execute(command)).await,
         Command::Quota(command) => Box::pin(quota::execute(command)).await,
+        Command::Audit(arguments) => audit::audit(arguments).await,
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut visible(&C::command()), "reveille", &mut script);

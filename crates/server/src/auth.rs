@@ -58,7 +58,7 @@ pub(crate) fn authorize(app: &AppState, headers: &HeaderMap, needs: Needs, named
         }
         Needs::Reader => (Role::Reader, caller),
         Needs::Writer => (Role::Writer, caller),
-        Needs::Admin => (Role::Admin, caller),
+        Needs::Admin | Needs::AdminOrOperator => (Role::Admin, caller),
     };
     check_role(&caller.key, role)?;
     Ok(caller)

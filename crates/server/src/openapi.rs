@@ -244,7 +244,7 @@ impl Needs {
             Needs::Nothing => None,
             Needs::Reader => Some("reader"),
             Needs::Writer => Some("writer"),
-            Needs::Admin | Needs::AdminOf => Some("admin"),
+            Needs::Admin | Needs::AdminOf | Needs::AdminOrOperator => Some("admin"),
             Needs::Operator => Some("operator"),
         }
     }

@@ -22,6 +22,8 @@ pub(crate) enum Needs {
     Admin,
     /// Admin of the tenant in the path, or an operator.
     AdminOf,
+    /// Admin of any tenant, or an operator.
+    AdminOrOperator,
     Operator,
 }
 
@@ -217,6 +219,8 @@ impl Route {
             Content::Json(_) if self.parameters.contains(&Parameter::Limit) => Some(PAGE_BYTES),
             Content::Json(_) if self.parameters.contains(&Parameter::Count) => Some(SCHEDULE_BYTES),
             Content::JsonOrText(..) => Some(PAGE_BYTES),
+            // The list of differences is as long as a page.
+            Content::Json(_) if self.needs == Needs::AdminOrOperator => Some(PAGE_BYTES),
             Content::Json(_) if self.name.starts_with("GET ") && is_key_needed => Some(SCHEDULE_BYTES),
             Content::Json(_) | Content::Nothing | Content::Text(_) => None,
         }
@@ -239,7 +243,9 @@ impl Route {
             Needs::Nothing => {}
             // An operator's key also causes `RoleForbidden` on a route for readers, writers or admins, because the
             // tenant of an operator's key has no schedules.
-            Needs::Reader | Needs::Writer | Needs::Admin | Needs::Operator => rejections.push(Code::RoleForbidden),
+            Needs::Reader | Needs::Writer | Needs::Admin | Needs::AdminOrOperator | Needs::Operator => {
+                rejections.push(Code::RoleForbidden);
+            }
             Needs::AdminOf => rejections.extend([Code::RoleForbidden, Code::TenantNotFound]),
         }
         // A route without query parameters also rejects a request that contains query parameters.

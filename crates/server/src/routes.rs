@@ -5,6 +5,7 @@
 //!
 //! docs/decisions/0175-describe-routes-in-one-table.md gives the reasons for the design.
 
+mod audit;
 mod batch;
 mod changes;
 mod created;
@@ -50,7 +51,7 @@ use crate::route::{
 use crate::state::{App, AppState};
 use crate::unread::Budget;
 use crate::{slow, spans};
-use Needs::{Admin, AdminOf, Operator, Reader, Writer};
+use Needs::{Admin, AdminOf, AdminOrOperator, Operator, Reader, Writer};
 use Parameter::{DryRun, DueFrom, DueUntil, IdempotencyKey, IfMatch, IfNoneMatch, Label, Limit, PageToken};
 use operations::OPEN_METRICS;
 
@@ -388,6 +389,16 @@ fn tenant_routes(routes: Routes) -> Routes {
             )
             .with(PAGE),
             tenants::audit,
+        )
+        .add(
+            tenants_route(
+                "GET /v1/audit",
+                "getAudit",
+                AdminOrOperator,
+                "List the differences between the timings of schedules and the records in the store",
+                ok("The result of the last complete audit", schema_of::<api::Audit>),
+            ),
+            audit::audit,
         )
 }
 

@@ -71,8 +71,9 @@ impl OtherTenant {
     async fn everything(&self, world: &World) -> Vec<(u16, String)> {
         let mut seen = Vec::new();
         for route in routes() {
-            // Some routes reject a request without parameters. For a rejection, the test records only the status.
-            if route.starts_with("GET /v1/") {
+            // Some routes reject a request without parameters. For a rejection, the test records only the status. The
+            // result of the auditor contains the time of the last audit.
+            if route.starts_with("GET /v1/") && route != "GET /v1/audit" {
                 let path = self.path(route);
                 let queries = match path.as_str() {
                     "/v1/runs" => &["?dead_letter=true", "?from=1970-01-01T00:00:00Z"][..],
@@ -147,8 +148,9 @@ async fn no_route_shows_or_changes_data_of_another_tenant() {
             let leaked = ids.into_iter().find(|id| response.body.contains(id.as_str()));
             assert!(response.status >= 400 || leaked.is_none(), "{route}: {}", response.body);
         }
-        // Operators have no schedules, and cannot see the schedules of tenants.
-        if !route.contains("/v1/tenants") && route.contains("/v1/") {
+        // Operators have no schedules, and cannot see the schedules of tenants, except the ids in the result of the
+        // auditor.
+        if !route.contains("/v1/tenants") && route != "GET /v1/audit" && route.contains("/v1/") {
             let response = world.send_as(OPERATOR_KEY, method, &path, &body(route)).await;
             assert_eq!(response.status, 403, "{route}: {}", response.body);
         }

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+mod audit;
 mod bad_input;
 mod batch;
 mod bus_targets;
