@@ -49,6 +49,9 @@ pub enum Start {
     /// occurrence. If the owner then fails, the next owner continues from this outcome (see [`after_outcome`]). After
     /// the outcome, the executor writes `latest`, the due row of the latest occurrence, which fires as usual.
     Skip { missed: Run, latest: DueKey },
+    /// The schedule no longer has an occurrence at the instant of the due row, because the data of its time zone
+    /// changed. The executor writes `next`, the schedule's next due row, instead of an outcome.
+    Move { next: DueKey },
     /// The executor drops the due row, because the row is void.
     Drop(Void),
     /// The executor writes the outcome [`RunState::Cancelled`]. A user cancelled or changed the schedule, and the run
@@ -80,6 +83,9 @@ pub enum CatchUp {
 /// With a shorter time, more attempts wait for a write of the store. With a longer time, more missed runs have the mark
 /// `attempt_possible` although no attempt started.
 pub const UNTRACED_AFTER_CLOSED_MAX: Duration = Duration::from_secs(5);
+
+/// Longest time by which new data of a time zone moves an occurrence to an earlier instant.
+const ZONE_CHANGE_MAX: Duration = Duration::from_secs(3 * 3_600);
 
 /// Returns true if an owner may start the attempt of a recurring schedule's occurrence at `nominal` before the
 /// schedule's next due row is durable. `closed` is the durable position of the poller at the start of the attempt.
@@ -114,7 +120,7 @@ pub fn at_start(
         return Start::Fire { advance: None };
     }
     if !has_occurrence_at(schedule, occurrence.nominal) {
-        return Start::Drop(Void::Superseded);
+        return without_occurrence(schedule, key, catch_up, now);
     }
     if let Some(next) = schedule.next.filter(|next| occurrence.nominal < *next) {
         // An earlier owner started this occurrence. The owner failed before the outcome was durable, and perhaps before
@@ -145,6 +151,34 @@ pub fn at_start(
                 Start::Fire { advance: next.map(|nominal| due_row(schedule, nominal, key.target, now)) }
             }
         },
+    }
+}
+
+/// Decides about a due row at an instant at which the schedule has no occurrence. If the schedule waits for this
+/// instant, earlier data of its time zone determined it, and no other due row continues the schedule. If the new data
+/// moved the occurrence to an earlier instant, this instant passed while the schedule waited, so the occurrence fires
+/// late, at the instant of the due row. A schedule with another occurrence soon, or with a later one that is due, waits
+/// for this occurrence instead, because the late callback could be a second one.
+///
+/// New data cannot be told from a failed change if `next` is a later instant. The function then drops the due row, even
+/// if an owner has started its attempt and the outcome is not durable.
+fn without_occurrence(schedule: &Schedule, key: &DueKey, catch_up: CatchUp, now: Timestamp) -> Start {
+    let nominal = key.occurrence.nominal;
+    let (when, anchor) = (&schedule.spec.when, schedule.updated_at);
+    let is_next = schedule.next == Some(nominal) && schedule.status == Status::Active;
+    if !is_next || !matches!(when, When::Cron(_)) {
+        return Start::Drop(Void::Superseded);
+    }
+    let following = when.next_after(anchor, nominal);
+    let next = following.map(|nominal| due_row(schedule, nominal, key.target, now));
+    let is_alone = following.is_none_or(|following| following >= nominal + ZONE_CHANGE_MAX)
+        && overdue(schedule, nominal, catch_up, now).is_none();
+    let since = anchor.max(nominal - ZONE_CHANGE_MAX);
+    let is_moved_earlier = when.next_after(anchor, since).is_some_and(|moved| moved < nominal);
+    match next {
+        advance if is_moved_earlier && is_alone => Start::Fire { advance },
+        Some(next) => Start::Move { next },
+        None => Start::Drop(Void::Superseded),
     }
 }
 

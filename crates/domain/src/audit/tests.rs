@@ -164,6 +164,7 @@ impl World {
                 self.write(missed.occurrence, missed.state, missed.attempts);
                 self.advance(Some(latest));
             }
+            Start::Move { next } => self.advance(Some(next)),
             Start::Drop(_) => {}
             Start::Cancel => {
                 self.write(key.occurrence, RunState::Cancelled, run.map_or_else(Vec::new, |run| run.attempts));

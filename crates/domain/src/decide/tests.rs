@@ -184,6 +184,54 @@ fn unreadable_cron_expression_does_not_end_its_schedule() {
 }
 
 #[test]
+fn new_zone_data_does_not_stop_a_schedule() {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let when = When::Cron(Cron::parse("0 9 * * *", "Africa/Cairo").unwrap());
+    let moved = when.next_after(CREATED_AT, CREATED_AT + HOUR * 4).unwrap();
+    let following = when.next_after(CREATED_AT, moved).unwrap();
+    let start = |waits_for: Timestamp, nominal: Timestamp| {
+        let schedule = Schedule { next: Some(waits_for), ..schedule(when.clone()) };
+        let row = |nominal| due_row(&schedule, nominal, schedule.spec.target.key(), nominal);
+        at_start(&schedule, &row(nominal), CatchUp::Latest, nominal)
+    };
+    let row = |nominal, now| due_row(&schedule(when.clone()), nominal, once().spec.target.key(), now);
+    // Under the earlier data, the schedule waits for an instant an hour before its occurrence.
+    let early = moved - HOUR;
+    assert_eq!(start(early, early), Start::Move { next: row(moved, early) });
+    // Under the earlier data, the schedule waits for an instant an hour after its occurrence.
+    let late = moved + HOUR;
+    assert_eq!(start(late, late), Start::Fire { advance: Some(row(following, late)) });
+    // A failed change left a row, and the schedule waits for another instant.
+    assert_eq!(start(following, early), Start::Drop(Void::Superseded));
+}
+
+#[test]
+fn new_zone_data_does_not_fire_a_schedule_twice() {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let waiting = |expression: &str, nominal: Timestamp| {
+        let when = When::Cron(Cron::parse(expression, "Africa/Cairo").unwrap());
+        Schedule { next: Some(nominal), ..schedule(when) }
+    };
+    let start = |schedule: &Schedule, now| {
+        let nominal = schedule.next.unwrap();
+        at_start(schedule, &due_row(schedule, nominal, schedule.spec.target.key(), nominal), CatchUp::Latest, now)
+    };
+    let instant =
+        |expression: &str| waiting(expression, CREATED_AT).spec.when.next_after(CREATED_AT, CREATED_AT + HOUR * 4);
+    let nine = instant("0 9 * * *").unwrap();
+    // The occurrence of 07:00 has fired, and 09:00 was an hour earlier under the earlier data.
+    let schedule = waiting("0 7,9 * * *", nine - HOUR);
+    assert_eq!(
+        start(&schedule, nine - HOUR),
+        Start::Move { next: due_row(&schedule, nine, schedule.spec.target.key(), nine - HOUR) }
+    );
+    // The service was down for three days, and 09:00 was an hour later under the earlier data.
+    let schedule = waiting("0 9 * * *", nine + HOUR);
+    let Start::Move { next } = start(&schedule, nine + HOUR * 72) else { panic!("the schedule moves") };
+    assert!(next.occurrence.nominal > nine + HOUR * 12, "{next:?}");
+}
+
+#[test]
 fn successful_run_ends_only_a_one_shot_schedule() {
     for (schedule, ends) in [(once(), true), (every_minute(), false)] {
         let outcome = after_attempt(&schedule, &first_key(&schedule), &SUCCESS, None, after(61), 0);

@@ -269,6 +269,10 @@ async fn start_loaded(
             advance_to(context, starting, &schedule, latest, Then::Resolve(starting.entry)).await;
             starting.ended(EndReason::Writing)
         }
+        Start::Move { next } => {
+            advance_to(context, starting, &schedule, next, Then::Resolve(starting.entry)).await;
+            starting.ended(EndReason::Writing)
+        }
         Start::Drop(_) => starting.ended(EndReason::Dropped),
         Start::Cancel => {
             let run = Run {
