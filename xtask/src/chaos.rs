@@ -359,7 +359,7 @@ fn wait_for_audit(cluster: &Cluster) -> anyhow::Result<()> {
         }
         // The first audit may have ended before this function, and the second one may have begun before it.
         if completed.len() == 3 {
-            if audit["unaccounted"] != 0 || audit["truncated"] != false {
+            if audit["unaccounted"] != 0 || audit["truncated"] != false || audit["incomplete"] != false {
                 cluster.fail(format!("the audit found differences: {audit}"));
             }
             return Ok(());

@@ -20,6 +20,9 @@ pub struct Audit {
     pub unaccounted: u32,
     /// True if there are more differences than `findings` contains.
     pub truncated: bool,
+    /// True if the audit skipped schedules, because the store cannot read some of their rows.
+    #[serde(default)]
+    pub incomplete: bool,
     /// Differences, at most 1,000.
     pub findings: Vec<AuditFinding>,
 }

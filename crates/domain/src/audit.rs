@@ -6,8 +6,7 @@
 //!
 //! Invariants: the function returns no difference that the product can cause by itself. If the facts leave open whether
 //! a record is missing, it is not. In particular, an occurrence of a revision that has ended needs no outcome, because
-//! a change or a cancellation makes a due row void. The number of differences of one call is at most
-//! [`DIFFERENCES_MAX`].
+//! a change or a cancellation makes a due row void. One call returns at most [`DIFFERENCES_MAX`] differences.
 //!
 //! docs/decisions/0245-compare-outcomes-with-timings.md gives the reasons for the design.
 
@@ -23,6 +22,8 @@ pub const DIFFERENCES_MAX: usize = 1_000;
 /// Step of the UTC offsets that time zones use, and the largest change of an offset that the audit allows for.
 const ZONE_STEP: Duration = Duration::from_secs(900);
 const ZONE_STEPS_MAX: u32 = 12;
+/// Longest time by which the clock of the member that changed a schedule may be behind the clock of its creator.
+const CLOCKS_DIFFER_MAX: Duration = Duration::from_secs(60);
 
 /// Facts about one schedule.
 ///
@@ -101,36 +102,38 @@ impl DifferenceKind {
             DifferenceKind::WrongCount => "wrong_count",
         }
     }
-
-    /// Returns true if a due row that the facts lack explains the difference.
-    #[must_use]
-    pub fn needs_due_rows(self) -> bool {
-        match self {
-            DifferenceKind::MissingOutcome | DifferenceKind::MissingDueRow | DifferenceKind::MissingRetry => true,
-            DifferenceKind::NoSuchOccurrence
-            | DifferenceKind::NoSuchRevision
-            | DifferenceKind::NotStarted
-            | DifferenceKind::NotRedriven
-            | DifferenceKind::Duplicate
-            | DifferenceKind::WrongCount => false,
-        }
-    }
 }
 
-/// Returns the differences of the stretch, in the order of their occurrences.
+/// Differences of a stretch.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Differences {
+    /// Differences in the order of their occurrences.
+    pub found: Vec<Difference>,
+    /// True if there are more differences than `found` contains.
+    pub is_cut: bool,
+    /// True if other data of the time zone determined instants of the schedule. A [`DifferenceKind::MissingOutcome`] in
+    /// another part of the same stretch then proves nothing.
+    pub has_other_zone_data: bool,
+}
+
+/// Returns the differences of the stretch.
 #[must_use]
-pub fn differences(facts: &Facts<'_>) -> Vec<Difference> {
+pub fn differences(facts: &Facts<'_>) -> Differences {
     let mut found = Vec::new();
+    let has_other_zone_data = has_other_zone_data(facts);
     if is_readable(&facts.schedule.spec.when) {
         unexpected(facts, &mut found);
         duplicates(facts, &mut found);
-        missing_outcomes(facts, &mut found);
+        if !has_other_zone_data {
+            missing_outcomes(facts, &mut found);
+        }
     }
     missing_retries(facts, &mut found);
     found.sort_unstable();
     found.dedup();
+    let is_cut = found.len() > DIFFERENCES_MAX;
     found.truncate(DIFFERENCES_MAX);
-    found
+    Differences { found, is_cut, has_other_zone_data }
 }
 
 /// Returns false for a cron expression that this program version cannot parse. Its instants are unknown.
@@ -183,6 +186,19 @@ impl<'a> Facts<'a> {
     }
 }
 
+/// Returns true if a run, or the instant for which the schedule waits, is at an instant at which the timing has no
+/// occurrence under the present data of its time zone, but may have had one under other data.
+fn has_other_zone_data(facts: &Facts<'_>) -> bool {
+    let Schedule { next, updated_at, ref spec, .. } = *facts.schedule;
+    let is_odd = |run: &Run| {
+        let Occurrence { revision, nominal, .. } = run.occurrence;
+        let timing = facts.timing_of(revision);
+        timing.is_some_and(|(when, anchor)| !when.is_at(anchor, nominal) && facts.may_be_at(when, anchor, nominal))
+    };
+    has_offset_changes(&spec.when)
+        && (facts.runs.iter().any(is_odd) || next.is_some_and(|next| !spec.when.is_at(updated_at, next)))
+}
+
 /// Returns true if the UTC offset of the timing's instants may change.
 fn has_offset_changes(when: &When) -> bool {
     matches!(when, When::Cron(cron) if !["UTC", "Etc/UTC"].contains(&cron.zone()))
@@ -216,7 +232,9 @@ fn unexpected_kind(facts: &Facts<'_>, run: &Run) -> Option<DifferenceKind> {
     // The store may have deleted the timing, or an earlier build may have changed the schedule without leaving it.
     let (when, anchor) = facts.timing_of(of.revision)?;
     let is_recurring = !matches!(when, When::At(_));
-    if !facts.may_be_at(when, anchor, of.nominal) || is_recurring && of.nominal <= created_at {
+    // A user can change the schedule through a member whose clock is behind the clock of the creator.
+    let is_before_creation = is_recurring && of.nominal + CLOCKS_DIFFER_MAX <= created_at;
+    if !facts.may_be_at(when, anchor, of.nominal) || is_before_creation {
         return Some(DifferenceKind::NoSuchOccurrence);
     }
     if let RunState::Missed { last, count, .. } = run.state {
@@ -259,14 +277,6 @@ fn missing_outcomes(facts: &Facts<'_>, found: &mut Vec<Difference>) {
         // A cancellation makes the due rows void.
         (Status::Active, None) | (Status::Ended | Status::Cancelled, _) => return,
     };
-    let is_odd = |run: &Run| {
-        let Occurrence { revision, nominal, .. } = run.occurrence;
-        let timing = facts.timing_of(revision);
-        timing.is_some_and(|(when, anchor)| !when.is_at(anchor, nominal) && facts.may_be_at(when, anchor, nominal))
-    };
-    if has_offset_changes(when) && facts.runs_in_stretch().any(is_odd) {
-        return; // Other data of the time zone determined these instants.
-    }
     let is_one_shot = matches!(when, When::At(_));
     let before = facts.from - Duration::from_millis(1);
     let mut after = if is_one_shot { before } else { before.max(updated_at) };
@@ -296,7 +306,7 @@ fn missing_outcomes(facts: &Facts<'_>, found: &mut Vec<Difference>) {
         if !facts.has_due_row(|key| key.occurrence == occurrence && key.attempt == 1) {
             found.push(Difference { occurrence, kind: DifferenceKind::MissingOutcome });
         }
-        if found.len() >= DIFFERENCES_MAX {
+        if found.len() > DIFFERENCES_MAX {
             return;
         }
     }
@@ -318,18 +328,22 @@ fn missing_retries(facts: &Facts<'_>, found: &mut Vec<Difference>) {
 }
 
 /// Checks that an active schedule has a due row for its next occurrence. While an attempt of an earlier occurrence is
-/// in flight, the due row of this earlier occurrence suffices, because its owner writes the next row again. `due` has
-/// the same meaning as in [`Facts`]. `next_has_run` is true if the occurrence at the schedule's `next` has a record.
+/// in flight, the due row of its first attempt suffices, because its owner writes the next row again. The due row of a
+/// retry does not suffice: the next row is durable before the outcome of the first attempt. `due` has the same meaning
+/// as in [`Facts`]. `next_has_run` is true if the occurrence at the schedule's `next` has a record.
 #[must_use]
 pub fn missing_due_row(schedule: &Schedule, due: &[DueKey], next_has_run: bool) -> Option<Difference> {
     let Schedule { incarnation, revision, status, next, ref spec, .. } = *schedule;
     let occurrence = Occurrence { incarnation, nominal: next?, revision, replay: 0 };
+    let is_one_shot = matches!(spec.when, When::At(_));
     let continues = |key: &DueKey| {
         let of = key.occurrence;
-        (of.incarnation, of.revision, of.replay) == (incarnation, revision, 0) && of.nominal <= occurrence.nominal
+        (of.incarnation, of.revision, of.replay) == (incarnation, revision, 0)
+            && of.nominal <= occurrence.nominal
+            && (key.attempt == 1 || is_one_shot)
     };
     // A one-shot schedule with an outcome is only not ended yet.
-    let is_over = next_has_run && matches!(spec.when, When::At(_));
+    let is_over = next_has_run && is_one_shot;
     let is_missing = status == Status::Active && !is_over && !due.iter().any(continues);
     is_missing.then_some(Difference { occurrence, kind: DifferenceKind::MissingDueRow })
 }

@@ -88,7 +88,7 @@ pub(crate) async fn execute<C: CommandFactory>(runtime: &Runtime, command: Comma
         Command::Key(command) => Box::pin(key::execute(runtime, command)).await,
         Command::Secret(command) => Box::pin(secret::execute(command)).await,
         Command::Quota(command) => Box::pin(quota::execute(command)).await,
-        Command::Audit(arguments) => audit::audit(arguments).await,
+        Command::Audit(arguments) => audit::audit(runtime, arguments).await,
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut visible(&C::command()), "reveille", &mut script);

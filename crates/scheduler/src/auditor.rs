@@ -2,8 +2,8 @@
 //! reports the differences that last.
 //!
 //! The module [`store::audit`] reads the facts, and [`domain::audit`] compares them. This module limits the rate of the
-//! reads, repeats the examination of suspects, and keeps the result in memory. A new leader starts with a pass over the
-//! whole audited stretch, so no progress is stored.
+//! reads, and keeps the result in memory. A new leader starts with a pass over the whole audited stretch, so no
+//! progress is stored.
 //!
 //! Invariants: the auditor only reads. While another task of this member reads for users, the auditor waits for its
 //! turn like any tenant. Two leaders at the same time are harmless.
@@ -17,7 +17,7 @@ use std::time::Duration;
 use domain::{TenantId, Timestamp};
 use runtime::{Monotonic, Runtime};
 use store::StoreError;
-use store::audit::{NamedDifference, Pace, examine, suspects};
+use store::audit::{NamedDifference, Pace, TenantAudit};
 
 use crate::metrics::count_store_error;
 use crate::requests::{AuditFinding, AuditReport};
@@ -36,17 +36,20 @@ const EXAMINE_AGAIN_AFTER: Duration = Duration::from_secs(30);
 const STRETCH: Duration = Duration::from_secs(22 * 3_600);
 /// Difference between the retention of a store and the audited stretch of a store with a shorter retention.
 const HISTORY_MARGIN: Duration = Duration::from_secs(2 * 3_600);
-/// Shortest and longest time between two slices of reads. In between, the auditor rests [`REST_FACTOR`] times as long
-/// as the last slice took.
-const REST_MIN: Duration = Duration::from_millis(5);
-const REST_MAX: Duration = Duration::from_secs(5);
+/// Factor by which the rests of the auditor are longer than its reads.
 const REST_FACTOR: u32 = 9;
+/// Shortest rest. After shorter reads, the auditor rests once for several of them.
+const REST_MIN: Duration = Duration::from_millis(5);
+/// Longest rest. A read can take long while this process is suspended.
+const REST_MAX: Duration = Duration::from_secs(600);
 /// Time between two checks of the leadership.
 const LEADERSHIP_PERIOD: Duration = Duration::from_secs(1);
-/// Maximum number of differences that the auditor keeps.
-pub(crate) const FINDINGS_MAX: usize = 10_000;
+/// Maximum number of differences that the auditor keeps, of all tenants.
+const FINDINGS_MAX: usize = 10 * store::audit::FINDINGS_MAX;
 /// Maximum number of differences in one report.
 const REPORTED_MAX: usize = 1_000;
+/// Maximum number of differences that one audit logs one by one.
+const LOGGED_MAX: usize = 100;
 
 /// Result of the audits of this member. It is empty unless this member is the leader.
 #[derive(Debug, Default)]
@@ -58,7 +61,10 @@ struct Kept {
     findings: BTreeMap<NamedDifference, Timestamp>,
     from: Option<Timestamp>,
     completed_at: Option<Timestamp>,
-    is_truncated: bool,
+    /// Tenants with more differences than `findings` contains.
+    truncated: BTreeSet<TenantId>,
+    /// Tenants of which the store cannot read some rows.
+    incomplete: BTreeSet<TenantId>,
 }
 
 impl Audits {
@@ -71,16 +77,30 @@ impl Audits {
         let kept = self.kept();
         let is_visible = |named: &NamedDifference| tenant.is_none_or(|tenant| named.tenant == tenant);
         let visible = || kept.findings.iter().filter(|(named, _)| is_visible(named));
+        let tenants: BTreeSet<TenantId> = visible().map(|(named, _)| named.tenant).collect();
+        // A tenant with many differences does not displace those of other tenants.
+        let share = (REPORTED_MAX / tenants.len().max(1)).max(1);
+        let mut counts: BTreeMap<TenantId, usize> = BTreeMap::new();
+        let mut is_reported = |named: &NamedDifference| {
+            let count = counts.entry(named.tenant).or_default();
+            *count += 1;
+            *count <= share
+        };
         let finding = |(named, found_at): (&NamedDifference, &Timestamp)| {
             let NamedDifference { tenant, difference, ref schedule } = *named;
             AuditFinding { tenant, schedule: schedule.clone(), difference, found_at: *found_at }
         };
+        let reported = visible().filter(|(named, _)| is_reported(named)).take(REPORTED_MAX);
+        let findings: Vec<AuditFinding> = reported.map(finding).collect();
+        let is_listed =
+            |tenants: &BTreeSet<TenantId>| tenant.map_or(!tenants.is_empty(), |tenant| tenants.contains(&tenant));
         AuditReport {
             from: kept.from,
             completed_at: kept.completed_at,
             unaccounted: u32::try_from(visible().count()).unwrap_or(u32::MAX),
-            is_truncated: kept.is_truncated || visible().count() > REPORTED_MAX,
-            findings: visible().take(REPORTED_MAX).map(finding).collect(),
+            is_truncated: is_listed(&kept.truncated) || visible().count() > findings.len(),
+            is_incomplete: is_listed(&kept.incomplete),
+            findings,
         }
     }
 
@@ -89,13 +109,13 @@ impl Audits {
     }
 
     /// Replaces the result. Returns the new differences, and the number of differences that no longer exist.
-    fn replace(&self, found: BTreeSet<NamedDifference>, pass: &Pass, now: Timestamp) -> (Vec<NamedDifference>, usize) {
+    fn replace(&self, pass: Pass, now: Timestamp) -> (Vec<NamedDifference>, usize) {
         let mut kept = self.kept();
         let before = std::mem::take(&mut kept.findings);
-        kept.is_truncated = pass.is_truncated || found.len() > FINDINGS_MAX;
         (kept.from, kept.completed_at) = (Some(pass.from), Some(now));
+        (kept.truncated, kept.incomplete) = (pass.truncated, pass.incomplete);
         let mut new = Vec::new();
-        for named in found.into_iter().take(FINDINGS_MAX) {
+        for named in pass.found {
             let found_at = before.get(&named).copied();
             if found_at.is_none() {
                 new.push(named.clone());
@@ -111,20 +131,38 @@ impl Audits {
     }
 }
 
-/// Properties of a pass.
+/// Result of one audit of all tenants.
 struct Pass {
     from: Timestamp,
-    is_truncated: bool,
+    found: BTreeSet<NamedDifference>,
+    truncated: BTreeSet<TenantId>,
+    incomplete: BTreeSet<TenantId>,
+}
+
+impl Pass {
+    fn new(from: Timestamp) -> Self {
+        Pass { from, found: BTreeSet::new(), truncated: BTreeSet::new(), incomplete: BTreeSet::new() }
+    }
+
+    fn add(&mut self, tenant: TenantId, audit: TenantAudit) {
+        let room = FINDINGS_MAX.saturating_sub(self.found.len());
+        if audit.is_truncated || audit.found.len() > room {
+            self.truncated.insert(tenant);
+        }
+        if audit.is_incomplete {
+            self.incomplete.insert(tenant);
+        }
+        self.found.extend(audit.found.into_iter().take(room));
+    }
 }
 
 /// Audits the store while `leads` returns true. Never returns.
 pub(crate) async fn audit(shared: Arc<Shared>, leads: impl Fn() -> bool) {
     let mut pause = START_PAUSE;
     loop {
-        shared.runtime.sleep(pause).await;
+        wait(&shared, &leads, pause).await;
         pause = PASS_PAUSE;
         if !leads() {
-            forget(&shared);
             continue;
         }
         let lost = async {
@@ -145,26 +183,39 @@ pub(crate) async fn audit(shared: Arc<Shared>, leads: impl Fn() -> bool) {
     }
 }
 
+/// Waits between two audits. A member that is no longer the leader forgets its result.
+async fn wait(shared: &Shared, leads: impl Fn() -> bool, pause: Duration) {
+    let mut rest = pause;
+    while !rest.is_zero() {
+        let step = rest.min(LEADERSHIP_PERIOD);
+        shared.runtime.sleep(step).await;
+        rest -= step;
+        if !leads() {
+            forget(shared);
+        }
+    }
+}
+
 fn forget(shared: &Shared) {
     shared.audits.clear();
     shared.metrics.unaccounted.set(0);
+    shared.metrics.audit_completed.set(0);
 }
 
 /// Makes one complete audit, and keeps its result.
 async fn audit_once(shared: &Arc<Shared>) -> Result<(), StoreError> {
-    let pace = Paced { shared: shared.clone(), last: Arc::default() };
-    let from = pace.start();
-    let store = &*shared.store;
-    let suspects = suspects(store, &pace).await?;
-    let mut found = examine(store, &pace, &suspects).await?;
-    if !found.is_empty() {
-        shared.runtime.sleep(EXAMINE_AGAIN_AFTER).await;
-        let again = examine(store, &pace, &suspects).await?;
-        found.retain(|named| again.contains(named));
+    let pace = Paced { shared: shared.clone(), owed: Arc::default() };
+    let mut pass = Pass::new(pace.start());
+    for tenant in shared.store.tenants().await? {
+        pass.add(tenant.id, store::audit::audit(&*shared.store, &pace, &tenant).await?);
     }
-    let pass = Pass { from, is_truncated: suspects.is_truncated };
-    let (new, gone) = shared.audits.replace(found, &pass, shared.clock.now());
-    for NamedDifference { tenant, difference, schedule } in new {
+    for tenant in &pass.incomplete {
+        tracing::warn!(tenant = tenant.0, "the audit skipped schedules, because the store cannot read some rows");
+    }
+    let completed_at = shared.clock.now();
+    let (new, gone) = shared.audits.replace(pass, completed_at);
+    let unlogged = new.len().saturating_sub(LOGGED_MAX);
+    for NamedDifference { tenant, difference, schedule } in new.into_iter().take(LOGGED_MAX) {
         tracing::warn!(
             tenant = tenant.0,
             %schedule,
@@ -174,24 +225,28 @@ async fn audit_once(shared: &Arc<Shared>) -> Result<(), StoreError> {
             "the store's records do not match the timing of a schedule; see `reveille audit`"
         );
     }
+    if unlogged > 0 {
+        tracing::warn!(unlogged, "the audit found more new differences than it logs; see `reveille audit`");
+    }
     if gone > 0 {
         tracing::info!(gone, "differences between records and timings no longer exist or are older than the audit");
     }
     shared.metrics.unaccounted.set(i64::try_from(shared.audits.len()).unwrap_or(i64::MAX));
+    shared.metrics.audit_completed.set(completed_at.as_millis() / 1_000);
     Ok(())
 }
 
 /// Pace of the reads of one audit.
 struct Paced {
     shared: Arc<Shared>,
-    /// Duration of the last slice of reads.
-    last: Arc<Mutex<Duration>>,
+    /// Time for which the auditor still has to rest.
+    owed: Arc<Mutex<Duration>>,
 }
 
-/// Turn whose end sets the rest before the next turn.
+/// Turn whose end sets the rest before a later turn.
 struct TimedTurn {
     runtime: Runtime,
-    last: Arc<Mutex<Duration>>,
+    owed: Arc<Mutex<Duration>>,
     since: Monotonic,
     _turn: Turn,
 }
@@ -199,7 +254,7 @@ struct TimedTurn {
 impl Drop for TimedTurn {
     fn drop(&mut self) {
         let took = self.runtime.monotonic().since(self.since);
-        *self.last.lock().expect("no holder of this lock panics") = took;
+        *self.owed.lock().expect("no holder of this lock panics") += took * REST_FACTOR;
     }
 }
 
@@ -207,12 +262,21 @@ impl Pace for Paced {
     type Turn = TimedTurn;
 
     async fn turn(&self, tenant: TenantId) -> TimedTurn {
-        let Paced { shared, last } = self;
-        let rest = *last.lock().expect("no holder of this lock panics") * REST_FACTOR;
-        shared.runtime.sleep(rest.clamp(REST_MIN, REST_MAX)).await;
+        let Paced { shared, owed } = self;
+        let rest = {
+            let mut owed = owed.lock().expect("no holder of this lock panics");
+            if *owed < REST_MIN { Duration::ZERO } else { std::mem::take(&mut *owed) }
+        };
+        if !rest.is_zero() {
+            shared.runtime.sleep(rest.min(REST_MAX)).await;
+        }
         let turn = shared.turns.take(tenant).await;
-        let (runtime, last, since) = (shared.runtime.clone(), last.clone(), shared.runtime.monotonic());
-        TimedTurn { runtime, last, since, _turn: turn }
+        let (runtime, owed, since) = (shared.runtime.clone(), owed.clone(), shared.runtime.monotonic());
+        TimedTurn { runtime, owed, since, _turn: turn }
+    }
+
+    async fn pause(&self) {
+        self.shared.runtime.sleep(EXAMINE_AGAIN_AFTER).await;
     }
 
     fn now(&self) -> Timestamp {

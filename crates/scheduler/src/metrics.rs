@@ -168,6 +168,8 @@ pub(crate) struct Metrics {
     stored_bytes: Gauge,
     /// Differences that the last audit of this member found. 0 unless this member is the leader.
     pub(crate) unaccounted: Gauge,
+    /// End of the last audit of this member, in seconds since 1970. 0 unless this member is the leader.
+    pub(crate) audit_completed: Gauge,
     pub(crate) shards_owned: Gauge,
     /// Shards that this member gained, handed over or lost.
     pub(crate) shard_owner_changes: Family<Change, Counter>,
@@ -215,6 +217,7 @@ impl Metrics {
             schedules: Family::default(),
             stored_bytes: Gauge::default(),
             unaccounted: Gauge::default(),
+            audit_completed: Gauge::default(),
             shards_owned: Gauge::default(),
             shard_owner_changes: Family::default(),
             inbox_moved: Counter::default(),
@@ -389,6 +392,11 @@ impl Metrics {
             "reveille_unaccounted",
             "Differences between timings of schedules and records in the store, from the last audit of this member",
             self.unaccounted.clone(),
+        );
+        registry.register(
+            "reveille_audit_completed_timestamp_seconds",
+            "End of the last audit of this member in seconds since 1970, 0 unless this member is the leader",
+            self.audit_completed.clone(),
         );
         registry.register("reveille_shards_owned", "Shards that this member owns", self.shards_owned.clone());
         registry.register(

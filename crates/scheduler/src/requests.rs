@@ -139,6 +139,8 @@ pub struct AuditReport {
     pub unaccounted: u32,
     /// True if there are more differences than `findings` contains.
     pub is_truncated: bool,
+    /// True if the audit skipped schedules, because the store cannot read some of their rows.
+    pub is_incomplete: bool,
     pub findings: Vec<AuditFinding>,
 }
 

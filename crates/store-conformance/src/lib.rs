@@ -154,6 +154,7 @@ conformance::suite! { $ dyn Subject, conformance_tests, [$crate];
     }
     auditing {
         audit_names_1000_planted_faults_and_no_other
+        audit_compares_runs_of_several_pages
     }
     durable {
         data_survives_a_reopen

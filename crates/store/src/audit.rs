@@ -1,17 +1,18 @@
-//! Audit of all schedules: reads the facts for [`domain::audit`] from the store, in slices.
+//! Audit of all schedules of a tenant: reads the facts for [`domain::audit`] from the store, in slices.
 //!
-//! An audit has two phases. A *pass* ([`suspects`]) reads every schedule that has its id, the runs of the audited
-//! stretch, and the due row at the next instant of each active schedule. An owner may have written a due row at another
-//! position. The second phase ([`examine`]) therefore reads all due rows that can belong to the suspects, and returns
-//! the differences. A difference can still be the effect of a write between two reads. The caller examines the suspects
-//! twice with a pause, and keeps the differences that both examinations return.
+//! An audit has two phases. A *pass* reads every schedule that has its id, the runs of the audited stretch, and the due
+//! row at the next instant of each active schedule. An owner may have written a due row at another position, so a
+//! schedule without this row is only a *suspect*. The second phase, the *examination*, therefore reads all due rows
+//! that can belong to the suspects, and returns the differences. A difference can still be the effect of a write between two
+//! reads. The audit examines the suspects twice with a pause, and keeps the differences that both examinations return.
+//! The pass stops for an examination whenever it has [`SUSPECTS_MAX`] suspects.
 //!
 //! Each phase reads a fact before an owner can replace it by a later fact: first `done`, then the schedule, then the
 //! due rows, and last the runs.
 //!
-//! Invariants: a read returns at most [`SLICE`] schedules, or about 1,000 rows. [`Pace`] limits the rate of the reads.
-//! The memory of an audit is bounded. If the store cannot read a row, the audit names no missing record that the row
-//! could explain.
+//! Invariants: a read returns at most [`SLICE`] schedules, or about 1,000 rows. [`Pace`] limits the rate of the reads,
+//! one by one. The memory of an audit is bounded. If the store cannot read a row, the audit names no missing record
+//! that the row could explain, and is incomplete.
 //!
 //! docs/decisions/0245-compare-outcomes-with-timings.md gives the reasons for the design.
 
@@ -27,29 +28,34 @@ use domain::{
     Timestamp, When,
 };
 
-use self::stretch::{Stretch, differences_of};
-use crate::{Closed, DueBound, DueRead, ListBy, ListRead, Order, Positions, Store, StoreError};
+use self::stretch::{Stretch, compare};
+use crate::{Answer, Closed, DueBound, DueRead, ListBy, ListRead, Order, Positions, Store, StoreError};
 
 /// Maximum number of schedules in one read.
 pub const SLICE: usize = crate::runs::SCHEDULES_MAX;
-/// Maximum number of schedules that an audit examines for differences. An audit of a store with more suspects is
-/// incomplete.
-pub const SUSPECTS_MAX: usize = 10_000;
+/// Maximum number of differences of one tenant that an audit returns.
+pub const FINDINGS_MAX: usize = 10_000;
+/// Number of suspects for which a pass stops.
+const SUSPECTS_MAX: usize = 10_000;
 /// Maximum number of past timings of a schedule that the audit reads, the newest ones.
 const PAST_TIMINGS_MAX: u32 = 100;
 /// Maximum number of due rows or positions in one read.
 const ROWS_PER_READ: usize = 1_000;
 /// Time after the latest position of a poller within which a due row of an occurrence in the past can lie. An owner
-/// defers a row by about a minute.
-const DEFERRED_MAX: Duration = Duration::from_secs(3_600);
+/// defers a row by about a minute after the present instant of its own clock. The rest is a margin, because the clock
+/// of an owner can be ahead of the clock of the auditor, also by an hour if a person sets a clock to local time.
+const DEFERRED_MAX: Duration = Duration::from_secs(2 * 3_600);
 
 /// Limiter of the reads of an audit.
 pub trait Pace: Sync {
-    /// Permit for one slice of reads.
+    /// Permit for one call of the engine.
     type Turn: Send;
 
-    /// Waits until the audit may read the next slice of this tenant's rows.
+    /// Waits until the audit may call the engine for this tenant.
     fn turn(&self, tenant: TenantId) -> impl Future<Output = Self::Turn> + Send;
+
+    /// Waits between the two examinations, until the effects of writes between two reads are over.
+    fn pause(&self) -> impl Future<Output = ()> + Send;
 
     /// Returns the present instant of the clock by which owners fire.
     fn now(&self) -> Timestamp;
@@ -59,23 +65,15 @@ pub trait Pace: Sync {
     fn start(&self) -> Timestamp;
 }
 
-/// Schedule with a possible difference.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Suspect {
-    pub tenant: TenantId,
-    pub poller: PollerId,
-    /// Earliest instant of a possible difference.
-    pub from: Timestamp,
-}
-
-/// Schedules with possible differences.
+/// Result of the audit of one tenant.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Suspects {
-    pub by_incarnation: BTreeMap<Incarnation, Suspect>,
-    /// True if the pass found more than [`SUSPECTS_MAX`] suspects.
+pub struct TenantAudit {
+    /// Differences that both examinations found, at most [`FINDINGS_MAX`].
+    pub found: BTreeSet<NamedDifference>,
+    /// True if there are more differences than `found` contains.
     pub is_truncated: bool,
-    /// Number of schedules that the pass read.
-    pub schedules: u64,
+    /// True if the audit skipped schedules, because the store cannot read some of their rows.
+    pub is_incomplete: bool,
 }
 
 /// Difference of a named schedule.
@@ -86,41 +84,167 @@ pub struct NamedDifference {
     pub schedule: ScheduleId,
 }
 
-impl Suspects {
-    fn add(&mut self, schedule: &Schedule, differences: &[Difference]) {
-        let Some(first) = differences.iter().map(|difference| difference.occurrence.nominal).min() else { return };
-        let is_known = self.by_incarnation.contains_key(&schedule.incarnation);
-        if !is_known && self.by_incarnation.len() >= SUSPECTS_MAX {
-            self.is_truncated = true;
-            return;
+/// Reads all schedules of the tenant, and the records of the audited stretch. Returns the differences between them.
+///
+/// # Errors
+/// Returns an error if the store fails. Damaged rows are no error.
+pub async fn audit<P: Pace>(store: &dyn Store, pace: &P, tenant: &Tenant) -> Result<TenantAudit, StoreError> {
+    let reader = Reader { store, pace, tenant: tenant.id };
+    let mut audit = TenantAudit::default();
+    let mut after = None;
+    loop {
+        let part = match suspects(&reader, tenant, after).await {
+            // The positions of a poller are damaged.
+            Err(StoreError::Damaged(_)) => Suspects { is_incomplete: true, ..Suspects::default() },
+            part => part?,
+        };
+        audit.is_incomplete |= part.is_incomplete;
+        confirm(&reader, part.by_incarnation, &mut audit).await?;
+        after = part.next;
+        if after.is_none() || audit.found.len() > FINDINGS_MAX {
+            break;
         }
-        let Schedule { tenant, poller, incarnation, .. } = *schedule;
-        let known = self.by_incarnation.entry(incarnation).or_insert(Suspect { tenant, poller, from: first });
-        known.from = known.from.min(first);
+    }
+    while audit.found.len() > FINDINGS_MAX {
+        audit.found.pop_last();
+        audit.is_truncated = true;
+    }
+    Ok(audit)
+}
+
+/// Examines the suspects twice, and adds the differences that both examinations return.
+async fn confirm<P: Pace>(
+    reader: &Reader<'_, P>,
+    mut open: BTreeMap<Incarnation, Suspect>,
+    audit: &mut TenantAudit,
+) -> Result<(), StoreError> {
+    while !open.is_empty() && audit.found.len() <= FINDINGS_MAX {
+        let first = examine(reader, &open).await?;
+        audit.is_incomplete |= first.is_incomplete;
+        let named: BTreeSet<Incarnation> =
+            first.found.iter().map(|named| named.difference.occurrence.incarnation).collect();
+        open.retain(|incarnation, _| named.contains(incarnation));
+        if open.is_empty() {
+            open = first.rest;
+            continue;
+        }
+        reader.pace.pause().await;
+        let second = examine(reader, &open).await?;
+        audit.is_incomplete |= second.is_incomplete;
+        audit.is_truncated |= !first.cut.is_disjoint(&second.cut);
+        audit.found.extend(first.found.into_iter().filter(|named| second.found.contains(named)));
+        open = first.rest;
+        open.extend(second.rest);
+    }
+    Ok(())
+}
+
+/// Reader of the rows of one tenant. It takes a turn for each call of the engine.
+struct Reader<'a, P> {
+    store: &'a dyn Store,
+    pace: &'a P,
+    tenant: TenantId,
+}
+
+impl<'a, P: Pace> Reader<'a, P> {
+    async fn read<T>(&self, call: impl FnOnce(&'a dyn Store) -> Answer<'a, T> + Send) -> Result<T, StoreError> {
+        let _turn = self.pace.turn(self.tenant).await;
+        call(self.store).await
     }
 }
 
-/// Reads all schedules of all tenants, and the runs of the audited stretch. Returns the schedules that may have a
-/// difference.
-///
-/// # Errors
-/// Returns an error if the store fails.
-pub async fn suspects<P: Pace>(store: &dyn Store, pace: &P) -> Result<Suspects, StoreError> {
-    let mut found = Suspects::default();
-    for tenant in store.tenants().await? {
-        let positions = positions_of(store, pace, &tenant).await?;
-        let mut after = None;
-        loop {
-            let _turn = pace.turn(tenant.id).await;
-            let (by, order, limit) = (ListBy::All, Order::Oldest, SLICE);
-            let page = store.list(ListRead { tenant: tenant.id, by, order, after, limit }).await?;
-            suspects_of_slice(store, &positions, pace.start(), page.incarnations, &mut found).await?;
-            after = page.next;
-            if after.is_none() {
-                break;
-            }
+/// Items that the audit reads in slices, in any order. If the engine reports damaged rows of a slice, the audit reads
+/// its halves.
+struct Slices<T> {
+    open: Vec<Vec<T>>,
+    /// True if the engine cannot read the rows of an item.
+    is_incomplete: bool,
+}
+
+impl<T> Slices<T> {
+    fn of(items: Vec<T>) -> Self {
+        let open = if items.is_empty() { Vec::new() } else { vec![items] };
+        Slices { open, is_incomplete: false }
+    }
+
+    /// Returns the next slice, or `None` after the last one.
+    fn next(&mut self) -> Option<Vec<T>> {
+        let items = self.open.last_mut()?;
+        match items.len().checked_sub(SLICE) {
+            Some(left) if left > 0 => Some(items.split_off(left)),
+            _ => self.open.pop(),
         }
     }
+
+    /// Returns the result of the read of a slice, or `None` if some of its rows are damaged.
+    fn readable<R>(&mut self, mut slice: Vec<T>, read: Result<R, StoreError>) -> Result<Option<R>, StoreError> {
+        match read {
+            Err(StoreError::Damaged(_)) if slice.len() > 1 => {
+                self.open.push(slice.split_off(slice.len() / 2));
+                self.open.push(slice);
+                Ok(None)
+            }
+            // The engine reports the damaged row.
+            Err(StoreError::Damaged(_)) => {
+                self.is_incomplete = true;
+                Ok(None)
+            }
+            read => read.map(Some),
+        }
+    }
+}
+
+/// Schedule with a possible difference.
+#[derive(Clone, Copy, Debug)]
+struct Suspect {
+    poller: PollerId,
+    /// Earliest instant of a possible difference.
+    from: Timestamp,
+}
+
+/// Schedules with possible differences, from a part of a pass.
+#[derive(Debug, Default)]
+struct Suspects {
+    by_incarnation: BTreeMap<Incarnation, Suspect>,
+    /// Incarnation after which the next part of the pass starts. `None` if the pass has read all schedules.
+    next: Option<Incarnation>,
+    is_incomplete: bool,
+}
+
+/// Reads the schedules of the tenant after `after`, and the runs of the audited stretch, until there are
+/// [`SUSPECTS_MAX`] suspects.
+async fn suspects<P: Pace>(
+    reader: &Reader<'_, P>,
+    tenant: &Tenant,
+    mut after: Option<Incarnation>,
+) -> Result<Suspects, StoreError> {
+    let positions = positions_of(reader, tenant).await?;
+    let mut found = Suspects::default();
+    while found.by_incarnation.len() < SUSPECTS_MAX {
+        let (by, order, limit) = (ListBy::All, Order::Oldest, SLICE);
+        let list = ListRead { tenant: tenant.id, by, order, after, limit };
+        let page = match reader.read(|store| store.list(list)).await {
+            // The place after the damaged rows is unknown.
+            Err(StoreError::Damaged(_)) => {
+                found.is_incomplete = true;
+                return Ok(found);
+            }
+            page => page?,
+        };
+        let mut slices = Slices::of(page.incarnations);
+        while let Some(slice) = slices.next() {
+            let read = suspects_of_slice(reader, &positions, &slice).await;
+            let Some((suspects, is_incomplete)) = slices.readable(slice, read)? else { continue };
+            found.by_incarnation.extend(suspects);
+            found.is_incomplete |= is_incomplete;
+        }
+        found.is_incomplete |= slices.is_incomplete;
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    found.next = after;
     Ok(found)
 }
 
@@ -140,8 +264,7 @@ impl Place {
 }
 
 async fn positions_of<P: Pace>(
-    store: &dyn Store,
-    pace: &P,
+    reader: &Reader<'_, P>,
     tenant: &Tenant,
 ) -> Result<BTreeMap<PollerId, Place>, StoreError> {
     let generations = (0_u16..).zip(&tenant.generations);
@@ -152,51 +275,55 @@ async fn positions_of<P: Pace>(
         .collect();
     let mut places = BTreeMap::new();
     for pollers in pollers.chunks(ROWS_PER_READ) {
-        let _turn = pace.turn(tenant.id).await;
-        places.extend(read_places(store, pollers.to_vec()).await?);
+        places.extend(read_places(reader, pollers.to_vec()).await?);
     }
     Ok(places)
 }
 
-async fn read_places(store: &dyn Store, pollers: Vec<PollerId>) -> Result<Vec<(PollerId, Place)>, StoreError> {
-    let positions = store.positions(pollers.clone()).await?;
-    let closed = store.closed(pollers.clone()).await?;
+async fn read_places<P: Pace>(
+    reader: &Reader<'_, P>,
+    pollers: Vec<PollerId>,
+) -> Result<Vec<(PollerId, Place)>, StoreError> {
+    let wanted = pollers.clone();
+    let positions = reader.read(|store| store.positions(wanted)).await?;
+    let wanted = pollers.clone();
+    let closed = reader.read(|store| store.closed(wanted)).await?;
     let place = |(Positions { done, .. }, closed)| Place { done, closed };
     Ok(pollers.into_iter().zip(positions.into_iter().zip(closed).map(place)).collect())
 }
 
-async fn suspects_of_slice(
-    store: &dyn Store,
+/// Returns the suspects of a slice, and true if the store cannot read some of their runs.
+async fn suspects_of_slice<P: Pace>(
+    reader: &Reader<'_, P>,
     positions: &BTreeMap<PollerId, Place>,
-    from: Timestamp,
-    incarnations: Vec<Incarnation>,
-    found: &mut Suspects,
-) -> Result<(), StoreError> {
-    let schedules = load(store, incarnations).await?;
-    found.schedules += schedules.len() as u64;
+    slice: &[Incarnation],
+) -> Result<(Vec<(Incarnation, Suspect)>, bool), StoreError> {
+    let from = reader.pace.start();
+    let schedules = load(reader, slice.to_vec()).await?;
     // A poller without positions belongs to a change of the tenant during the pass. The next pass reads its positions.
     let known = |schedule: &Arc<Schedule>| positions.get(&schedule.poller).map(|place| (schedule.clone(), *place));
     let is_within = |schedule: &&Arc<Schedule>| !is_over(schedule, from);
     let schedules: Vec<(Arc<Schedule>, Place)> = schedules.iter().filter(is_within).filter_map(known).collect();
     if schedules.is_empty() {
-        return Ok(());
+        return Ok((Vec::new(), false));
     }
-    let rows = next_rows(store, &schedules).await?;
+    let rows = next_rows(reader, &schedules).await?;
     let mut stretches = Vec::with_capacity(schedules.len());
-    for (schedule, place) in &schedules {
-        let past = past_timings(store, schedule).await?;
+    for ((schedule, place), due) in schedules.into_iter().zip(rows) {
+        let past = past_timings(reader, &schedule).await?;
         let (from, until) = (place.start(from), place.done);
-        stretches.push(Stretch { schedule: schedule.clone(), past, due: Vec::new(), earlier: Vec::new(), from, until });
+        stretches.push(Stretch { schedule, past, due, earlier: Vec::new(), from, until });
     }
-    for (stretch, row) in stretches.iter_mut().zip(rows) {
-        stretch.due.extend(row);
+    let compared = compare(reader, &stretches).await?;
+    let mut suspects = Vec::new();
+    for (stretch, differences) in stretches.iter().zip(compared.differences) {
+        let Schedule { incarnation, poller, .. } = *stretch.schedule;
+        let missing = missing_due_row(&stretch.schedule, &stretch.due, false);
+        let all = differences.found.into_iter().chain(missing);
+        let first = all.map(|difference| difference.occurrence.nominal).min();
+        suspects.extend(first.map(|from| (incarnation, Suspect { poller, from })));
     }
-    let mut differences = differences_of(store, &stretches).await?;
-    for (stretch, differences) in stretches.iter().zip(&mut differences) {
-        differences.extend(missing_due_row(&stretch.schedule, &stretch.due, false));
-        found.add(&stretch.schedule, differences);
-    }
-    Ok(())
+    Ok((suspects, compared.is_incomplete))
 }
 
 /// Returns true if the schedule had its only occurrence before `from`. A store can have many such schedules.
@@ -205,62 +332,96 @@ fn is_over(schedule: &Schedule, from: Timestamp) -> bool {
     schedule.status != Status::Active && schedule.updated_at < from && had_occurrence
 }
 
-/// Examines suspects of an earlier pass again, with all due rows that can belong to them. Returns their differences, in
-/// the order of their tenants.
-///
-/// # Errors
-/// Returns an error if the store fails.
-pub async fn examine<P: Pace>(
-    store: &dyn Store,
-    pace: &P,
-    suspects: &Suspects,
-) -> Result<BTreeSet<NamedDifference>, StoreError> {
-    let mut by_poller: BTreeMap<PollerId, Vec<(Incarnation, Timestamp)>> = BTreeMap::new();
-    for (incarnation, suspect) in &suspects.by_incarnation {
-        by_poller.entry(suspect.poller).or_default().push((*incarnation, suspect.from));
-    }
-    let mut named = BTreeSet::new();
-    for (poller, suspects) in by_poller {
-        let place = {
-            let _turn = pace.turn(poller.tenant).await;
-            read_places(store, vec![poller]).await?.pop().map_or_else(Place::default, |(_, place)| place)
-        };
-        // The schedules are read before the due rows, and their payloads are not kept.
-        let mut stretches = Vec::with_capacity(suspects.len());
-        for slice in suspects.chunks(SLICE) {
-            let _turn = pace.turn(poller.tenant).await;
-            stretches.extend(stretches_of(store, place, pace.start(), slice).await?);
-        }
-        let mut rows = due_rows(store, pace, poller, place, &stretches).await?;
-        for stretch in &mut stretches {
-            stretch.due.extend(rows.remove(&stretch.schedule.incarnation).unwrap_or_default());
-        }
-        for slice in stretches.chunks(SLICE) {
-            let _turn = pace.turn(poller.tenant).await;
-            name_differences(store, slice, &mut named).await?;
-        }
-    }
-    Ok(named)
+/// Result of an examination.
+#[derive(Debug, Default)]
+struct Examination {
+    found: BTreeSet<NamedDifference>,
+    /// Schedules with more differences than `found` contains.
+    cut: BTreeSet<Incarnation>,
+    /// Suspects that the examination left out, because it found more than [`FINDINGS_MAX`] differences of others.
+    rest: BTreeMap<Incarnation, Suspect>,
+    is_incomplete: bool,
 }
 
-async fn stretches_of(
-    store: &dyn Store,
-    place: Place,
-    start: Timestamp,
-    slice: &[(Incarnation, Timestamp)],
-) -> Result<Vec<Stretch>, StoreError> {
-    let starts: BTreeMap<Incarnation, Timestamp> = slice.iter().copied().collect();
-    let mut stretches = Vec::with_capacity(slice.len());
-    for mut schedule in load(store, starts.keys().copied().collect()).await? {
-        let past = past_timings(store, &schedule).await?;
-        let from = place.start(starts[&schedule.incarnation].max(start));
-        Arc::make_mut(&mut schedule).spec.payload = bytes::Bytes::new();
-        stretches.push(Stretch { schedule, past, due: Vec::new(), earlier: Vec::new(), from, until: place.done });
+/// Compares the suspects again, with all due rows that can belong to them.
+async fn examine<P: Pace>(
+    reader: &Reader<'_, P>,
+    suspects: &BTreeMap<Incarnation, Suspect>,
+) -> Result<Examination, StoreError> {
+    let mut by_poller: BTreeMap<PollerId, Vec<(Incarnation, Suspect)>> = BTreeMap::new();
+    for (incarnation, suspect) in suspects {
+        by_poller.entry(suspect.poller).or_default().push((*incarnation, *suspect));
     }
-    let schedules: Vec<(Arc<Schedule>, Place)> =
-        stretches.iter().map(|stretch| (stretch.schedule.clone(), place)).collect();
-    for (stretch, row) in stretches.iter_mut().zip(next_rows(store, &schedules).await?) {
-        stretch.due.extend(row);
+    let mut examination = Examination::default();
+    for (poller, suspects) in by_poller {
+        if examination.found.len() > FINDINGS_MAX {
+            examination.rest.extend(suspects);
+            continue;
+        }
+        match examine_poller(reader, poller, suspects, &mut examination).await {
+            // The positions or the due rows of the poller are damaged.
+            Err(StoreError::Damaged(_)) => examination.is_incomplete = true,
+            examined => examined?,
+        }
+    }
+    Ok(examination)
+}
+
+async fn examine_poller<P: Pace>(
+    reader: &Reader<'_, P>,
+    poller: PollerId,
+    suspects: Vec<(Incarnation, Suspect)>,
+    examination: &mut Examination,
+) -> Result<(), StoreError> {
+    let place = read_places(reader, vec![poller]).await?.pop().map_or_else(Place::default, |(_, place)| place);
+    // The schedules are read before the due rows, and their payloads are not kept.
+    let mut stretches = Vec::with_capacity(suspects.len());
+    let mut slices = Slices::of(suspects);
+    while let Some(slice) = slices.next() {
+        let read = stretches_of(reader, place, &slice).await;
+        stretches.extend(slices.readable(slice, read)?.unwrap_or_default());
+    }
+    examination.is_incomplete |= slices.is_incomplete;
+    let mut rows = due_rows(reader, poller, place, &stretches).await?;
+    for stretch in &mut stretches {
+        stretch.due.extend(rows.remove(&stretch.schedule.incarnation).unwrap_or_default());
+    }
+    let mut slices = Slices::of(stretches);
+    while let Some(slice) = slices.next() {
+        if examination.found.len() > FINDINGS_MAX {
+            let suspect = |stretch: Stretch| (stretch.schedule.incarnation, Suspect { poller, from: stretch.from });
+            examination.rest.extend(slice.into_iter().map(suspect));
+            continue;
+        }
+        let read = examine_slice(reader, &slice).await;
+        let Some(part) = slices.readable(slice, read)? else { continue };
+        examination.found.extend(part.found);
+        examination.cut.extend(part.cut);
+        examination.is_incomplete |= part.is_incomplete;
+    }
+    examination.is_incomplete |= slices.is_incomplete;
+    Ok(())
+}
+
+async fn stretches_of<P: Pace>(
+    reader: &Reader<'_, P>,
+    place: Place,
+    slice: &[(Incarnation, Suspect)],
+) -> Result<Vec<Stretch>, StoreError> {
+    let start = reader.pace.start();
+    let starts: BTreeMap<Incarnation, Timestamp> =
+        slice.iter().map(|(incarnation, suspect)| (*incarnation, suspect.from)).collect();
+    let mut schedules = Vec::with_capacity(slice.len());
+    for mut schedule in load(reader, starts.keys().copied().collect()).await? {
+        Arc::make_mut(&mut schedule).spec.payload = bytes::Bytes::new();
+        schedules.push((schedule, place));
+    }
+    let rows = next_rows(reader, &schedules).await?;
+    let mut stretches = Vec::with_capacity(slice.len());
+    for ((schedule, _), due) in schedules.into_iter().zip(rows) {
+        let past = past_timings(reader, &schedule).await?;
+        let from = place.start(starts[&schedule.incarnation].max(start));
+        stretches.push(Stretch { schedule, past, due, earlier: Vec::new(), from, until: place.done });
     }
     Ok(stretches)
 }
@@ -268,21 +429,20 @@ async fn stretches_of(
 /// Reads the due rows of these schedules after `done`, except rows for instants in the far future. Such a row is at the
 /// position of its instant, which [`next_rows`] reads.
 async fn due_rows<P: Pace>(
-    store: &dyn Store,
-    pace: &P,
+    reader: &Reader<'_, P>,
     poller: PollerId,
     place: Place,
     stretches: &[Stretch],
 ) -> Result<BTreeMap<Incarnation, Vec<DueKey>>, StoreError> {
     let wanted: BTreeSet<Incarnation> = stretches.iter().map(|stretch| stretch.schedule.incarnation).collect();
-    let latest = [place.done, place.closed.at, place.closed.reopened_from].into_iter().fold(pace.now(), Timestamp::max);
+    let latest =
+        [place.done, place.closed.at, place.closed.reopened_from].into_iter().fold(reader.pace.now(), Timestamp::max);
     let until = latest + DEFERRED_MAX;
     let mut rows: BTreeMap<Incarnation, Vec<DueKey>> = BTreeMap::new();
     let mut after = DueBound::Instant(place.done);
     loop {
-        let _turn = pace.turn(poller.tenant).await;
         let read = DueRead { poller, after, until, limit: ROWS_PER_READ };
-        let page = store.due(vec![read]).await?.pop().unwrap_or_default();
+        let page = reader.read(|store| store.due(vec![read])).await?.pop().unwrap_or_default();
         for key in page.keys.iter().filter(|key| wanted.contains(&key.occurrence.incarnation)) {
             rows.entry(key.occurrence.incarnation).or_default().push(*key);
         }
@@ -293,64 +453,57 @@ async fn due_rows<P: Pace>(
     }
 }
 
-async fn name_differences(
-    store: &dyn Store,
-    slice: &[Stretch],
-    named: &mut BTreeSet<NamedDifference>,
-) -> Result<(), StoreError> {
+async fn examine_slice<P: Pace>(reader: &Reader<'_, P>, slice: &[Stretch]) -> Result<Examination, StoreError> {
+    let mut examination = Examination::default();
     let mut stretches = slice.to_vec();
     for stretch in &mut stretches {
-        stretch.read_earlier_runs(store).await?;
+        examination.is_incomplete |= !stretch.read_earlier_runs(reader).await?;
     }
-    let differences = differences_of(store, &stretches).await?;
+    let compared = compare(reader, &stretches).await?;
+    examination.is_incomplete |= compared.is_incomplete;
     let next = |stretch: &Stretch| {
         let Schedule { incarnation, revision, next, .. } = *stretch.schedule;
         Occurrence { incarnation, nominal: next.unwrap_or(Timestamp::MIN), revision, replay: 0 }
     };
-    let next_runs = store.find_runs(stretches.iter().map(next).collect()).await?;
-    for ((stretch, mut differences), next_run) in stretches.iter().zip(differences).zip(next_runs) {
-        differences.extend(missing_due_row(&stretch.schedule, &stretch.due, next_run.is_some()));
-        let Schedule { tenant, ref id, .. } = *stretch.schedule;
-        named.extend(differences.into_iter().map(|difference| NamedDifference {
+    let next: Vec<Occurrence> = stretches.iter().map(next).collect();
+    let next_runs = reader.read(|store| store.find_runs(next)).await?;
+    for ((stretch, differences), next_run) in stretches.iter().zip(compared.differences).zip(next_runs) {
+        let Schedule { tenant, incarnation, ref id, .. } = *stretch.schedule;
+        let missing = missing_due_row(&stretch.schedule, &stretch.due, next_run.is_some());
+        if differences.is_cut {
+            examination.cut.insert(incarnation);
+        }
+        examination.found.extend(differences.found.into_iter().chain(missing).map(|difference| NamedDifference {
             tenant,
             difference,
             schedule: id.clone(),
         }));
     }
-    Ok(())
+    Ok(examination)
 }
 
-/// Loads the schedules that the store can read.
-async fn load(store: &dyn Store, incarnations: Vec<Incarnation>) -> Result<Vec<Arc<Schedule>>, StoreError> {
-    match store.load(incarnations.clone()).await {
-        Ok(schedules) => Ok(schedules.into_iter().flatten().collect()),
-        Err(StoreError::Damaged(_)) => {
-            let mut schedules = Vec::new();
-            for incarnation in incarnations {
-                match store.load(vec![incarnation]).await {
-                    Ok(one) => schedules.extend(one.into_iter().flatten()),
-                    // The engine reports the damaged row. The owner defers its due row.
-                    Err(StoreError::Damaged(_)) => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            Ok(schedules)
-        }
-        Err(error) => Err(error),
-    }
+async fn load<P: Pace>(
+    reader: &Reader<'_, P>,
+    incarnations: Vec<Incarnation>,
+) -> Result<Vec<Arc<Schedule>>, StoreError> {
+    let schedules = reader.read(|store| store.load(incarnations)).await?;
+    Ok(schedules.into_iter().flatten().collect())
 }
 
 /// Returns the newest past timings of a schedule. A schedule that no user has changed has none.
-async fn past_timings(store: &dyn Store, schedule: &Schedule) -> Result<Vec<PastTiming>, StoreError> {
+async fn past_timings<P: Pace>(reader: &Reader<'_, P>, schedule: &Schedule) -> Result<Vec<PastTiming>, StoreError> {
     if schedule.revision == Revision(0) {
         return Ok(Vec::new());
     }
     let from = Revision(schedule.revision.0.saturating_sub(PAST_TIMINGS_MAX));
-    store.past_timings(schedule.incarnation, from, PAST_TIMINGS_MAX as usize).await
+    reader.read(|store| store.past_timings(schedule.incarnation, from, PAST_TIMINGS_MAX as usize)).await
 }
 
 /// Returns, for each active schedule, the due row at the position of its next instant, if the row is after `done`.
-async fn next_rows(store: &dyn Store, schedules: &[(Arc<Schedule>, Place)]) -> Result<Vec<Vec<DueKey>>, StoreError> {
+async fn next_rows<P: Pace>(
+    reader: &Reader<'_, P>,
+    schedules: &[(Arc<Schedule>, Place)],
+) -> Result<Vec<Vec<DueKey>>, StoreError> {
     let mut rows = vec![Vec::new(); schedules.len()];
     let (mut reads, mut wanted) = (Vec::new(), Vec::new());
     for (index, (schedule, place)) in schedules.iter().enumerate() {
@@ -364,7 +517,7 @@ async fn next_rows(store: &dyn Store, schedules: &[(Arc<Schedule>, Place)]) -> R
     if reads.is_empty() {
         return Ok(rows);
     }
-    let pages = store.due(reads).await?;
+    let pages = reader.read(|store| store.due(reads)).await?;
     for ((index, occurrence), page) in wanted.into_iter().zip(pages) {
         rows[index].extend(page.keys.into_iter().filter(|key| key.occurrence == occurrence));
     }

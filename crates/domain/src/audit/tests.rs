@@ -11,6 +11,7 @@ use crate::{
 };
 
 const MILLI: Duration = Duration::from_millis(1);
+const DAY: Duration = Duration::from_secs(24 * 3_600);
 
 fn at(second: u64) -> Timestamp {
     Timestamp::from_millis(1_790_000_000_000) + Duration::from_secs(second)
@@ -238,19 +239,27 @@ impl World {
         }
     }
 
-    /// Returns the differences between `from` and `done`.
-    fn differences(&self, from: Timestamp) -> Vec<Difference> {
+    fn due_rows(&self) -> Vec<DueKey> {
+        self.due.iter().filter(|key| key.position > self.done).copied().collect()
+    }
+
+    /// Compares the records between `from` and `done`.
+    fn compare(&self, from: Timestamp) -> Differences {
         let before = self.runs.values().rfind(|run| run.occurrence.nominal < from);
         let within = self.runs.values().filter(|run| from <= run.occurrence.nominal);
         let runs: Vec<Run> = before.into_iter().chain(within).cloned().collect();
-        let due: Vec<DueKey> = self.due.iter().filter(|key| key.position > self.done).copied().collect();
         let (schedule, past, until) = (&self.schedule, &self.past, self.done);
-        let next_has_run = schedule.next.is_some_and(|nominal| {
+        differences(&Facts { schedule, past, runs: &runs, due: &self.due_rows(), from, until })
+    }
+
+    /// Returns the differences between `from` and `done`, and the missing due row.
+    fn differences(&self, from: Timestamp) -> Vec<Difference> {
+        let next_has_run = self.schedule.next.is_some_and(|nominal| {
             let next = Occurrence { nominal, replay: 0, ..self.occurrence(0) };
             self.runs.contains_key(&next)
         });
-        let mut found = differences(&Facts { schedule, past, runs: &runs, due: &due, from, until });
-        found.extend(missing_due_row(schedule, &due, next_has_run));
+        let mut found = self.compare(from).found;
+        found.extend(missing_due_row(&self.schedule, &self.due_rows(), next_has_run));
         found
     }
 
@@ -386,6 +395,71 @@ fn run_under_earlier_zone_data_is_not_named() {
     world.write(odd, RunState::Succeeded, Vec::new());
     let expected = Difference { occurrence: odd, kind: DifferenceKind::NoSuchOccurrence };
     assert_eq!(world.differences(at(0)), [expected]);
+}
+
+/// Returns a schedule that is due daily, and its first two instants. No run exists, and the schedule waits for an
+/// instant some days later.
+fn daily(waits_for: impl Fn(Timestamp) -> Timestamp) -> (World, [Timestamp; 2]) {
+    let cron = Cron::parse("30 3 * * *", "Africa/Cairo").unwrap();
+    let mut world = World::new(When::Cron(cron));
+    let first = world.schedule.next.unwrap();
+    let next = waits_for(first);
+    world.schedule.next = Some(next);
+    let due = world.due.pop_first().unwrap();
+    let occurrence = Occurrence { nominal: next, ..due.occurrence };
+    world.due.insert(DueKey { position: next, occurrence, ..due });
+    world.done = first + Duration::from_secs(25 * 3_600);
+    (world, [first, first + DAY])
+}
+
+#[test]
+fn outcome_before_new_zone_data_is_not_named() {
+    let hour = Duration::from_secs(3_600);
+    let (world, instants) = daily(|first| first + DAY * 2);
+    let missing = instants.map(|nominal| Difference {
+        occurrence: Occurrence { nominal, ..world.occurrence(0) },
+        kind: DifferenceKind::MissingOutcome,
+    });
+    assert_eq!(world.differences(at(0)), missing);
+    // A run before the stretch shows that an earlier build had other data.
+    let mut earlier = world.clone();
+    let fired = Occurrence { nominal: instants[0] + hour, ..world.occurrence(0) };
+    earlier.write(fired, RunState::Succeeded, Vec::new());
+    assert_eq!(earlier.differences(instants[0] + hour * 2), []);
+    assert!(earlier.compare(instants[0] + hour * 2).has_other_zone_data);
+    // The next instant shows it.
+    let (world, _) = daily(|first| first + DAY * 2 - hour);
+    assert_eq!(world.differences(at(0)), []);
+}
+
+#[test]
+fn run_before_the_clock_of_the_creator_is_not_named() {
+    let mut world = World::processed(every_ten_seconds(), 35);
+    world.schedule.created_at = at(69);
+    assert_eq!(world.differences(at(0)), [], "the clock of the change is a minute behind");
+    world.schedule.created_at = at(70);
+    world.expect(10, DifferenceKind::NoSuchOccurrence);
+}
+
+#[test]
+fn waiting_retry_does_not_hide_a_removed_due_row() {
+    let mut world = World::processed(every_ten_seconds(), 35);
+    world.pass(6, &[Fate::Fails]);
+    assert_eq!(world.differences(at(0)), []);
+    world.due.retain(|key| key.attempt > 1);
+    assert_eq!(world.due.len(), 1, "the retry waits");
+    world.expect(50, DifferenceKind::MissingDueRow);
+}
+
+#[test]
+fn comparison_reports_that_it_is_cut() {
+    let mut world = World::processed(When::every(Duration::from_secs(1)), 1_010);
+    world.runs.retain(|of, _| of.nominal >= at(1_001));
+    let all = world.compare(at(0));
+    assert_eq!((all.found.len(), all.is_cut), (DIFFERENCES_MAX, false));
+    world.runs.pop_first();
+    let cut = world.compare(at(0));
+    assert_eq!((cut.found.len(), cut.is_cut), (DIFFERENCES_MAX, true));
 }
 
 fn any_when() -> impl Strategy<Value = When> {

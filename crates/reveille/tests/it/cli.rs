@@ -11,7 +11,7 @@ use crate::server::{BINARY, Server};
 
 /// Exit status and output of a command.
 pub(crate) struct Ran {
-    code: i32,
+    pub(crate) code: i32,
     stdout: String,
     stderr: String,
 }

@@ -4,6 +4,7 @@
 #![expect(clippy::disallowed_methods, reason = "these tests run outside the runtime, with real clocks and processes")]
 #![expect(clippy::unwrap_used, reason = "a panic in a test helper fails the test")]
 
+mod audit;
 mod before_relayout;
 mod bench;
 #[cfg(feature = "kafka")]

@@ -225,7 +225,7 @@ fields! {
     Waiting { poller, incarnation, nominal, target, due }
     Progress { is_in_flight, delay }
     AuditRequest { tenant }
-    AuditReport { from, completed_at, unaccounted, is_truncated, findings }
+    AuditReport { from, completed_at, unaccounted, is_truncated, is_incomplete, findings }
     AuditFinding { tenant, schedule, difference, found_at }
     Difference { occurrence, kind }
     Named { tenant, id, incarnation, spec }

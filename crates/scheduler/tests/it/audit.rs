@@ -8,12 +8,13 @@ use domain::{
     AttemptResult, DifferenceKind, DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId,
     Status, TenantId, Timestamp, When,
 };
-use scheduler::{AuditReport, Delivery, Options};
+use scheduler::{AuditReport, Delivery, Options, Scheduler};
 use simulator::Simulation;
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{Change, Insert, OwnerWrite, Positions, Store};
 
 use crate::harness::{Harness, TENANT, ok, put_tenant, simulate, spec, tenant};
+use crate::test_cluster::{TestCluster, quick};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -22,20 +23,24 @@ async fn report(harness: &Harness, tenant: Option<TenantId>) -> AuditReport {
     harness.scheduler.audit(tenant).await.unwrap()
 }
 
+fn value(scheduler: &Scheduler, metric: &str) -> Option<String> {
+    let text = scheduler.metrics_text();
+    text.lines().find_map(|line| line.strip_prefix(metric)?.strip_prefix(' ').map(str::to_owned))
+}
+
 fn gauge(harness: &Harness) -> Option<String> {
-    let text = harness.scheduler.metrics_text();
-    text.lines().find_map(|line| line.strip_prefix("reveille_unaccounted ").map(str::to_owned))
+    value(&harness.scheduler, "reveille_unaccounted")
 }
 
 /// Writes a schedule that is due every hour, and whose first outcome is removed. Returns the occurrence without an
 /// outcome.
-async fn plant_missing_outcome(store: &MemoryStore, now: Timestamp) -> Occurrence {
+async fn plant_missing_outcome(store: &MemoryStore, tenant: TenantId, now: Timestamp) -> Occurrence {
     let at = |half_hours: u32| now - HOUR * 3 + HOUR / 2 * half_hours;
     let incarnation = Incarnation::new(at(1), 7);
     let id = ScheduleId::from_incarnation(incarnation);
-    let poller = PollerId::of(TENANT, 0, 4, &id);
+    let poller = PollerId::of(tenant, 0, 4, &id);
     let schedule = Schedule {
-        tenant: TENANT,
+        tenant,
         id,
         incarnation,
         poller,
@@ -54,7 +59,7 @@ async fn plant_missing_outcome(store: &MemoryStore, now: Timestamp) -> Occurrenc
     let term = store.take(vec![poller.shard()]).await.unwrap()[0];
     let advance = |to| Change::Advance { incarnation, revision: Revision(0), due: due(to) };
     let (occurrence, state) = (due(at(5)).occurrence, RunState::Succeeded);
-    let run = Run { tenant: TENANT, occurrence, state, attempts: Vec::new() };
+    let run = Run { tenant, occurrence, state, attempts: Vec::new() };
     let done = now - MINUTE;
     let changes = [
         advance(at(5)),
@@ -76,7 +81,7 @@ fn auditor_names_a_removed_outcome_and_sets_its_gauge() {
         for id in [1, 2] {
             put_tenant(&store, tenant(TenantId(id))).await.unwrap();
         }
-        let planted = plant_missing_outcome(&store, runtime.now()).await;
+        let planted = plant_missing_outcome(&store, TENANT, runtime.now()).await;
         // The stretch has two hours.
         let options = Options { history: HOUR * 4, ..Options::default() };
         let harness = Harness::reopen(runtime, store, options, ok).await.unwrap();
@@ -97,6 +102,73 @@ fn auditor_names_a_removed_outcome_and_sets_its_gauge() {
         // The instant leaves the stretch.
         harness.runtime.sleep(MINUTE * 40).await;
         assert_eq!((report(&harness, None).await.unaccounted, gauge(&harness)), (0, Some("0".to_owned())));
+    });
+}
+
+#[test]
+fn deferred_rows_of_a_tenant_hide_no_difference_of_another() {
+    simulate(|runtime| async move {
+        runtime.sleep(HOUR * 4).await;
+        let now = runtime.now();
+        let store = MemoryStore::new(runtime.clone(), MemoryOptions::default());
+        for id in [1, 2] {
+            put_tenant(&store, tenant(TenantId(id))).await.unwrap();
+        }
+        // Each of these rows is at another position than its instant, so each schedule is a suspect.
+        let inserts = (0..10_100_u32).map(|number| {
+            let incarnation = Incarnation::new(now - HOUR, u128::from(number));
+            let id = ScheduleId::from_incarnation(incarnation);
+            let schedule = Schedule {
+                tenant: TENANT,
+                poller: PollerId::of(TENANT, 0, 4, &id),
+                id,
+                incarnation,
+                revision: Revision(0),
+                status: Status::Active,
+                created_at: now - HOUR,
+                updated_at: now - HOUR,
+                next: Some(now - MINUTE),
+                spec: spec(When::At(now - MINUTE), "http://receiver.test/a"),
+            };
+            let occurrence = Occurrence { incarnation, nominal: now - MINUTE, revision: Revision(0), replay: 0 };
+            let target = schedule.spec.target.key();
+            let due = DueKey { position: now + HOUR, occurrence, attempt: 1, target };
+            Insert { schedule: Arc::new(schedule), due, by: None }
+        });
+        store.insert(inserts.collect()).await.unwrap();
+        let planted = plant_missing_outcome(&store, TenantId(2), now).await;
+        let harness = Harness::reopen(runtime, store, Options::default(), ok).await.unwrap();
+        harness.runtime.sleep(MINUTE * 2).await;
+        let found = report(&harness, None).await;
+        let [finding] = &found.findings[..] else { panic!("{found:?}") };
+        assert_eq!((finding.tenant, finding.difference.occurrence), (TenantId(2), planted));
+        assert_eq!((found.unaccounted, found.is_truncated, found.is_incomplete), (1, false, false));
+    });
+}
+
+#[test]
+fn former_leader_forgets_its_result() {
+    const COMPLETED: &str = "reveille_audit_completed_timestamp_seconds";
+    let sim = Simulation::new(1);
+    sim.run_until(async {
+        let cluster = TestCluster::new(&sim, MemoryOptions::default(), quick).await;
+        let members = [cluster.join("a").await, cluster.join("b").await];
+        cluster.wait_until_balanced(&[&members[0], &members[1]]).await;
+        cluster.sleep(MINUTE).await;
+        let leader = members.iter().position(|member| member.leads()).expect("a member leads");
+        let has_result = |member: &Scheduler| value(member, COMPLETED) != Some("0".to_owned());
+        assert_eq!([has_result(&members[leader]), has_result(&members[1 - leader])], [true, false]);
+        // The leader learns that its clock is wrong.
+        sim.jump_clock(["a", "b"][leader], 3_600_000);
+        for _ in 0..60 {
+            cluster.sleep(Duration::from_secs(1)).await;
+            if !members[leader].leads() {
+                break;
+            }
+        }
+        assert!(!members[leader].leads(), "the member with the wrong clock resigns");
+        cluster.sleep(Duration::from_secs(2)).await;
+        assert!(!has_result(&members[leader]));
     });
 }
 

@@ -19,6 +19,7 @@ pub(super) async fn audit(State(app): App, Caller { tenant, key }: Caller) -> Ha
         completed_at: report.completed_at.map(time),
         unaccounted: report.unaccounted,
         truncated: report.is_truncated,
+        incomplete: report.is_incomplete,
         findings: report.findings.iter().map(|finding| finding_of(&app, finding)).collect(),
     };
     Ok(wire::json(StatusCode::OK, &audit))

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::audit::{Difference, DifferenceKind, Facts, differences};
+use domain::audit::{DIFFERENCES_MAX, DifferenceKind, Differences, Facts, differences};
 use domain::occurrence::Run;
 use domain::{DueKey, Occurrence, PastTiming, RunFilter, RunState, Schedule, Timestamp, When};
 
+use super::{Pace, Reader};
 use crate::runs::EXAMINED_MAX;
-use crate::{Order, RunRead, Store, StoreError};
+use crate::{Order, RunRead, StoreError};
 
 /// Maximum number of runs in memory. More runs at one instant end the comparison.
 const RUNS_MAX: usize = 20_000;
@@ -36,11 +37,12 @@ impl Stretch {
     }
 
     /// Reads the newest runs before the stretch. A record of missed runs among them can cover the start of the stretch.
-    /// If the read finds no run within its bound, the stretch becomes empty, because a record may exist.
-    pub(super) async fn read_earlier_runs(&mut self, store: &dyn Store) -> Result<(), StoreError> {
+    /// If the read finds no run within its bound, the stretch becomes empty, because a record may exist. Returns false
+    /// if the store cannot read a run.
+    pub(super) async fn read_earlier_runs<P: Pace>(&mut self, reader: &Reader<'_, P>) -> Result<bool, StoreError> {
         let Schedule { tenant, incarnation, created_at, ref spec, .. } = *self.schedule;
         if self.is_empty() || matches!(spec.when, When::At(_)) || created_at >= self.from {
-            return Ok(());
+            return Ok(true);
         }
         let mut after = None;
         for _ in 0..EARLIER_READS_MAX {
@@ -54,40 +56,47 @@ impl Stretch {
                 after,
                 limit: EARLIER_RUNS,
             };
-            let page = store.list_runs(read).await?;
+            let page = reader.read(|store| store.list_runs(read)).await?;
             if page.unreadable > 0 {
-                break;
+                self.until = self.from - MILLI;
+                return Ok(false);
             }
             after = page.next;
             if !page.runs.is_empty() || after.is_none() {
                 self.earlier = page.runs;
                 self.earlier.sort_by_key(|run| run.occurrence);
-                return Ok(());
+                return Ok(true);
             }
         }
         self.until = self.from - MILLI;
-        Ok(())
+        Ok(true)
     }
 }
 
-/// Returns the differences of each stretch. All schedules belong to one tenant, and there are at most [`super::SLICE`]
-/// of them.
-pub(super) async fn differences_of(
-    store: &dyn Store,
-    stretches: &[Stretch],
-) -> Result<Vec<Vec<Difference>>, StoreError> {
-    let mut found = vec![Vec::new(); stretches.len()];
+/// Result of a comparison.
+pub(super) struct Compared {
+    /// Differences of each stretch.
+    pub(super) differences: Vec<Differences>,
+    /// True if the store cannot read some of the runs.
+    pub(super) is_incomplete: bool,
+}
+
+/// Compares the runs of each stretch with its timings. All schedules belong to one tenant, and there are at most
+/// [`super::SLICE`] of them.
+pub(super) async fn compare<P: Pace>(reader: &Reader<'_, P>, stretches: &[Stretch]) -> Result<Compared, StoreError> {
+    let mut compared = Compared { differences: vec![Differences::default(); stretches.len()], is_incomplete: false };
     let of_range = || stretches.iter().filter(|stretch| !stretch.is_empty());
     let from = of_range().map(|stretch| stretch.from).min();
     let until = of_range().map(|stretch| stretch.until).max();
-    let (Some(mut from), Some(until)) = (from, until) else { return Ok(found) };
+    let (Some(mut from), Some(until)) = (from, until) else { return Ok(compared) };
     let end = until + MILLI;
     let mut runs: Vec<Run> = Vec::new();
     // The last record of missed runs of each schedule can cover instants of later parts.
     let mut earlier: Vec<Vec<Run>> = stretches.iter().map(|stretch| stretch.earlier.clone()).collect();
     let (mut after, mut is_readable) = (None, true);
     loop {
-        let page = store.list_runs(read_of(stretches, from, end, after)).await?;
+        let read = read_of(stretches, from, end, after);
+        let page = reader.read(|store| store.list_runs(read)).await?;
         is_readable &= page.unreadable == 0;
         runs.extend(page.runs);
         // The next page can contain further runs at the instant of `next`.
@@ -95,17 +104,32 @@ pub(super) async fn differences_of(
         if cut > from {
             for (index, stretch) in stretches.iter().enumerate() {
                 let part = part_of(stretch, from, cut, &runs, &earlier[index]);
-                found[index].extend(part.differences(is_readable));
+                append(&mut compared.differences[index], part.differences(is_readable));
                 earlier[index] = part.covering();
             }
+            compared.is_incomplete |= !is_readable;
             runs.retain(|run| run.occurrence.nominal >= cut);
             (from, is_readable) = (cut, true);
         }
         after = page.next;
+        compared.is_incomplete |= runs.len() > RUNS_MAX;
         if after.is_none() || runs.len() > RUNS_MAX {
-            return Ok(found);
+            break;
         }
     }
+    for differences in compared.differences.iter_mut().filter(|differences| differences.has_other_zone_data) {
+        differences.found.retain(|difference| difference.kind != DifferenceKind::MissingOutcome);
+        differences.is_cut &= !differences.found.is_empty();
+    }
+    Ok(compared)
+}
+
+/// Appends the differences of the next part of a stretch.
+fn append(all: &mut Differences, part: Differences) {
+    all.found.extend(part.found);
+    all.is_cut |= part.is_cut || all.found.len() > DIFFERENCES_MAX;
+    all.found.truncate(DIFFERENCES_MAX);
+    all.has_other_zone_data |= part.has_other_zone_data;
 }
 
 fn read_of(stretches: &[Stretch], from: Timestamp, until: Timestamp, after: Option<Occurrence>) -> RunRead {
@@ -141,15 +165,15 @@ fn part_of<'a>(stretch: &'a Stretch, from: Timestamp, cut: Timestamp, runs: &[Ru
 }
 
 impl Part<'_> {
-    fn differences(&self, is_readable: bool) -> Vec<Difference> {
+    fn differences(&self, is_readable: bool) -> Differences {
         let Part { stretch: Stretch { schedule, past, due, .. }, ref runs, from, until } = *self;
-        let mut found = match from <= until {
+        let mut compared = match from <= until {
             true => differences(&Facts { schedule, past, runs, due, from, until }),
-            false => Vec::new(),
+            false => Differences::default(),
         };
         // A run that the engine cannot decode may be the missing record.
-        found.retain(|difference| is_readable || difference.kind != DifferenceKind::MissingOutcome);
-        found
+        compared.found.retain(|difference| is_readable || difference.kind != DifferenceKind::MissingOutcome);
+        compared
     }
 
     /// Returns the record of missed runs that ends last, if any.

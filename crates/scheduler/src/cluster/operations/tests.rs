@@ -232,12 +232,13 @@ fn audit_report() -> impl Strategy<Value = AuditReport> {
         difference,
         found_at,
     });
-    let report = (option::of(at()), option::of(at()), any::<u32>(), any::<bool>(), vec(finding, 0..4));
-    report.prop_map(|(from, completed_at, unaccounted, is_truncated, findings)| AuditReport {
+    let report = (option::of(at()), option::of(at()), any::<u32>(), any::<[bool; 2]>(), vec(finding, 0..4));
+    report.prop_map(|(from, completed_at, unaccounted, [is_truncated, is_incomplete], findings)| AuditReport {
         from,
         completed_at,
         unaccounted,
         is_truncated,
+        is_incomplete,
         findings,
     })
 }
