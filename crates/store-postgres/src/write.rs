@@ -318,7 +318,7 @@ impl Inner {
     async fn try_transact(&self, guard: &ConnectionGuard<'_>, batch: &Batch<'_>) -> Result<Responses, Stop> {
         let session = guard.session();
         let begun = self.runtime.monotonic();
-        let mut plan = read(session, batch.needs()).await?;
+        let mut plan = Box::pin(read(session, batch.needs())).await?;
         let responses = batch.decide(&mut plan);
         let now = self.runtime.now();
         let due = due::Columns::of(plan.changes.due.drain(..), now);
