@@ -14,7 +14,6 @@ create table reveille.run_count (
     value bytea not null,
     primary key (tenant, facet, hour, slot)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);
-create index run_count_hour on reveille.run_count (hour);
 create index run_count_unmerged on reveille.run_count (hour, tenant, facet) where slot <> 0;
 
 create function reveille.count_counts() returns trigger

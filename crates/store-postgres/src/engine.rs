@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use domain::occurrence::Run;
@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use crate::connections::{Exclusive, Shared, Starter};
 use crate::epoch::Epochs;
 use crate::error::{OpenError, store_error};
-use crate::history::Sweep;
+use crate::history::{NO_TENANT, Sweep};
 use crate::options::Options;
 use crate::read::PollerState;
 use crate::run_index::RunIndex;
@@ -66,6 +66,8 @@ pub(crate) struct Inner {
     pub(crate) history_link: Link,
     pub(crate) schedule_sweep: Sweep,
     pub(crate) timing_sweep: Sweep,
+    /// Last tenant whose counts the present sweep has deleted.
+    pub(crate) counts_swept: AtomicI64,
     pub(crate) run_index: RunIndex,
     pub(crate) epochs: Arc<Epochs>,
     pub(crate) full_until: FullUntil,
@@ -132,6 +134,7 @@ impl PostgresStore {
             history_link: starter.link(),
             schedule_sweep: Sweep::default(),
             timing_sweep: Sweep::default(),
+            counts_swept: AtomicI64::new(NO_TENANT),
             run_index: RunIndex::default(),
             epochs,
             full_until: FullUntil::default(),

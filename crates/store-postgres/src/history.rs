@@ -24,6 +24,7 @@ use postgres_client::{Failure, Session};
 use runtime::Monotonic;
 use uuid::Uuid;
 
+pub(crate) use self::counts::NO_TENANT;
 use self::limits::{Limits, Split};
 use crate::connections::query;
 use crate::engine::Inner;

@@ -7,8 +7,9 @@
 //! for no lock of a transaction that writes runs. Such a transaction may wait for the single statement of a merge.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
-use domain::{Counts, Facet, Hour, Timestamp};
+use domain::{Counts, Hour, Timestamp};
 use postgres_client::tokio_postgres::Row;
 use postgres_client::tokio_postgres::types::ToSql;
 use postgres_client::{Failure, Session};
@@ -19,35 +20,43 @@ use super::{PAGE, count as count_of};
 use crate::connections::query;
 use crate::engine::Inner;
 use crate::rows::limit_number;
-use crate::run_counts::{Columns, Key, key_in, number_of};
+use crate::run_counts::{Columns, Key, key_in};
 
 /// Number of the latest hours that a merge leaves alone, because processes still write their counts.
 const OPEN_HOURS: i64 = 2;
 /// Maximum numbers of hours and of rows that one merge reads.
 const HOURS_MERGED: usize = 64;
-const ROWS_MERGED: usize = 256;
+const ROWS_MERGED: usize = 64;
+/// Number of tenants whose counts one statement examines.
+const TENANTS_SWEPT: usize = 200;
+/// Number before the number of each tenant, at which a sweep starts.
+pub(crate) const NO_TENANT: i64 = -1;
 
-/// Deletes counts of hours before $1 in the order of their hours, from the hour $5 on. The tenants in $3 have the hours
-/// in $4 instead. The statement skips rows that another transaction has locked. The next sweep deletes them.
+/// Returns the first $2 tenants after the tenant $1 that have counts. The statement reads one row per tenant.
+const TENANTS_WITH_COUNTS: &str = "
+    with recursive found (tenant) as (
+        select min(tenant) from reveille.run_count where tenant > $1
+        union all
+        select (select min(c.tenant) from reveille.run_count c where c.tenant > f.tenant)
+        from found f where f.tenant is not null)
+    select tenant from found where tenant is not null limit $2";
+/// Deletes counts of the tenants in $1 for the hours before those in $2: at most $3 rows. The statement skips rows that
+/// another transaction has locked. The next sweep deletes them.
 const FORGET_COUNTS: &str = "
     delete from reveille.run_count where (tenant, facet, hour, slot) in (
-        select tenant, facet, hour, slot from reveille.run_count
-        where hour < $1 and hour >= $5 and hour < coalesce((
-            select l.before from unnest($3::bigint[], $4::bigint[]) l (tenant, before)
-            where l.tenant = run_count.tenant), $1)
-        order by hour limit $2 for update skip locked)
-    returning hour";
-/// Deletes counts of the tenant $1 and the facet $2 for the hours before $3, in the order of the primary key.
-const FORGET_COUNTS_OF_TENANT: &str = "
-    delete from reveille.run_count where (tenant, facet, hour, slot) in (
-        select tenant, facet, hour, slot from reveille.run_count
-        where tenant = $1 and facet = $2 and hour < $3
-        order by hour, slot limit $4 for update skip locked)
+        select o.tenant, o.facet, o.hour, o.slot
+        from unnest($1::bigint[], $2::bigint[]) l (tenant, before)
+        cross join unnest('{0,1,2}'::smallint[]) f (facet)
+        cross join lateral (
+            select c.tenant, c.facet, c.hour, c.slot from reveille.run_count c
+            where c.tenant = l.tenant and c.facet = f.facet and c.hour < l.before
+            order by c.hour, c.slot limit $3 for update skip locked) o
+        limit $3)
     returning hour";
 /// Returns the counts of up to $5 keys with several rows, or with the row of a process, for the hours before $1 and
 /// after the key ($2, $3, $4): at most $6 rows. The first column is the number of merges.
 const UNMERGED: &str = "
-    select m.merges, c.hour, c.tenant, c.facet, c.slot, c.value
+    select m.merges, c.hour, c.tenant, c.facet, c.slot, c.value, md5(c.value)
     from (select merges from reveille.run_merging limit 1) m cross join lateral (
         select c.hour, c.tenant, c.facet, c.slot, c.value from (
             select distinct hour, tenant, facet from reveille.run_count
@@ -56,17 +65,17 @@ const UNMERGED: &str = "
         join reveille.run_count c using (hour, tenant, facet)
         order by c.hour, c.tenant, c.facet, c.slot limit $6) c
     order by c.hour, c.tenant, c.facet, c.slot";
-/// Replaces the rows in $1 to $5 by the rows with the slot 0 in $7 to $11. The column $10 is the number of rows that
-/// such a row replaces. The statement leaves a key alone if one of its rows has changed or is locked. It has no effect
+/// Replaces the rows in $1 to $4 by the rows with the slot 0 in $7 to $11. The column $5 has the MD5 sums of the values
+/// that the merge has read, and the column $10 is the number of rows that such a row replaces. The statement leaves a key alone if one of its rows has changed or is locked. It has no effect
 /// if the number of merges is not $6.
 const MERGE: &str = "
     with gate as (
         update reveille.run_merging set merges = merges + 1 where merges = $6 returning merges),
     part as (
         select c.tenant, c.facet, c.hour, c.slot from reveille.run_count c
-        join unnest($1::bigint[], $2::smallint[], $3::bigint[], $4::integer[], $5::bytea[])
+        join unnest($1::bigint[], $2::smallint[], $3::bigint[], $4::integer[], $5::text[])
             k (tenant, facet, hour, slot, value) using (tenant, facet, hour, slot)
-        where c.value = k.value for update of c skip locked),
+        where md5(c.value) = k.value for update of c skip locked),
     whole as (
         select m.tenant, m.facet, m.hour, m.value
         from unnest($7::bigint[], $8::smallint[], $9::bigint[], $10::bigint[], $11::bytea[])
@@ -85,40 +94,37 @@ const MERGE: &str = "
 /// Rows of one key, and their merged counts.
 #[derive(Default)]
 struct Merging {
-    slots: Vec<(i32, Vec<u8>)>,
+    /// Slot and MD5 sum of each row.
+    slots: Vec<(i32, String)>,
     counts: Counts,
     /// True if the row with the slot 0 is damaged. The merge would lose its remains.
     is_damaged: bool,
 }
 
 impl Inner {
+    /// Deletes the counts of the hours before the limits of their tenants. If the turn ends before the last tenant, the
+    /// next call continues after the last complete tenant.
     pub(super) async fn forget_counts(&self, session: &Session, limits: &Limits) -> Result<u64, Failure> {
         let until = self.turn_end();
-        let before = |limit: Timestamp| Hour::of(limit).0;
-        let default = before(limits.default);
-        let (tenants, by_tenant) = limits.columns();
-        let by_tenant: Vec<i64> = by_tenant.into_iter().map(|limit| before(Timestamp::from_millis(limit))).collect();
-        let (mut from, mut deleted) = (i64::MIN, 0);
-        while self.runtime.monotonic() < until {
-            let parameters: [&(dyn ToSql + Sync); 5] = [&default, &limit_number(PAGE), &tenants, &by_tenant, &from];
-            let rows = query(session, FORGET_COUNTS, &parameters).await?;
-            // The next statement does not read the kept rows of the earlier hours again.
-            let Some(last) = rows.iter().map(|row| row.get::<_, i64>(0)).max() else { break };
-            from = last;
-            deleted += rows.len();
-        }
-        for (tenant, limit) in limits.after_default() {
-            for facet in Facet::ALL.map(number_of) {
-                while self.runtime.monotonic() < until {
-                    let parameters: [&(dyn ToSql + Sync); 4] = [&tenant, &facet, &before(limit), &limit_number(PAGE)];
-                    match query(session, FORGET_COUNTS_OF_TENANT, &parameters).await?.len() {
-                        0 => break,
-                        rows => deleted += rows,
-                    }
+        let mut deleted = 0;
+        loop {
+            let after = self.counts_swept.load(Ordering::Relaxed);
+            let rows = query(session, TENANTS_WITH_COUNTS, &[&after, &limit_number(TENANTS_SWEPT)]).await?;
+            let tenants: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+            let before: Vec<i64> = tenants.iter().map(|tenant| Hour::of(limits.of(*tenant)).0).collect();
+            let mut rows = usize::from(!tenants.is_empty());
+            while rows > 0 {
+                if self.runtime.monotonic() >= until {
+                    return Ok(count_of(deleted));
                 }
+                rows = query(session, FORGET_COUNTS, &[&tenants, &before, &limit_number(PAGE)]).await?.len();
+                deleted += rows;
+            }
+            self.counts_swept.store(tenants.last().copied().unwrap_or(NO_TENANT), Ordering::Relaxed);
+            if tenants.is_empty() {
+                return Ok(count_of(deleted));
             }
         }
-        Ok(count_of(deleted))
     }
 
     /// Merges the counts of past hours. Returns true if the turn ended before the last hour.
@@ -154,7 +160,7 @@ async fn merge(session: &Session, page: &[Row]) -> Result<usize, Failure> {
         match count::decode(row.get(5)) {
             Ok(counts) => {
                 merging.counts.merge(key.1, &counts);
-                merging.slots.push((slot, row.get(5)));
+                merging.slots.push((slot, row.get(6)));
             }
             Err(error) => {
                 tracing::error!(
@@ -174,13 +180,13 @@ async fn merge(session: &Session, page: &[Row]) -> Result<usize, Failure> {
     let whole = Columns::of(keys.keys().copied());
     let numbers: Vec<i64> = keys.values().map(|merging| limit_number(merging.slots.len())).collect();
     let merged: Vec<Vec<u8>> = keys.values().map(|merging| count::encode(&merging.counts)).collect();
-    let (slots, values): (Vec<i32>, Vec<Vec<u8>>) = keys.into_values().flat_map(|merging| merging.slots).unzip();
+    let (slots, sums): (Vec<i32>, Vec<String>) = keys.into_values().flat_map(|merging| merging.slots).unzip();
     let parameters: [&(dyn ToSql + Sync); 11] = [
         &parts.tenants,
         &parts.facets,
         &parts.hours,
         &slots,
-        &values,
+        &sums,
         &merges,
         &whole.tenants,
         &whole.facets,

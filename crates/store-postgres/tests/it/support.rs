@@ -46,7 +46,9 @@ pub(crate) fn migrated(server: &Postgres) -> String {
 const UNDO: [(i32, &str); 8] = [
     (
         13,
-        "drop table reveille.run_count, reveille.run_counting, reveille.run_merging; drop function reveille.count_counts;
+        // The deletion corrects the usage of the tenants.
+        "delete from reveille.run_count;
+        drop table reveille.run_count, reveille.run_counting, reveille.run_merging; drop function reveille.count_counts;
         drop function reveille.note_uncounted cascade;",
     ),
     (12, "drop table reveille.past_timing; drop function reveille.count_past_timings;"),
