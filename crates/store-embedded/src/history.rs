@@ -155,7 +155,10 @@ impl Sweeper<'_> {
     }
 
     fn has_counts_before(&self, tenant: TenantId, before: Hour) -> Result<bool, StoreError> {
-        let mut is_found = false;
+        let mut is_found = {
+            let counted = &self.memory.lock().expect("no holder of this lock panics").counted;
+            Facet::ALL.iter().any(|facet| !counted.keys_before(tenant, *facet, before, 1).is_empty())
+        };
         for facet in Facet::ALL {
             let [from, to] = [Hour(i64::MIN), before].map(|hour| counted::key(tenant, facet, hour));
             self.rows.collect(Family::Points, &from, &to, 1, |_, _| {

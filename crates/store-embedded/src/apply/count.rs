@@ -89,17 +89,16 @@ impl Machine {
             let (tenant, facet, hour) = *key;
             let row = counted::key(tenant, facet, hour);
             let changed = self.memory().counted.remove(*key);
-            let (size, is_stored) = match changed {
-                Some(changed) => changed,
+            let size = match changed {
+                Some(size) => Some(size),
                 None => match self.rows.counts_at(*key, at) {
-                    Ok(counts) => (counts.map(|counts| counts.size()), true),
-                    Err(StoreError::Damaged(_)) => (None, true),
+                    Ok(counts) => counts.map(|counts| counts.size()),
+                    Err(StoreError::Damaged(_)) => None,
                     Err(error) => return Err(error),
                 },
             };
-            if is_stored {
-                self.index().remove(Family::Points, &row, at);
-            }
+            // The index may contain the row at a later sequence than `at`, if this is a replay.
+            self.index().remove(Family::Points, &row, at);
             self.memory().usages.resize(tenant, size, None);
         }
         Ok(!keys.is_empty())

@@ -31,8 +31,6 @@ struct Changed {
     size: Option<usize>,
     /// [`Counts::buckets`].
     buckets: usize,
-    /// True if the index contains the row.
-    is_stored: bool,
 }
 
 impl Changed {
@@ -56,10 +54,9 @@ impl Counted {
 
     /// Adds the counts of a row of the index, or no counts if the index has no row.
     pub(crate) fn load(&mut self, key: Key, counts: Option<Counts>) {
-        let is_stored = counts.is_some();
         let size = counts.as_ref().map(Counts::size);
         let counts = counts.unwrap_or_default();
-        let changed = Changed { size, buckets: counts.buckets(), is_stored, counts: Arc::new(counts) };
+        let changed = Changed { size, buckets: counts.buckets(), counts: Arc::new(counts) };
         self.bytes += changed.bytes();
         self.rows.insert(key, changed);
     }
@@ -75,12 +72,12 @@ impl Counted {
         usages.resize(key.0, size, changed.size);
     }
 
-    /// Removes a row that the history sweep deletes. Returns the size of the row, and whether the index contains it.
-    /// Returns `None` if the counts have not changed since the last write.
-    pub(crate) fn remove(&mut self, key: Key) -> Option<(Option<usize>, bool)> {
+    /// Removes a row that the history sweep deletes. Returns the size of the row. Returns `None` if the counts have not
+    /// changed since the last write.
+    pub(crate) fn remove(&mut self, key: Key) -> Option<usize> {
         let changed = self.rows.remove(&key)?;
         self.bytes -= changed.bytes();
-        Some((changed.size, changed.is_stored))
+        changed.size
     }
 
     /// Returns up to `max` keys of the changed rows of a tenant and facet before the hour `before`, the earliest first.

@@ -28,7 +28,7 @@ async fn write_hours(store: &dyn Store, insert: &Insert, from: u32) {
         let origin = Some(RunOrigin { host: Some("a.example".to_owned()), labels: Vec::new() });
         OwnerWrite { term, poller, change: Change::Run { run, then: None, ends: false, origin } }
     };
-    // The counts of these runs exceed the bound of the memory within one journal entry.
+    // The counts of these runs exceed the bound of the memory within a journal entry.
     let results = store.write((from..from + HOURS).map(write).collect()).await.unwrap();
     assert!(results.iter().all(Result::is_ok));
 }

@@ -212,7 +212,7 @@ async fn counted_hours(owned: &Owned) -> Vec<Hour> {
     hours.remove(0)
 }
 
-/// The sweep needs several journal entries. A later opening replays some of them.
+/// The sweep needs several journal entries.
 #[test]
 fn history_sweep_deletes_counts_of_many_hours() {
     const HOURS: u16 = 300;
