@@ -119,7 +119,11 @@ pub(super) async fn export(runtime: &Runtime, arguments: Export) -> anyhow::Resu
                 Some(file) => file,
                 None => file.insert(create(path)?),
             };
-            file.write_all(&member).with_context(|| format!("cannot write to {shown}; continue with --resume"))?;
+            file.write_all(&member).with_context(|| {
+                let can_continue = arguments.resume || members > 0;
+                let next = if can_continue { "continue with --resume" } else { "delete it, and begin again" };
+                format!("cannot write to {shown}; {next}")
+            })?;
             members = members.wrapping_add(1);
             if members.is_multiple_of(SYNC_EVERY) {
                 file.sync_data()?;
