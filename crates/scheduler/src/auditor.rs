@@ -204,7 +204,7 @@ fn forget(shared: &Shared) {
 
 /// Makes one complete audit, and keeps its result.
 async fn audit_once(shared: &Arc<Shared>) -> Result<(), StoreError> {
-    let pace = Paced { shared: shared.clone(), owed: Arc::default() };
+    let pace = Paced { shared: shared.clone(), debt: Arc::default() };
     let mut pass = Pass::new(pace.start());
     for tenant in shared.store.tenants().await? {
         pass.add(tenant.id, store::audit::audit(&*shared.store, &pace, &tenant).await?);
@@ -239,22 +239,31 @@ async fn audit_once(shared: &Arc<Shared>) -> Result<(), StoreError> {
 /// Pace of the reads of one audit.
 struct Paced {
     shared: Arc<Shared>,
+    debt: Arc<Mutex<Debt>>,
+}
+
+#[derive(Default)]
+struct Debt {
     /// Time for which the auditor still has to rest.
-    owed: Arc<Mutex<Duration>>,
+    owed: Duration,
+    /// End of the last turn. After it, the auditor compares what it has read.
+    compares_since: Option<Monotonic>,
 }
 
 /// Turn whose end sets the rest before a later turn.
 struct TimedTurn {
     runtime: Runtime,
-    owed: Arc<Mutex<Duration>>,
+    debt: Arc<Mutex<Debt>>,
     since: Monotonic,
     _turn: Turn,
 }
 
 impl Drop for TimedTurn {
     fn drop(&mut self) {
-        let took = self.runtime.monotonic().since(self.since);
-        *self.owed.lock().expect("no holder of this lock panics") += took * REST_FACTOR;
+        let now = self.runtime.monotonic();
+        let mut debt = self.debt.lock().expect("no holder of this lock panics");
+        debt.owed += now.since(self.since) * REST_FACTOR;
+        debt.compares_since = Some(now);
     }
 }
 
@@ -262,20 +271,24 @@ impl Pace for Paced {
     type Turn = TimedTurn;
 
     async fn turn(&self, tenant: TenantId) -> TimedTurn {
-        let Paced { shared, owed } = self;
+        let Paced { shared, debt } = self;
         let rest = {
-            let mut owed = owed.lock().expect("no holder of this lock panics");
-            if *owed < REST_MIN { Duration::ZERO } else { std::mem::take(&mut *owed) }
+            let mut debt = debt.lock().expect("no holder of this lock panics");
+            let compared =
+                debt.compares_since.take().map_or(Duration::ZERO, |since| shared.runtime.monotonic().since(since));
+            debt.owed += compared * REST_FACTOR;
+            if debt.owed < REST_MIN { Duration::ZERO } else { std::mem::take(&mut debt.owed) }
         };
         if !rest.is_zero() {
             shared.runtime.sleep(rest.min(REST_MAX)).await;
         }
         let turn = shared.turns.take(tenant).await;
-        let (runtime, owed, since) = (shared.runtime.clone(), owed.clone(), shared.runtime.monotonic());
-        TimedTurn { runtime, owed, since, _turn: turn }
+        let (runtime, debt, since) = (shared.runtime.clone(), debt.clone(), shared.runtime.monotonic());
+        TimedTurn { runtime, debt, since, _turn: turn }
     }
 
     async fn pause(&self) {
+        self.debt.lock().expect("no holder of this lock panics").compares_since = None;
         self.shared.runtime.sleep(EXAMINE_AGAIN_AFTER).await;
     }
 

@@ -135,7 +135,7 @@ impl Scheduler {
         });
         let auditing = (shared.clone(), cluster.clone());
         let auditor = Stoppable::new(&runtime, |tasks, stop| {
-            tasks.spawn("auditor", async move {
+            tasks.spawn_thread("auditor", async move {
                 let (shared, cluster) = auditing;
                 let leads = || cluster.as_ref().is_none_or(|cluster| cluster.is_leader());
                 stop.run_until_cancelled(audit(shared, leads)).await;

@@ -374,7 +374,7 @@ async fn examine_poller<P: Pace>(
     examination: &mut Examination,
 ) -> Result<(), StoreError> {
     let place = read_places(reader, vec![poller]).await?.pop().map_or_else(Place::default, |(_, place)| place);
-    // The schedules are read before the due rows, and their payloads are not kept.
+    // The schedules are read before the due rows, and only the parts that the comparison needs are kept.
     let mut stretches = Vec::with_capacity(suspects.len());
     let mut slices = Slices::of(suspects);
     while let Some(slice) = slices.next() {
@@ -413,7 +413,10 @@ async fn stretches_of<P: Pace>(
         slice.iter().map(|(incarnation, suspect)| (*incarnation, suspect.from)).collect();
     let mut schedules = Vec::with_capacity(slice.len());
     for mut schedule in load(reader, starts.keys().copied().collect()).await? {
-        Arc::make_mut(&mut schedule).spec.payload = bytes::Bytes::new();
+        let spec = &mut Arc::make_mut(&mut schedule).spec;
+        spec.payload = bytes::Bytes::new();
+        spec.labels.clear();
+        spec.target.headers_mut().clear();
         schedules.push((schedule, place));
     }
     let rows = next_rows(reader, &schedules).await?;

@@ -39,7 +39,7 @@ fn check(audit: &Audit, now: Time) -> anyhow::Result<()> {
         bail!("the leader has not completed an audit yet; try again in some minutes");
     };
     if truncated {
-        bail!("the audit found more than {unaccounted} differences; see \"Differences\" in docs/operating.md");
+        bail!("the audit found at least {unaccounted} differences; see \"Differences\" in docs/operating.md");
     }
     if unaccounted > 0 {
         bail!("the audit found {unaccounted} differences; see \"Differences\" in docs/operating.md");
@@ -91,7 +91,7 @@ mod tests {
             (0, complete, false, false, later, Some("more than a day ago")),
             (0, complete, false, true, day, Some("skipped schedules")),
             (3, complete, false, true, day, Some("found 3 differences")),
-            (3, complete, true, false, day, Some("more than 3 differences")),
+            (3, complete, true, false, day, Some("at least 3 differences")),
             (0, None, false, false, day, Some("not completed")),
         ] {
             let audit = serde_json::json!({

@@ -97,6 +97,10 @@ pub(super) async fn compare<P: Pace>(reader: &Reader<'_, P>, stretches: &[Stretc
     loop {
         let read = read_of(stretches, from, end, after);
         let page = reader.read(|store| store.list_runs(read)).await?;
+        // An engine that divides a page among the schedules ends it when one of them has used up its share.
+        if after.is_none() && stretches.len() > 1 && page.next.is_some() && page.runs.len() < EXAMINED_MAX / 4 {
+            return compare_halves(reader, stretches).await;
+        }
         is_readable &= page.unreadable == 0;
         runs.extend(page.runs);
         // The next page can contain further runs at the instant of `next`.
@@ -121,6 +125,16 @@ pub(super) async fn compare<P: Pace>(reader: &Reader<'_, P>, stretches: &[Stretc
         differences.found.retain(|difference| difference.kind != DifferenceKind::MissingOutcome);
         differences.is_cut &= !differences.found.is_empty();
     }
+    Ok(compared)
+}
+
+/// Compares each half of `stretches` alone, so that a schedule with many runs shares its pages with fewer others.
+async fn compare_halves<P: Pace>(reader: &Reader<'_, P>, stretches: &[Stretch]) -> Result<Compared, StoreError> {
+    let (first, second) = stretches.split_at(stretches.len() / 2);
+    let mut compared = Box::pin(compare(reader, first)).await?;
+    let rest = Box::pin(compare(reader, second)).await?;
+    compared.differences.extend(rest.differences);
+    compared.is_incomplete |= rest.is_incomplete;
     Ok(compared)
 }
 

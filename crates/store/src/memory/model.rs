@@ -370,12 +370,15 @@ impl Model {
 
     /// Returns a page of runs. The model behaves like an engine that examines `limit` runs and then filters them.
     pub(super) fn list_runs(&self, read: &RunRead) -> RunList {
-        let is_wanted = |run: &&Run| {
-            let incarnation = &run.occurrence.incarnation;
-            let is_of_schedule = read.schedules.as_ref().is_none_or(|schedules| schedules.contains(incarnation));
-            run.tenant == read.tenant && is_of_schedule && read.contains(&run.occurrence)
+        let is_wanted = |run: &&Run| run.tenant == read.tenant && read.contains(&run.occurrence);
+        let of_schedule = |incarnation| {
+            let runs = self.runs_after(Some(before_every_run(incarnation)));
+            runs.take_while(move |run| run.occurrence.incarnation == incarnation)
         };
-        let mut in_range: Vec<&Run> = self.runs.values().filter(is_wanted).collect();
+        let mut in_range: Vec<&Run> = match &read.schedules {
+            Some(schedules) => schedules.iter().copied().flat_map(of_schedule).filter(is_wanted).collect(),
+            None => self.runs.values().filter(is_wanted).collect(),
+        };
         in_range.sort_by_key(|run| run.occurrence.by_time());
         if read.order == Order::Newest {
             in_range.reverse();
