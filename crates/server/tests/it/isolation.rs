@@ -30,6 +30,8 @@ struct OtherTenant {
     run: String,
     key: String,
     secret: String,
+    /// Query of a report about the runs of this test.
+    report: String,
 }
 
 impl OtherTenant {
@@ -51,7 +53,9 @@ impl OtherTenant {
             world.runtime.sleep(Duration::from_millis(10)).await;
         };
         let text = |value: &Value| value["id"].as_str().unwrap().to_owned();
-        OtherTenant { run, key: text(&key), secret: text(&secret) }
+        let (now, hour) = (world.runtime.now(), Duration::from_secs(3_600));
+        let report = format!("?by=label&from={}&to={}", now - hour, now + hour);
+        OtherTenant { run, key: text(&key), secret: text(&secret), report }
     }
 
     fn path(&self, route: &str) -> String {
@@ -62,8 +66,13 @@ impl OtherTenant {
             _ => SCHEDULE,
         };
         let path = route.split_once(' ').unwrap().1.replace("{id}", id).replace("{tenant}", "tenant-2");
-        // An explanation without an instant is rejected before the server looks for the schedule.
-        let query = if path.ends_with("/explain") { "?at=2035-01-02T03:04:05Z" } else { "" };
+        // A request without these parameters is rejected before the server reads data. The explanation of this instant
+        // does not depend on the present time.
+        let query = match path.as_str() {
+            "/v1/report" => self.report.as_str(),
+            path if path.ends_with("/explain") => "?at=2034-01-01T00:00:00Z",
+            _ => "",
+        };
         path + query
     }
 
