@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
-    AttemptResult, DifferenceKind, DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId,
-    Status, TenantId, Timestamp, When,
+    AttemptResult, Cron, DifferenceKind, DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule,
+    ScheduleId, Status, TenantId, Timestamp, When,
 };
 use scheduler::{AuditReport, Delivery, Options, Scheduler};
 use simulator::Simulation;
@@ -102,6 +102,43 @@ fn auditor_names_a_removed_outcome_and_sets_its_gauge() {
         // The instant leaves the stretch.
         harness.runtime.sleep(MINUTE * 40).await;
         assert_eq!((report(&harness, None).await.unaccounted, gauge(&harness)), (0, Some("0".to_owned())));
+    });
+}
+
+#[test]
+fn schedule_whose_next_instant_moved_fires_at_the_new_instant() {
+    const CAIRO: &str = "Africa/Cairo";
+    simulate(|runtime| async move {
+        let store = MemoryStore::new(runtime.clone(), MemoryOptions::default());
+        put_tenant(&store, tenant(TENANT)).await.unwrap();
+        let (now, when) = (runtime.now(), When::Cron(Cron::parse("0 9 * * *", CAIRO).unwrap()));
+        let nominal = when.next_after(now, now + HOUR * 3).unwrap();
+        let (incarnation, id) = (Incarnation::new(now, 7), ScheduleId::new("moved").unwrap());
+        let schedule = Schedule {
+            tenant: TENANT,
+            poller: PollerId::of(TENANT, 0, 4, &id),
+            id,
+            incarnation,
+            revision: Revision(0),
+            status: Status::Active,
+            created_at: now,
+            updated_at: now,
+            // Earlier data of the zone determined this instant.
+            next: Some(nominal - HOUR),
+            spec: spec(when.clone(), "http://receiver.test/a"),
+        };
+        let occurrence = Occurrence { incarnation, nominal: nominal - HOUR, revision: Revision(0), replay: 0 };
+        let due = DueKey { position: nominal - HOUR, occurrence, attempt: 1, target: schedule.spec.target.key() };
+        store.insert(vec![Insert { schedule: Arc::new(schedule), due, by: None }]).await.unwrap();
+        let harness = Harness::reopen(runtime, store, Options::default(), ok).await.unwrap();
+        harness.runtime.sleep(nominal.since(now) + HOUR).await;
+        let calls: Vec<Timestamp> = harness.calls().iter().map(|call| call.occurrence.nominal).collect();
+        assert_eq!(calls, [nominal]);
+        let stored = harness.store.load(vec![incarnation]).await.unwrap().remove(0).unwrap();
+        assert_eq!(stored.next, when.next_after(now, nominal));
+        let found = report(&harness, None).await;
+        assert_eq!((found.unaccounted, found.is_incomplete), (0, false), "{found:?}");
+        assert!(found.completed_at > Some(nominal), "{found:?}");
     });
 }
 
