@@ -160,8 +160,8 @@ pub fn at_start(
 /// late, at the instant of the due row. A schedule with another occurrence soon, or with a later one that is due, waits
 /// for this occurrence instead, because the late callback could be a second one.
 ///
-/// New data cannot be told from a failed change if `next` is a later instant. The function then drops the due row, even
-/// if an owner has started its attempt and the outcome is not durable.
+/// If `next` is a later instant, the function cannot distinguish new data from a failed change. It then drops the due
+/// row, even if an owner has started its attempt and the outcome is not durable.
 fn without_occurrence(schedule: &Schedule, key: &DueKey, catch_up: CatchUp, now: Timestamp) -> Start {
     let nominal = key.occurrence.nominal;
     let (when, anchor) = (&schedule.spec.when, schedule.updated_at);

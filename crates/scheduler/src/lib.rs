@@ -10,6 +10,7 @@
 
 mod ahead;
 mod auditor;
+mod audits;
 mod changes;
 mod clock;
 mod cluster;

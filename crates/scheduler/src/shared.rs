@@ -10,7 +10,7 @@ use store::{Cursor, Store, StoreError};
 use tokio::sync::{Notify, RwLockReadGuard, mpsc};
 
 use crate::ahead::Reopened;
-use crate::auditor::Audits;
+use crate::audits::Audits;
 use crate::clock::Clock;
 use crate::cluster::events::Events;
 use crate::cluster::lease::Lease;
