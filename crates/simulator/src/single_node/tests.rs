@@ -66,7 +66,7 @@ fn checkers_detect_callback_of_an_old_revision_of_a_schedule() {
 fn checkers_detect_overdue_rows_that_wait_although_their_target_is_fast() {
     // Some seeds notice this bug only at the end of the run, because a callback is lost.
     let mutant = Mutant::PutsOffOverdueRows;
-    assert_caught(mutant, &["silent"], 61..200, |sim| drop(run(sim, EngineKind::Atomic, Some(mutant))));
+    assert_caught(mutant, &["silent"], 66..200, |sim| drop(run(sim, EngineKind::Atomic, Some(mutant))));
 }
 
 #[test]
