@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::available_parallelism;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -70,9 +69,6 @@ pub(crate) struct Service {
     /// Threads that run the server. Many requests delay callbacks only little, because the threads that send callbacks
     /// have a higher priority (docs/decisions/0202-run-requests-on-threads-of-their-own.md).
     request_threads: LowPriorityThreads,
-    /// Threads that run the handlers of requests while callbacks wait for the processors
-    /// (docs/decisions/0246-queue-starts-before-the-processors.md).
-    slow_threads: LowPriorityThreads,
     scheduler: Scheduler,
     store: OpenStore,
     tasks: TaskSet,
@@ -197,7 +193,7 @@ impl Service {
         store: OpenStore,
         tasks: TaskSet,
     ) -> Self {
-        let Front { server, request_threads, slow_threads } = front;
+        let Front { server, request_threads } = front;
         let (address, stop_certificate) = (server.local_addr(), CancellationToken::new());
         if let Some(certificate) = options.certificate.clone() {
             let (runtime, stop) = (runtime.clone(), stop_certificate.clone());
@@ -206,17 +202,7 @@ impl Service {
             });
         }
         let is_secured = options.certificate.is_some();
-        Service {
-            address,
-            is_secured,
-            stop_certificate,
-            server,
-            request_threads,
-            slow_threads,
-            scheduler,
-            store,
-            tasks,
-        }
+        Service { address, is_secured, stop_certificate, server, request_threads, scheduler, store, tasks }
     }
 
     /// Returns `true` if the service is a member of a cluster.
@@ -247,7 +233,7 @@ impl Service {
     pub(crate) async fn run_until(self, stop: impl Future<Output = ()> + Send + 'static) {
         let served = self.request_threads.runtime.detached("server", self.server.serve_until(stop)).await;
         served.expect("the task of the server does not panic");
-        drop((self.request_threads, self.slow_threads));
+        drop(self.request_threads);
         tracing::info!("the server is stopping: it starts no new callbacks, but callbacks in flight may complete");
         self.scheduler.stop().await;
         self.stop_certificate.cancel();
@@ -324,18 +310,10 @@ async fn deliver(
     Ok(Route { http, bus })
 }
 
-/// Returns the number of threads that run requests while the processors are saturated: one for four threads that run
-/// requests otherwise, and at least one.
-fn slow_threads(options: &Options) -> usize {
-    let threads = options.request_threads.or_else(|| Some(available_parallelism().ok()?.get()));
-    (threads.unwrap_or(1) / 4).max(1)
-}
-
 /// Bound server, with the threads that will run it.
 struct Front {
     server: Server,
     request_threads: LowPriorityThreads,
-    slow_threads: LowPriorityThreads,
 }
 
 impl Front {
@@ -344,8 +322,6 @@ impl Front {
         let bound = async {
             let request_threads = LowPriorityThreads::start("requests", options.request_threads)
                 .context("cannot start the threads that run requests")?;
-            let slow_threads = LowPriorityThreads::start_slow("slow requests", Some(slow_threads(options)))
-                .context("cannot start the threads that run requests on saturated processors")?;
             let tls = options.certificate.as_ref().map(|certificate| certificate.tls.clone());
             let server = server::Options {
                 answers_users: options.member.has(Role::Api),
@@ -356,8 +332,7 @@ impl Front {
                 ..options.server.clone()
             };
             let server = Server::bind(request_threads.runtime.clone(), scheduler.clone(), server).await?;
-            server.run_slow_requests_on(slow_threads.runtime.clone());
-            Ok(Front { server, request_threads, slow_threads })
+            Ok(Front { server, request_threads })
         };
         let bound = bound.await;
         if bound.is_err() {

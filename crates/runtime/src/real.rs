@@ -134,17 +134,12 @@ fn spawn_shared(tokio: &tokio::runtime::Handle, name: &'static str, future: BoxF
 
 /// Difference between the niceness of a thread with a low priority and the niceness of the process. If another thread of
 /// the process needs the same processor, Linux gives the thread with the low priority a tenth of the processor's time.
-pub(crate) const NICENESS: i32 = 10;
+const NICENESS: i32 = 10;
 
 /// Lowers the priority of the calling thread. On Linux, other threads of the process keep their priority.
 pub fn lower_priority() {
-    lower_priority_by(NICENESS);
-}
-
-/// Adds `niceness` to the niceness of the calling thread.
-pub(crate) fn lower_priority_by(niceness: i32) {
     // On Linux, this function changes only the calling thread.
-    if let Err(error) = rustix::process::nice(niceness) {
+    if let Err(error) = rustix::process::nice(NICENESS) {
         tracing::warn!(%error, "cannot lower the priority of a thread");
     }
 }

@@ -192,13 +192,6 @@ impl Scheduler {
         Tenants::new(self.shared.clone())
     }
 
-    /// Returns true while callbacks of several tenants wait for the processors. Requests should then use little
-    /// processor time.
-    #[must_use]
-    pub fn is_saturated(&self) -> bool {
-        self.shared.governor.is_saturated()
-    }
-
     #[must_use]
     pub fn health(&self) -> Health {
         self.shared.store.health()

@@ -27,7 +27,6 @@ mod readiness;
 mod rejection;
 mod route;
 mod routes;
-mod slow;
 mod spans;
 mod spool;
 mod state;

@@ -49,12 +49,6 @@ impl Server {
         Ok(Server { app, listener, local_addr, metrics })
     }
 
-    /// Makes the server run the handlers of requests on `slow` while callbacks of several tenants wait for the
-    /// processors.
-    pub fn run_slow_requests_on(&self, slow: Runtime) {
-        drop(self.app.slow.set(slow));
-    }
-
     /// Returns the server's address, with the port that the kernel chose if the requested port was 0.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {

@@ -48,9 +48,9 @@ use crate::route::{
     schedule_patch, schedules as schedules_route, schema_of, status, summary, summary_or_dry_run,
     tenants as tenants_route,
 };
+use crate::spans;
 use crate::state::{App, AppState};
 use crate::unread::Budget;
-use crate::{slow, spans};
 use Needs::{Admin, AdminOf, AdminOrOperator, Operator, Reader, Writer};
 use Parameter::{DryRun, DueFrom, DueUntil, IdempotencyKey, IfMatch, IfNoneMatch, Label, Limit, PageToken};
 use operations::OPEN_METRICS;
@@ -498,8 +498,7 @@ async fn serve(State((app, route)): State<Entry>, request: Request, next: Next) 
         // tenant 0 is only a placeholder.
         let tenant = request.extensions().get().map_or(TenantId(0), |caller: &Caller| caller.tenant.id);
         let reserved = app.reserve(&budget.clone(), tenant, &route).await?;
-        let threads = app.slow_threads().filter(|_| route.needs != Needs::Nothing);
-        let mut response = slow::run(threads, next.run(request)).await?;
+        let mut response = next.run(request).await;
         if let Some(reserved) = reserved {
             response.extensions_mut().insert(reserved);
         }

@@ -1,8 +1,8 @@
 //! State that all requests share.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -34,8 +34,6 @@ pub(crate) type App = State<Arc<AppState>>;
 
 pub(crate) struct AppState {
     pub(crate) runtime: Runtime,
-    /// Threads for requests while callbacks wait for the processors. Without such threads, `runtime` runs all requests.
-    pub(crate) slow: OnceLock<Runtime>,
     pub(crate) scheduler: Scheduler,
     pub(crate) tenants: Tenants,
     pub(crate) options: Options,
@@ -60,7 +58,6 @@ impl AppState {
         let spools = Arc::new(Spools::new(&runtime, &options));
         AppState {
             runtime,
-            slow: OnceLock::new(),
             tenants: scheduler.tenants(),
             scheduler,
             options,

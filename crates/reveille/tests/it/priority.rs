@@ -35,11 +35,7 @@ fn server_lowers_the_priority_of_request_and_background_threads() {
         until("the threads have the expected priorities", || {
             let threads = threads(server.pid());
             let own = threads.iter().find(|(name, _)| name == "journal writer").map_or(0, |(_, niceness)| *niceness);
-            let expected = |name: &str| match name {
-                "slow requests" => (own + 15).min(19),
-                name if is_low(name) => (own + 10).min(19),
-                _ => own,
-            };
+            let expected = |name: &str| if is_low(name) { (own + 10).min(19) } else { own };
             threads.iter().filter(|(name, _)| is_low(name)).count() >= 5
                 && threads.iter().all(|(name, niceness)| *niceness == expected(name))
         });

@@ -79,8 +79,7 @@ pub(super) async fn batch(
         writer,
         record,
     };
-    let threads = app.slow_threads().unwrap_or(&app.runtime);
-    drop(threads.spawn("batch", batch.run()));
+    drop(app.runtime.spawn("batch", batch.run()));
     let bytes = delivery.reader.released().await;
     let results = unfold(delivery, async |delivery| delivery.reader.next().await.map(|results| (results, delivery)));
     let mut response = Response::new(Body::from_stream(results));
